@@ -1,0 +1,1 @@
+"""Bayesian neural networks small enough to carry and cheap enough to use."""

@@ -1,0 +1,17 @@
+"""The one exception for mistakes a user can mend: the command line prints its line and exits with 2."""
+
+
+class UserError(ValueError):
+    """A wrong name, file, value or model. The message names the thing, the place and the way out."""
+
+
+class UnknownNameError(UserError):
+    """A name that no registry knows; the message lists those it could have been."""
+
+    def __init__(self, kind: str, name: object, known: object) -> None:
+        import difflib
+
+        names = sorted(str(k) for k in known)  # type: ignore[attr-defined]
+        close = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        super().__init__(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")

@@ -1,0 +1,219 @@
+"""A model, the posterior over its weights, and how randomness goes through it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UnknownNameError
+from pocketbayes.layout import Layout, clear_flat_weights
+from pocketbayes.plan import Plan, count_uses
+from pocketbayes.gaussian import Gaussian
+from pocketbayes.posteriors import Census, Posterior
+from pocketbayes.priors import Normal, Prior
+from pocketbayes.rules import RULES
+
+PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES)
+"""mean: the network at its mean; sample: draw weights, run the model as it is; the rest have a rule table."""
+
+
+_NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
+
+
+@torch.compiler.assume_constant_result
+def _plan_while_tracing(network: int, *args: Any, **kwargs: Any) -> Plan:
+    """Counts on the real inputs while torch.compile traces: the plan is a constant of the graph."""
+    return _NETWORKS[network]._count(*args, **kwargs)
+
+
+class Network(nn.Module):
+    """The model without its selected weights + posterior + propagation: what one calls, compiles and wraps for DDP.
+
+    Each call runs the model once, as it is, with weights that the posterior supplies.
+
+    Attributes:
+        model: The caller's model, copied, its selected weights taken out.
+        posterior: The storage of q(w).
+        prior: What `kl` is measured against.
+        likelihood: The output's noise model, if training or prediction set one.
+        propagation: How randomness goes through the network.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: Posterior,
+        *,
+        prior: Prior | None = None,
+        likelihood: nn.Module | None = None,
+        propagation: str = "sample",
+    ) -> None:
+        """Takes over `model`, from which the layout's weights have been or will be stripped."""
+        super().__init__()
+        self.layout: Layout = posterior.layout
+        self.layout.strip(model)
+        self.model = model
+        self.posterior = posterior
+        self.prior = prior or Normal(1.0)
+        self.likelihood = likelihood
+        self.propagation = check_propagation(propagation)
+        self._noise: Tensor | None = None
+        self._plans: dict[tuple[str, bool], Plan] = {}
+        _NETWORKS[id(self)] = self
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _NETWORKS[id(self)] = self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass of the model under the current propagation."""
+        weights = self.weights(args, kwargs)
+        output = torch.func.functional_call(self.model, weights, args, kwargs, tie_weights=False)
+        if self._recurrent:
+            clear_flat_weights(self.model)
+        return output
+
+    def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
+        """The weights of one pass by site: values, or Gaussians where a rule will take them."""
+        if self.propagation == "mean":
+            return self._by_site(self.layout.views(self.posterior.moments()[0]))
+        if self.propagation == "sample":
+            return self._by_site(self.layout.views(self.posterior.sample(self._noise)))
+        mean, std = self.posterior.moments()
+        plan = self.plan(*args, **(kwargs or {}))
+        table = self.posterior.rules(self.propagation)
+        drawn = mean if all(plan) else self.posterior.sample()
+        views = zip(plan, self.layout.views(mean), self.layout.views(std), self.layout.views(drawn))
+        return self._by_site([Gaussian(m, std=s, rules=table) if stays else d for stays, m, s, d in views])
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Which weights stay Gaussian under the current propagation: counted once per mode, on the first call."""
+        key = (self.propagation, self.training)
+        if key not in self._plans:
+            if torch.compiler.is_compiling():
+                return _plan_while_tracing(id(self), *args, **kwargs)
+            self._plans[key] = self._count(*args, **kwargs)
+        return self._plans[key]
+
+    def _count(self, *args: Any, **kwargs: Any) -> Plan:
+        table = self.posterior.rules(self.propagation)
+        with torch.no_grad():
+            mean = self.posterior.moments()[0]
+        plan = count_uses(self.model, self.layout, mean, table, args, kwargs)
+        if self._recurrent:
+            clear_flat_weights(self.model)
+        return plan
+
+    def forget_plan(self) -> None:
+        """Plans anew on the next call, for a model whose flow has changed."""
+        self._plans.clear()
+
+    @contextmanager
+    def using(self, propagation: str | None = None, *, noise: Tensor | None = None) -> Iterator[Network]:
+        """Another propagation, or given noise for weight samples, within a block."""
+        before = self.propagation, self._noise
+        self.propagation = check_propagation(propagation or self.propagation)
+        self._noise = noise
+        try:
+            yield self
+        finally:
+            self.propagation, self._noise = before
+
+    def kl(self) -> Tensor:
+        """KL(q || prior) in nats, a true sum over the random weights."""
+        return self.posterior.kl(self.prior)
+
+    def to_module(self, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
+        """A plain copy of the model with its weights put back: the mean, or one draw."""
+        model = copy.deepcopy(self.model)
+        with torch.no_grad():
+            flat = self.posterior.moments()[0] if weights == "mean" else self.posterior.sample()
+        self.layout.write(model, flat)
+        return model
+
+    def census(self) -> Census:
+        """What is stored, the model's point parameters and buffers included."""
+        outside = list(self.model.state_dict().values())
+        points = Census(
+            weights=0,
+            stored={},
+            random=0,
+            trainable=sum(p.numel() for p in self.parameters() if p.requires_grad)
+            - sum(p.numel() for p in self.posterior.parameters() if p.requires_grad),
+            points=sum(t.numel() for t in outside),
+            memory_bytes=sum(t.numel() * t.element_size() for t in outside),
+        )
+        return self.posterior.census() + points
+
+    @property
+    def is_random(self) -> bool:
+        """Whether two passes differ."""
+        return self.propagation != "mean" and self.posterior.noise_size > 0
+
+    def _by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {site: view for slot, view in zip(self.layout.slots, views) for site in slot.sites}
+
+
+class Mixture(nn.Module):
+    """Several networks that answer together, each with the same say: ensembles."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        super().__init__()
+        if not networks:
+            raise ValueError("a mixture needs at least one network")
+        self.networks = nn.ModuleList(networks)
+
+    def __iter__(self) -> Iterator[Network]:
+        return iter(self.networks)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self.networks)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The outputs of one pass of each network, stacked along a new first axis."""
+        return torch.stack([network(*args, **kwargs) for network in self])
+
+    def kl(self) -> Tensor:
+        """The sum of the networks' KL divergences."""
+        return torch.stack([network.kl() for network in self]).sum()
+
+    def census(self) -> Census:
+        """What all of them store together."""
+        first, *rest = (network.census() for network in self)
+        return sum(rest, start=first)
+
+
+Net = Network | Mixture
+
+
+def members(net: Net) -> list[Network]:
+    """The networks of a mixture, or the one network."""
+    return list(net) if isinstance(net, Mixture) else [net]
+
+
+def check_propagation(name: str) -> str:
+    """The name itself, or an error that lists the known ones."""
+    if name not in PROPAGATIONS:
+        raise UnknownNameError("propagation", name, PROPAGATIONS)
+    return name
+
+
+@contextmanager
+def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
+    """Batch norm in training mode that does not move its running statistics within the block."""
+    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    before = [(m.momentum, m.num_batches_tracked) for m in moved]
+    for module in moved:
+        module.momentum, module.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for module, (momentum, count) in zip(moved, before):
+            module.momentum, module.num_batches_tracked = momentum, count

@@ -1,0 +1,25 @@
+"""Storages: what a posterior keeps, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pocketbayes.errors import UnknownNameError
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Census, Posterior
+from pocketbayes.posteriors.meanfield import MeanField
+from pocketbayes.posteriors.point import Point
+
+POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField)}
+
+__all__ = ["POSTERIORS", "Census", "MeanField", "Point", "Posterior", "restore"]
+
+
+def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:
+    """The posterior that its name, layout, tensors and config describe."""
+    if name not in POSTERIORS:
+        raise UnknownNameError("storage", name, POSTERIORS)
+    return POSTERIORS[name].restore(layout, tensors, config)

@@ -1,0 +1,133 @@
+"""What every storage of a posterior must do, and what follows from that."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.gaussian import RuleTable
+from pocketbayes.layout import Layout
+from pocketbayes.priors import Prior
+from pocketbayes.rules import RULES
+
+
+@dataclass(frozen=True)
+class Census:
+    """What is stored, counted honestly.
+
+    Attributes:
+        weights: Weights of the model that the posterior covers.
+        stored: Values kept for them, by kind (means, stds, ...).
+        random: Weights with a std above 0.
+        trainable: Values that training changes, point parameters included where a whole network is counted.
+        points: Values outside the posterior: biases, normalisation, running statistics.
+        memory_bytes: Bytes of the tensors in memory.
+        notes: Anything to read beside the numbers.
+    """
+
+    weights: int
+    stored: Mapping[str, int]
+    random: int
+    trainable: int
+    points: int = 0
+    memory_bytes: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def values(self) -> int:
+        """All values stored: the posterior's and the points."""
+        return sum(self.stored.values()) + self.points
+
+    def __add__(self, other: Census) -> Census:
+        kinds = {**dict.fromkeys(self.stored, 0), **dict.fromkeys(other.stored, 0)}
+        return Census(
+            weights=self.weights + other.weights,
+            stored={k: self.stored.get(k, 0) + other.stored.get(k, 0) for k in kinds},
+            random=self.random + other.random,
+            trainable=self.trainable + other.trainable,
+            points=self.points + other.points,
+            memory_bytes=self.memory_bytes + other.memory_bytes,
+            notes=tuple(dict.fromkeys(self.notes + other.notes)),
+        )
+
+
+class Posterior(nn.Module, ABC):
+    """q(w) over the weights of a layout: the storage axis.
+
+    A storage has one duty, `moments`. Its tensors are parameters and buffers; together with `config` they rebuild it.
+    """
+
+    name: ClassVar[str]
+    layout: Layout
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+
+    @abstractmethod
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and std of every weight, each (n,)."""
+
+    @property
+    def noise_size(self) -> int:
+        """How many standard normal numbers one draw takes."""
+        return self.layout.size
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """One draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
+        mean, std = self.moments()
+        return torch.addcmul(mean, std, self._noise(noise, mean))
+
+    def kl(self, prior: Prior) -> Tensor:
+        """KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""
+        mean, std = self.moments()
+        random = std > 0
+        each = prior.kl(mean, torch.where(random, std, 1))
+        return torch.where(random, each, 0).sum()
+
+    def std_parameters(self) -> Iterable[nn.Parameter]:
+        """The parameters that set the stds: they have a learning rate of their own and no weight decay."""
+        return [p for name, p in self.named_parameters() if name == "rho"]
+
+    def rules(self, propagation: str) -> RuleTable:
+        """The rule table of a propagation; a storage whose noise is not Gaussian has its own."""
+        return RULES[propagation]
+
+    @abstractmethod
+    def stored(self) -> dict[str, int]:
+        """The number of values kept, by kind."""
+
+    def config(self) -> dict[str, Any]:
+        """What, with the layout and the tensors, rebuilds the posterior."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """The posterior whose `state_dict()` and `config()` these are."""
+
+    def census(self) -> Census:
+        """Counts what is stored."""
+        with torch.no_grad():
+            random = int((self.moments()[1] > 0).sum())
+        return Census(
+            weights=self.layout.size,
+            stored=self.stored(),
+            random=random,
+            trainable=sum(p.numel() for p in self.parameters() if p.requires_grad),
+            memory_bytes=sum(t.numel() * t.element_size() for t in self.state_dict().values()),
+        )
+
+    def _noise(self, noise: Tensor | None, like: Tensor) -> Tensor:
+        return torch.randn(self.noise_size, dtype=like.dtype, device=like.device) if noise is None else noise
+
+
+def softplus_inverse(std: Tensor) -> Tensor:
+    """rho with softplus(rho) = std, exact where exp would overflow or lose digits."""
+    return std + torch.log(-torch.expm1(-std))

@@ -1,0 +1,39 @@
+"""A mean and a std per weight, all independent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior, softplus_inverse
+
+
+class MeanField(Posterior):
+    """w_i ~ N(mean_i, std_i^2), std = softplus(rho)."""
+
+    name = "mean-field"
+
+    def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
+        super().__init__(layout)
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.rho = nn.Parameter(softplus_inverse(std.detach()))
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means and softplus(rho)."""
+        return self.mean, F.softplus(self.rho)
+
+    def stored(self) -> dict[str, int]:
+        """n means and n stds."""
+        return {"means": self.mean.numel(), "stds": self.rho.numel()}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From mean and rho, bit for bit."""
+        self = cls(layout, tensors["mean"], tensors["rho"].exp())
+        self.rho.data.copy_(tensors["rho"])
+        return self

@@ -1,0 +1,23 @@
+"""Fixtures shared by every test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with real data, or a skip that says how to get one."""
+    folder = os.environ.get("POCKETBAYES_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("no real data: set POCKETBAYES_DATA to a folder in torchvision's layout")
+    return Path(folder)
