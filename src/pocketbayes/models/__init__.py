@@ -1,0 +1,9 @@
+"""Plain networks by name: our own zoo, `torchvision:NAME` and `timm:NAME`.
+
+Nothing in here is Bayesian: any `nn.Module` can be made so, and these are the ones the papers use.
+"""
+
+from pocketbayes.models.registry import ModelSpec, build, names, spec_of
+from pocketbayes.models.weights import load_weights
+
+__all__ = ["ModelSpec", "build", "load_weights", "names", "spec_of"]

@@ -1,0 +1,87 @@
+"""Models of torchvision and timm, under our argument names and without downloads nobody asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from pocketbayes.errors import UnknownNameError, UserError
+
+LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}
+"""Where each library keeps its models."""
+VALUES = frozenset({"weights", "weights_backbone", "pretrained"})
+"""Arguments that fill a model with trained weights, and download them."""
+_THEIR_NAMES = {
+    "torchvision": {"classes": "num_classes"},
+    "timm": {"classes": "num_classes", "in_channels": "in_chans"},
+}
+
+
+def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:
+    """A model of `torchvision` or `timm`; `classes` (and for timm `in_channels`) may be given by our names."""
+    if library not in LIBRARIES:
+        raise UnknownNameError("model library", library, LIBRARIES)
+    models = _models(library)
+    if not has_model(library, name):
+        close = difflib.get_close_matches(name, models.list_models(), n=5)  # timm's whole list would fill pages
+        raise UnknownNameError(f"{library} model", name, close or [f"those of {library}'s list_models()"])
+    theirs = {_THEIR_NAMES[library].get(key, key): value for key, value in args.items()}
+    if len(theirs) < len(args):
+        raise UserError(f"{library}:{name}: one argument under two names, ours and {library}'s: {', '.join(args)}")
+    model = _create(library, name, theirs)
+    bare = {key: value for key, value in theirs.items() if key not in VALUES}
+    if bare != theirs:
+        _check_same_structure(f"{library}:{name}", model, _create(library, name, bare))
+    return model
+
+
+def has_model(library: str, name: str) -> bool:
+    """Whether the library is installed and knows the name."""
+    if importlib.util.find_spec(library) is None:
+        return False
+    models = _models(library)
+    return bool(models.is_model(name)) if library == "timm" else name in models.list_models()
+
+
+def _models(library: str) -> ModuleType:
+    try:
+        return importlib.import_module(LIBRARIES[library])
+    except ImportError as error:
+        raise UserError(f"{library} is not installed: pip install 'pocketbayes[vision]'") from error
+
+
+def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
+    models = _models(library)
+    create = models.create_model if library == "timm" else models.get_model
+    # torchvision's detection and segmentation models download a backbone unless told not to.
+    if library == "torchvision" and "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        args = {"weights_backbone": None, **args}
+    try:
+        model: nn.Module = create(name, **args)
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(f"{library}:{name}: {type(error).__name__}: {error}") from error
+    return model
+
+
+def _check_same_structure(name: str, model: nn.Module, bare: nn.Module) -> None:
+    """Refuses a pretrained model that its own arguments without the weights would not rebuild.
+
+    A file keeps the arguments without `weights`, so that loading it downloads nothing. But some of torchvision's
+    weights switch auxiliary heads or an input transform.
+    """
+    ours, theirs = _structure(model), _structure(bare)
+    different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if different:
+        way_out = "set by hand what the weights switch (aux_loss=, aux_logits=, transform_input=)"
+        raise UserError(f"{name}: its weights change the model's structure, first at {different[0]!r}; {way_out}")
+
+
+def _structure(model: nn.Module) -> dict[str, Any]:
+    settings = {key: value for key, value in vars(model).items() if isinstance(value, bool | int | float | str)}
+    return settings | {key: tensor.shape for key, tensor in model.state_dict().items()}

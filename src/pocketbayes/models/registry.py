@@ -1,0 +1,104 @@
+"""Which names there are, and how a model remembers the one it was built from."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.models.external import LIBRARIES, VALUES, build_external, has_model
+from pocketbayes.models.lenet import lenet5, lenet300
+from pocketbayes.models.mlp import mlp
+from pocketbayes.models.resnet import resnet, resnet_cifar, resnet_small
+from pocketbayes.models.unet import UNet
+from pocketbayes.models.vit import VisionTransformer
+from pocketbayes.models.wide_resnet import wide_resnet
+
+# A name is a constructor with defaults; `build` may override any of them.
+_OWN: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "lenet300": lenet300,
+    "lenet5": lenet5,
+    "resnet20": partial(resnet_cifar, depth=20),
+    "resnet32": partial(resnet_cifar, depth=32),
+    "resnet56": partial(resnet_cifar, depth=56),
+    "resnet-small": resnet_small,
+    "resnet18": partial(resnet, depths=(2, 2, 2, 2), bottleneck=False),
+    "resnet50": partial(resnet, depths=(3, 4, 6, 3), bottleneck=True),
+    "resnet101": partial(resnet, depths=(3, 4, 23, 3), bottleneck=True),
+    "wrn-28-10": partial(wide_resnet, depth=28, width=10),
+    "vit-ti": partial(VisionTransformer, dim=192, heads=3),
+    "vit-s": partial(VisionTransformer, dim=384, heads=6),
+    "vit-b": partial(VisionTransformer, dim=768, heads=12),
+    "unet": partial(UNet, widths=(64, 128, 256, 512, 1024)),
+    "unet-small": partial(UNet, widths=(16, 32, 64, 128)),
+}
+_SPEC = "_pocketbayes_spec"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What `build` needs to make the same structure again: `build(spec.name, **spec.args)`. Weights are not in it."""
+
+    name: str
+    args: dict[str, Any]
+
+
+def names() -> tuple[str, ...]:
+    """Our own models; `torchvision:NAME` and `timm:NAME` come on top."""
+    return tuple(_OWN)
+
+
+def build(name: str, **args: Any) -> nn.Module:
+    """Builds a model by name and lets it remember how, see `spec_of`.
+
+    Args:
+        name: One of `names()`, `torchvision:NAME` or `timm:NAME`.
+        **args: The model's own arguments, `classes` and `in_channels` for most; only what JSON can hold.
+            Nothing is downloaded unless `weights=` (torchvision, by name) or `pretrained=True` (timm) asks for it.
+
+    Raises:
+        UnknownNameError: No such model.
+        UserError: Arguments that the model does not take, or that a file could not keep.
+    """
+    args = {key: _jsonable(name, key, value) for key, value in args.items()}
+    library, separator, external_name = name.partition(":")
+    if separator:
+        model = build_external(library, external_name, args)
+        args = {key: value for key, value in args.items() if key not in VALUES}
+    else:
+        model = _build_own(name, args)
+    model.__dict__[_SPEC] = ModelSpec(name, args)  # past nn.Module's bookkeeping; deepcopy and pickle carry it along
+    return model
+
+
+def spec_of(model: nn.Module) -> ModelSpec | None:
+    """How `build` made this model, or None for a model from elsewhere."""
+    return model.__dict__.get(_SPEC)
+
+
+def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
+    if name not in _OWN:
+        elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
+        raise UnknownNameError("model", name, elsewhere or _OWN)
+    signature = inspect.signature(_OWN[name])
+    try:
+        signature.bind(**args)
+    except TypeError as error:
+        raise UserError(f"model {name!r}: {error}; its arguments are {', '.join(signature.parameters)}") from error
+    return _OWN[name](**args)
+
+
+def _jsonable(name: str, key: str, value: Any) -> Any:
+    """The value as it would come back from a file (a tuple as a list)."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        reason = f"is a {type(value).__name__}, which a saved file cannot keep"
+        raise UserError(f"model {name!r}: {key} {reason}; give numbers, names or lists of them") from error

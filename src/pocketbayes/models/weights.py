@@ -1,0 +1,66 @@
+"""Other people's checkpoints into a model."""
+
+from __future__ import annotations
+
+import pickle
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UserError
+
+_OPTIONAL = "num_batches_tracked"  # checkpoints older than this buffer lack it, and batch norm loads without
+
+
+def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
+    """Loads a checkpoint of tensors (`torch.save` or safetensors) without running any code it may carry.
+
+    A `state_dict` entry around the tensors and a `module.` before every name, as data-parallel training scripts leave
+    them, are taken off. The model is changed only if every name and shape fits.
+
+    Raises:
+        UserError: The file is absent or no checkpoint, or a tensor does not fit; the first such name is in the message.
+    """
+    state = _read(Path(path))
+    expected = model.state_dict()
+    for name, tensor in expected.items():
+        if name in state and state[name].shape != tensor.shape:
+            shapes = f"{tuple(state[name].shape)} in the file, {tuple(tensor.shape)} in the model"
+            raise UserError(f"{path} does not fit the model: {name!r} is {shapes}")
+        if name not in state and not name.endswith(_OPTIONAL):
+            raise UserError(f"{path} does not fit the model: the file has no {name!r}")
+    for name in state:
+        if name not in expected:
+            raise UserError(f"{path} does not fit the model: the model has no {name!r}")
+    model.load_state_dict(state)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint by name, on the CPU."""
+    if not path.is_file():
+        raise UserError(f"no checkpoint at {path}")
+    content: Any
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            content = load_file(path)
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a safetensors file: {error}") from error
+    else:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            reason = "it holds more than tensors, or is damaged; save its state_dict() alone"
+            raise UserError(f"{path} is not a checkpoint that is safe to load: {reason}") from error
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UserError(f"{path} is not a checkpoint: a dictionary of tensors is expected")
+    if all(name.startswith("module.") for name in content):
+        content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
+    return dict(content)
