@@ -1,0 +1,24 @@
+"""Measures of predictions: streaming sums that merge over shards, and rankings of scores.
+
+`Classification`, `Segmentation` and `Regression` keep no predictions, only sums in float64 whose size does not depend
+on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
+Only `ood_scores`, `risk_coverage` and `temperature` need all their values at once, one or a row of them per example.
+"""
+
+from pocketbayes.metrics.accumulators import Classification, Regression, Segmentation
+from pocketbayes.metrics.calibration import Reliability, reliability_bins, temperature
+from pocketbayes.metrics.cost import flops
+from pocketbayes.metrics.ranking import RiskCoverage, ood_scores, risk_coverage
+
+__all__ = [
+    "Classification",
+    "Regression",
+    "Reliability",
+    "RiskCoverage",
+    "Segmentation",
+    "flops",
+    "ood_scores",
+    "reliability_bins",
+    "risk_coverage",
+    "temperature",
+]

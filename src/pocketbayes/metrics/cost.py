@@ -1,0 +1,19 @@
+"""What a call costs in arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """Floating-point operations of one call, a multiplication and its addition counted as two.
+
+    Products of matrices, convolutions and attention are counted; elementwise operations, pooling and normalisation are
+    not (`torch.utils.flop_counter`'s convention). If the function calls `backward`, that is counted too.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        model_fn(*args, **kwargs)
+    return int(counter.get_total_flops())
