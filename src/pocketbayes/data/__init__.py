@@ -1,0 +1,13 @@
+"""Data sets by name: `load("cifar10", "train", data_dir)`.
+
+Small image sets live in memory as bytes and are normalised and augmented a batch at a time; large ones are decoded
+from disk as they are asked for. Every set says what it is in `.info`.
+"""
+
+from __future__ import annotations
+
+from pocketbayes.data.dataset import Dataset, Info, collate
+from pocketbayes.data.registry import load, names
+from pocketbayes.data.validate import validate_batch
+
+__all__ = ["Dataset", "Info", "collate", "load", "names", "validate_batch"]

@@ -1,0 +1,81 @@
+"""What every data set is: rows of `(x, y)`, fetched a batch at a time, and an `Info` that describes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+Task = Literal["classification", "regression", "segmentation"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a data set holds.
+
+    Attributes:
+        name: The name it was loaded by.
+        task: What is predicted; it decides the shape of `y`: `(n,)`, `(n, targets)` or `(n, height, width)`.
+        classes: How many classes, `None` for regression.
+        class_names: One name a class, where they are known.
+        input_shape: The shape of one `x`, without the batch.
+        mean: What was subtracted from each channel (of values in 0..1) or feature.
+        std: What each channel or feature was divided by.
+        ignore_index: The label that counts as "no answer" and must not enter a loss or a score.
+        target_mean: Regression: what was subtracted from `y`.
+        target_std: Regression: what `y` was divided by; `y * target_std + target_mean` is in the original unit.
+    """
+
+    name: str
+    task: Task
+    classes: int | None
+    class_names: tuple[str, ...] | None
+    input_shape: tuple[int, ...]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+
+class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
+    """A map-style data set that fetches whole batches: `torch.utils.data.DataLoader(dataset, collate_fn=collate)`."""
+
+    info: Info
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many rows."""
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows `indices` as one batch `(x, y)`."""
+
+    @abstractmethod
+    def take(self, indices: Tensor) -> Dataset:
+        """The same data set, of the rows `indices` only, in that order."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One row `(x, y)`."""
+        x, y = self.__getitems__([index])
+        return x[0], y[0]
+
+    @property
+    def target_mean(self) -> float:
+        """What was subtracted from the targets of a regression."""
+        return self.info.target_mean
+
+    @property
+    def target_std(self) -> float:
+        """What the targets of a regression were divided by."""
+        return self.info.target_std
+
+
+def collate(batch: Any) -> Any:
+    """Pass a batch that `__getitems__` has already put together through; stack a list of rows as torch does."""
+    return batch if isinstance(batch, tuple) else default_collate(batch)

@@ -1,0 +1,198 @@
+"""Images on disk, one folder a class, decoded as they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
+from pocketbayes.data.request import Request
+from pocketbayes.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+
+# Brightness, contrast, saturation and hue, as in the weight-sharing paper.
+IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
+
+
+class ImageFiles(Dataset):
+    """Image files and their labels; nothing but the paths is kept."""
+
+    def __init__(
+        self,
+        root: Path,
+        paths: npt.NDArray[np.bytes_],
+        labels: Tensor,
+        info: Info,
+        transform: Callable[[Image.Image], Tensor],
+        normalise: Normalise,
+    ) -> None:
+        # Paths as one array of bytes: a list of a million strings is copied into every worker, page by page.
+        self.root, self.paths, self.labels, self.info = root, paths, labels, info
+        self.transform, self.normalise = transform, normalise
+
+    def __len__(self) -> int:
+        """How many files."""
+        return len(self.paths)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Decode, resize or augment, normalise."""
+        rows = np.asarray(indices, dtype=np.int64)
+        images = [self.transform(read_image(self.root / os.fsdecode(path))) for path in self.paths[rows]]
+        return self.normalise(torch.stack(images)), self.labels[torch.from_numpy(rows)]
+
+    def take(self, indices: Tensor) -> ImageFiles:
+        """The files `indices` only."""
+        return ImageFiles(
+            self.root, self.paths[indices.numpy()], self.labels[indices], self.info, self.transform, self.normalise
+        )
+
+
+def image_folder(
+    request: Request,
+    *,
+    path: str | Path | None = None,
+    size: int = 224,
+    crop_fraction: float = 1.0,
+    jitter: Sequence[float] | None = None,
+    test_fraction: float = 0.1,
+    mean: StatsOption = None,
+    std: StatsOption = None,
+) -> Dataset:
+    """Load a tree `{train,val,test}/<class>/*.jpg`, or `<class>/*.jpg`.
+
+    With both `val` and `test` each is what it says. With one of them, that one is the test split (as ImageNet's `val`
+    is in the papers) and validation images are taken from `train`.
+
+    Args:
+        request: The split and the rest. Augmentation: random resized crop, flip, and `jitter`.
+        path: The tree, inside the data folder or anywhere; else the data folder itself.
+        size: Images become `size` x `size`.
+        crop_fraction: Without augmentation the shorter side becomes `size / crop_fraction`, then the centre is cut out.
+        jitter: When augmenting: strengths of brightness, contrast, saturation and hue.
+        test_fraction: For a tree without `train`: how much of it is the test part, the same files for every seed.
+        mean: A number a channel, or a known set's name; else ImageNet's.
+        std: Likewise.
+    """
+    if size < 1 or not 0 < crop_fraction <= 1:
+        raise UserError(f"size={size}, crop_fraction={crop_fraction}: a size of at least 1, a fraction up to 1")
+    root = request.root(path, "")
+    part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)))
+    class_names = _subfolders(root / "train" if (root / "train").is_dir() else root)
+    paths, labels = _list_images(root, part, class_names)
+    normalise = normalisation("imagenet", 3, mean, std)
+    info = Info(
+        name=request.name,
+        task="classification",
+        classes=len(class_names),
+        class_names=class_names,
+        input_shape=(3, size, size),
+        mean=normalise.mean,
+        std=normalise.std,
+    )
+    transform = _augmentation(size, jitter) if request.augmented else _centre_crop(size, crop_fraction)
+    files = ImageFiles(root, paths, labels, info, transform, normalise)
+    return files if own else request.carve(files, test_fraction if part == root else None)
+
+
+def imagenet(
+    request: Request,
+    *,
+    path: str | Path | None = None,
+    size: int = 224,
+    crop_fraction: float = 0.875,
+    jitter: Sequence[float] | None = IMAGENET_JITTER,
+    mean: StatsOption = None,
+    std: StatsOption = None,
+) -> Dataset:
+    """Load `imagenet/{train,val}/<class>/*.JPEG`: `image_folder` with the papers' augmentation and evaluation crop."""
+    root = request.root(path, "imagenet").resolve()
+    if not (root / "train").is_dir():
+        raise request.missing("folder", root / "train")
+    return image_folder(request, path=root, size=size, crop_fraction=crop_fraction, jitter=jitter, mean=mean, std=std)
+
+
+def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) -> tuple[Path, bool]:
+    """The folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve."""
+    if not (root / "train").is_dir():
+        if not holds_data(root):
+            raise request.missing("folder", root / "train")
+        return root, False
+    held_out = [name for name in ("val", "test") if (root / name).is_dir() and holds_data(root / name)]
+    if len(held_out) == 2:
+        return root / request.split, True
+    if request.split == "test":
+        if not held_out:
+            raise request.missing("folder", root / "test")
+        return root / held_out[0], True
+    return root / "train", False
+
+
+def read_image(path: Path) -> Image.Image:
+    """Decode a file to RGB."""
+    pillow = require("PIL.Image")
+    try:
+        with pillow.open(path) as image:
+            rgb: Image.Image = image.convert("RGB")
+            return rgb
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise UserError(f"{path}: not a readable image ({error}); mend or remove it") from None
+
+
+def require(module: str) -> ModuleType:
+    """Import what only images from disk need, or say how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"images from disk need {module.split('.')[0]}: pip install 'pocketbayes[vision]'") from None
+
+
+def _subfolders(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."))
+
+
+def _list_images(root: Path, part: Path, class_names: tuple[str, ...]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
+    unknown = sorted(set(_subfolders(part)) - set(class_names))
+    if unknown:
+        raise UserError(f"{part / unknown[0]}: a class that {root / 'train'} does not have")
+    paths: list[bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(class_names):
+        before = len(paths)
+        for folder, _, files in os.walk(part / name):
+            images = (Path(folder, file).relative_to(root) for file in files if file.lower().endswith(SUFFIXES))
+            paths += sorted(os.fsencode(image) for image in images)
+        labels += [label] * (len(paths) - before)
+    if not paths:
+        raise UserError(f"{part}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
+    return np.array(paths, dtype=np.bytes_), torch.tensor(labels)
+
+
+def _augmentation(size: int, jitter: Sequence[float] | None) -> Callable[[Image.Image], Tensor]:
+    v2 = require("torchvision.transforms.v2")
+    steps: list[Any] = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip()]
+    if jitter is not None:
+        steps.append(v2.ColorJitter(*jitter))
+    transform: Callable[[Image.Image], Tensor] = v2.Compose([*steps, v2.PILToTensor()])
+    return transform
+
+
+def _centre_crop(size: int, crop_fraction: float) -> Callable[[Image.Image], Tensor]:
+    v2 = require("torchvision.transforms.v2")
+    steps = [v2.Resize(round(size / crop_fraction)), v2.CenterCrop(size), v2.PILToTensor()]
+    transform: Callable[[Image.Image], Tensor] = v2.Compose(steps)
+    return transform

@@ -1,0 +1,95 @@
+"""Anybody's own arrays, from one npz file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pocketbayes.data.augment import CropFlip, PadMode
+from pocketbayes.data.dataset import Dataset, Info, Task
+from pocketbayes.data.formats import read_npz
+from pocketbayes.data.memory import Arrays, Images
+from pocketbayes.data.normalise import StatsOption, normalisation
+from pocketbayes.data.request import Request
+from pocketbayes.errors import UserError
+
+Array = npt.NDArray[Any]
+
+
+def npz(
+    request: Request,
+    *,
+    path: str | Path,
+    test_fraction: float = 0.1,
+    classes: int | None = None,
+    mean: StatsOption = None,
+    std: StatsOption = None,
+    pad: int = 0,
+    pad_mode: PadMode = "zero",
+    flip: bool = False,
+) -> Dataset:
+    """Load the arrays `x` and `y` of a file.
+
+    Whole-number `y` of shape (n,) means classification, floating-point `y` regression. Images are uint8 `x` of shape
+    (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is.
+
+    Args:
+        request: The split and the rest.
+        path: The file, inside the data folder or anywhere.
+        test_fraction: How much of it is the test part, the same rows for every seed; 1 for a file of test data alone.
+        classes: How many; else one more than the largest label.
+        mean: Images: a number a channel, or a known set's name, such as "imagenet"; else values lie in 0..1.
+        std: Likewise.
+        pad: Images, when augmenting: random crops after padding by so many pixels.
+        pad_mode: "zero" or "reflect".
+        flip: Images, when augmenting: random flips.
+    """
+    file = next((place for place in (request.folder / path, Path(path).expanduser()) if place.is_file()), None)
+    if file is None:
+        raise UserError(f"data set 'npz': no file {path}, neither as given nor in {request.folder}; check path=...")
+    arrays = read_npz(file, ("x", "y"))
+    if arrays.keys() != {"x", "y"}:
+        raise UserError(f"{file}: needs the arrays x and y, found of them: {', '.join(arrays) or 'none'}")
+    x, y = arrays["x"], arrays["y"]
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        raise UserError(f"{file}: x of shape {x.shape} and y of shape {y.shape} do not have the same number of rows")
+    task, y = _targets(y, file)
+    if task == "classification":
+        classes = classes or int(y.max(initial=0)) + 1
+    labels = torch.from_numpy(y)
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        images = _channels_first(x, file)
+        normalise = normalisation("none", images.shape[1], mean, std)
+        info = Info("npz", task, classes, None, images.shape[1:], normalise.mean, normalise.std)
+        augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
+        return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
+    if x.dtype.kind not in "biuf":
+        raise UserError(f"{file}: x holds {x.dtype}, only numbers are read")
+    if mean is not None or std is not None:
+        raise UserError(f"{file}: mean= and std= are for uint8 images, x is {x.dtype} of shape {x.shape}")
+    info = Info("npz", task, classes, None, x.shape[1:])
+    return request.carve(Arrays(torch.from_numpy(x.astype(np.float32)), labels, info), test_fraction)
+
+
+def _targets(y: Array, file: Path) -> tuple[Task, Array]:
+    if y.dtype.kind in "biu" and y.ndim == 1:
+        if len(y) and y.min() < 0:
+            raise UserError(f"{file}: label {y.min()} in y, labels count from 0")
+        return "classification", y.astype(np.int64)
+    if y.dtype.kind == "f" and y.ndim <= 2:
+        return "regression", y.reshape(len(y), -1).astype(np.float32)
+    raise UserError(f"{file}: y is {y.dtype} of shape {y.shape}; expected whole numbers (n,) or floats (n,) or (n, k)")
+
+
+def _channels_first(x: Array, file: Path) -> Array:
+    if x.ndim == 3:
+        return x[:, None]
+    if x.shape[3] in (1, 3):
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.shape[1] in (1, 3):
+        return x
+    raise UserError(f"{file}: x of shape {x.shape} has no axis of one or three channels")

@@ -1,0 +1,99 @@
+"""The names of the data sets, and `load`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from pocketbayes.data.dataset import Dataset
+from pocketbayes.data.folders import image_folder, imagenet
+from pocketbayes.data.npz import npz
+from pocketbayes.data.request import Request, Split
+from pocketbayes.data.segmentation import cityscapes, masks
+from pocketbayes.data.split import choose
+from pocketbayes.data.tabular import toy_cubic, uci
+from pocketbayes.data.vision import IMAGE_SETS, image_set
+from pocketbayes.errors import UnknownNameError, UserError
+
+LOADERS: dict[str, Callable[..., Dataset]] = {
+    **{name: partial(image_set, IMAGE_SETS[name]) for name in IMAGE_SETS},
+    "imagefolder": image_folder,
+    "imagenet": imagenet,
+    "cityscapes": cityscapes,
+    "masks": masks,
+    "uci": uci,
+    "toy-cubic": toy_cubic,
+    "npz": npz,
+}
+
+
+def names() -> list[str]:
+    """The names `load` knows."""
+    return sorted(LOADERS)
+
+
+def load(
+    name: str,
+    split: Split = "train",
+    data_dir: str | Path | None = None,
+    *,
+    augment: bool = False,
+    subset: int | Sequence[int] | None = None,
+    val_fraction: float = 0.1,
+    seed: int = 0,
+    download: bool = False,
+    **options: Any,
+) -> Dataset:
+    """Load one split of a data set.
+
+    Args:
+        name: One of `names()`.
+        split: "train", "val" or "test". Where a set has no validation part of its own, "val" is a fraction of the
+            training rows chosen by `seed`, and "train" is the rest.
+        data_dir: The folder that holds the data; else the environment's POCKETBAYES_DATA, else `./data`.
+        augment: Augment the training split, the way the papers do for this set; the other splits never are.
+        subset: Only so many rows of the split (chosen by `seed`), or only the rows listed.
+        val_fraction: How much of the training rows is for validation; 0 leaves all of them for training.
+        seed: Of the validation split and of `subset`.
+        download: Fetch missing files where torchvision can.
+        **options: What this set alone knows, such as `set=` for "uci" or `mean=` and `std=` for images.
+
+    Raises:
+        UserError: For an unknown name, split or option, missing or broken files, and an empty split.
+    """
+    if name not in LOADERS:
+        raise UnknownNameError("data set", name, LOADERS)
+    if split not in get_args(Split):
+        raise UnknownNameError("split", split, get_args(Split))
+    if not 0 <= val_fraction < 1:
+        raise UserError(f"val_fraction={val_fraction}: must be at least 0 and below 1")
+    if seed < 0:
+        raise UserError(f"seed={seed}: a seed is a non-negative whole number")
+    folder = Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
+    request = Request(name, split, folder, augment, download, val_fraction, seed)
+    _check_options(name, options)
+    dataset = LOADERS[name](request, **options)
+    if subset is not None and len(dataset):
+        dataset = dataset.take(choose(len(dataset), subset, seed))
+    if not len(dataset):
+        raise UserError(f"data set {name!r}: its {split!r} split is empty with val_fraction={val_fraction}")
+    return dataset
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Name the first option that the loader does not take, or needs and did not get."""
+    known = {
+        parameter.name: parameter.default is parameter.empty
+        for parameter in inspect.signature(LOADERS[name]).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(f"option of data set {name!r}", option, known)
+    for option, required in known.items():
+        if required and option not in options:
+            raise UserError(f"data set {name!r} needs the option {option}=...")

@@ -1,0 +1,68 @@
+"""What a loader is asked for, and the steps all loaders share: find the folder, carve the split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pocketbayes.data.dataset import Dataset
+from pocketbayes.data.split import hold_out
+from pocketbayes.errors import UserError
+
+Split = Literal["train", "val", "test"]
+
+# The test part of a set that comes without one must be the same whatever seed a training run uses.
+TEST_SEED = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `load` that every loader may need."""
+
+    name: str
+    split: Split
+    folder: Path
+    augment: bool
+    download: bool
+    val_fraction: float
+    seed: int
+
+    @property
+    def augmented(self) -> bool:
+        """Only what is trained on is augmented."""
+        return self.augment and self.split == "train"
+
+    def carve(self, pool: Dataset, test_fraction: float | None = None) -> Dataset:
+        """Cut the requested split out of `pool`.
+
+        Args:
+            pool: For a set with a test part of its own: that part if the split is "test", else all training rows.
+                For a set without one: everything.
+            test_fraction: The fraction that becomes the test part, for a set without one of its own.
+        """
+        if test_fraction is None:
+            if self.split == "test":
+                return pool
+            train, val = hold_out(len(pool), self.val_fraction, self.seed)
+        else:
+            rest, test = hold_out(len(pool), test_fraction, TEST_SEED)
+            if self.split == "test":
+                return pool.take(test)
+            train, val = (rest[part] for part in hold_out(len(rest), self.val_fraction, self.seed))
+        return pool.take(val if self.split == "val" else train)
+
+    def root(self, path: str | Path | None, usual: str) -> Path:
+        """The folder of a tree: `path` (inside the data folder or on its own), or the usual place."""
+        places = [self.folder / path, Path(path).expanduser()] if path else [self.folder / usual, self.folder]
+        for place in places:
+            if place.is_dir():
+                return place
+        raise self.missing("folder", places[0])
+
+    def missing(self, what: str, place: Path, otherwise: str = "it cannot be fetched for you") -> UserError:
+        """The error for files that are not there."""
+        return UserError(
+            f"data set {self.name!r}: no {what} {place}; "
+            f"name the folder that holds the data with --data-dir (data_dir=...), {otherwise}"
+        )

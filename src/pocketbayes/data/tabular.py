@@ -1,0 +1,102 @@
+"""Regression: the UCI benchmarks with their standard splits, and the cubic toy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.memory import Arrays
+from pocketbayes.data.request import TEST_SEED, Request
+from pocketbayes.errors import UnknownNameError, UserError
+
+Array = npt.NDArray[np.float64]
+
+
+def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
+    """Load `uci/UCI_Datasets/<set>/data`, split `index` of the standard ones.
+
+    Features and targets are standardised by the whole standard training part, validation rows included, so that
+    a test split means the same whatever validation fraction a run was trained with.
+
+    Args:
+        request: The split and the rest.
+        set: The folder's name, such as "bostonHousing".
+        index: Which of the standard splits (20 of them; 5 for the largest set).
+    """
+    base = request.root("uci/UCI_Datasets", "")
+    known = sorted(path.parent.name for path in base.glob("*/data"))
+    if set not in known:
+        raise UnknownNameError(f"set in {base}", set, known)
+    folder = base / set / "data"
+    splits = len(list(folder.glob("index_train_*.txt")))
+    if not 0 <= index < splits:
+        raise UserError(f"data set 'uci/{set}': no split index={index}, there are {splits}, counted from 0")
+    table = _table(folder / "data.txt")
+    features = _indices(folder / "index_features.txt", table.shape[1])
+    target = _indices(folder / "index_target.txt", table.shape[1])
+    train = table[_indices(folder / f"index_train_{index}.txt", len(table))]
+    wanted = table[_indices(folder / f"index_test_{index}.txt", len(table))] if request.split == "test" else train
+
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    std[std == 0] = 1.0  # a constant column says nothing, and must not become NaN
+    rows = torch.from_numpy((wanted - mean) / std).float()
+    info = Info(
+        name=f"uci/{set}",
+        task="regression",
+        classes=None,
+        class_names=None,
+        input_shape=(len(features),),
+        mean=tuple(mean[features].tolist()),
+        std=tuple(std[features].tolist()),
+        target_mean=float(mean[target[0]]),
+        target_std=float(std[target[0]]),
+    )
+    return request.carve(Arrays(rows[:, features], rows[:, target[:1]], info))
+
+
+def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Dataset:
+    """`y = x^3 + N(0, noise_std^2)`: `x` uniform in [-4, 4] for training, 10,000 points even over [-6, 6] for testing.
+
+    The validation points are drawn apart: all `n` are for training.
+
+    Args:
+        request: The split and the rest; `seed` draws the training and validation points.
+        n: Training points: 20 or 30,000 in the paper.
+        noise_std: 3 in the paper; 0 gives the curve itself.
+    """
+    if n < 1:
+        raise UserError(f"data set 'toy-cubic': n={n}, at least one point is needed")
+    count = n if request.split == "train" else round(n * request.val_fraction)
+    if request.split == "test":
+        random = torch.Generator().manual_seed(TEST_SEED)
+        x = torch.linspace(-6, 6, 10_000).unsqueeze(1)
+    else:
+        # A stream for each seed and split, and none of them the test's.
+        random = torch.Generator().manual_seed(3 * request.seed + (1 if request.split == "train" else 2))
+        x = torch.rand(count, 1, generator=random) * 8 - 4
+    y = x**3 + noise_std * torch.randn(x.shape, generator=random)
+    return Arrays(x, y, Info("toy-cubic", "regression", None, None, (1,)))
+
+
+def _table(path: Path) -> Array:
+    """The numbers in a file, a row a line."""
+    try:
+        values = np.loadtxt(path, dtype=np.float64, ndmin=2)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a readable table of numbers ({error})") from None
+    if not np.isfinite(values).all():
+        raise UserError(f"{path}: not all of its numbers are finite")
+    return values
+
+
+def _indices(path: Path, size: int) -> npt.NDArray[Any]:
+    values = _table(path).reshape(-1)
+    rows = values.astype(np.int64)
+    if (rows != values).any() or rows.min() < 0 or rows.max() >= size:
+        raise UserError(f"{path}: holds an index outside 0 to {size - 1}")
+    return rows

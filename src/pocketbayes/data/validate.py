@@ -1,0 +1,66 @@
+"""Is a batch what its data set promises? Cheap enough to ask at every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pocketbayes.data.dataset import Info
+from pocketbayes.errors import UserError
+
+
+def validate_batch(x: Tensor, y: Tensor, info: Info) -> None:
+    """Raise a `UserError` that names the data set, the position in the batch and the value, if anything is amiss.
+
+    Looked for: another shape or type than `info` promises, NaN and infinity, labels outside `0..classes-1`
+    (`ignore_index` excepted). One pass over the data where all is well.
+    """
+    _check_shapes(x, y, info)
+    _check_finite("x", x, info)
+    if info.task == "regression":
+        _check_finite("y", y, info)
+        return
+    assert info.classes is not None, "a classification without classes is a loader's mistake"
+    wrong = (y < 0) | (y >= info.classes)
+    if info.ignore_index is not None:
+        wrong &= y != info.ignore_index
+    if bool(wrong.any()):
+        where = wrong.nonzero()[0].tolist()
+        ignored = "" if info.ignore_index is None else f" (or {info.ignore_index}, which is ignored)"
+        raise UserError(
+            f"data set {info.name!r}: label {int(y[tuple(where)])} at position {_place(where)} of a batch, "
+            f"but labels are 0 to {info.classes - 1}{ignored}"
+        )
+
+
+def _check_shapes(x: Tensor, y: Tensor, info: Info) -> None:
+    if not len(x):
+        raise UserError(f"data set {info.name!r}: an empty batch")
+    if tuple(x.shape[1:]) != info.input_shape:
+        raise UserError(
+            f"data set {info.name!r}: inputs of shape {tuple(x.shape[1:])} in a batch, expected {info.input_shape}"
+        )
+    expected = {"classification": 1, "segmentation": 3, "regression": 2}[info.task]
+    if y.ndim != expected or len(y) != len(x) or (info.task == "segmentation" and y.shape[1:] != x.shape[2:]):
+        raise UserError(
+            f"data set {info.name!r}: targets of shape {tuple(y.shape)} do not go with inputs of shape "
+            f"{tuple(x.shape)} in {info.task}"
+        )
+    if y.is_floating_point() != (info.task == "regression"):
+        raise UserError(f"data set {info.name!r}: targets of type {y.dtype} do not go with {info.task}")
+
+
+def _check_finite(what: str, values: Tensor, info: Info) -> None:
+    # A sum is finite only if every term is, and takes one pass and no memory; float32 because halves overflow early.
+    if not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite()):
+        return
+    wrong = values.isfinite().logical_not_().nonzero()
+    if len(wrong):
+        where = wrong[0].tolist()
+        raise UserError(
+            f"data set {info.name!r}: {what} is {float(values[tuple(where)])} at position {_place(where)} of a batch"
+        )
+
+
+def _place(index: list[int]) -> str:
+    return str(index[0]) if len(index) == 1 else f"{index[0]} {tuple(index[1:])}"

@@ -1,0 +1,206 @@
+"""Small image sets in memory: the embedded digits, and MNIST, CIFAR and SVHN from torchvision's own files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pocketbayes.data import class_names
+from pocketbayes.data.augment import CropFlip, PadMode
+from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.formats import Bytes, read_cifar, read_idx, read_npz, read_svhn
+from pocketbayes.data.memory import Images
+from pocketbayes.data.normalise import StatsOption, normalisation
+from pocketbayes.data.request import Request
+from pocketbayes.errors import UserError
+
+UNCHANGED = CropFlip()
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Where a set's files are, how they are read and what the papers do with it.
+
+    Attributes:
+        read: The images `(n, channels, height, width)` and labels in the files it is given.
+        class_names: One a class.
+        train: The training part's files, inside the data folder.
+        test: The test part's files.
+        stand_in: A single npz file (`x` uint8 (n, H, W, 3), `y`) that will do for the test part.
+        torchvision: The class that can fetch the files.
+        test_fraction: For a set that comes without a test part.
+        augment: The papers' augmentation; they do nothing to digits.
+    """
+
+    read: Callable[[list[Path]], tuple[Bytes, Bytes]]
+    class_names: tuple[str, ...]
+    train: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    stand_in: str | None = None
+    torchvision: str | None = None
+    test_fraction: float | None = None
+    augment: CropFlip = UNCHANGED
+
+
+def image_set(
+    spec: ImageSet,
+    request: Request,
+    *,
+    mean: StatsOption = None,
+    std: StatsOption = None,
+    pad: int | None = None,
+    pad_mode: PadMode | None = None,
+    flip: bool | None = None,
+) -> Dataset:
+    """Load a set into memory.
+
+    Args:
+        spec: The set.
+        request: The split and the rest.
+        mean: Instead of the set's own: a number a channel, or the name of another set, such as "imagenet".
+        std: Likewise.
+        pad: Augmentation, instead of the papers': random crops after padding by so many pixels.
+        pad_mode: "zero" or "reflect".
+        flip: Random flips.
+    """
+    images, labels = _read(spec, request)
+    if len(images) != len(labels):
+        raise UserError(f"data set {request.name!r}: {len(images)} images but {len(labels)} labels")
+    strange = labels[(labels < 0) | (labels >= len(spec.class_names))]
+    if len(strange):
+        raise UserError(f"data set {request.name!r}: label {strange[0]}, but it has {len(spec.class_names)} classes")
+    normalise = normalisation(request.name, images.shape[1], mean, std)
+    info = Info(
+        name=request.name,
+        task="classification",
+        classes=len(spec.class_names),
+        class_names=spec.class_names,
+        input_shape=images.shape[1:],
+        mean=normalise.mean,
+        std=normalise.std,
+    )
+    usual = spec.augment
+    augment = CropFlip(
+        usual.pad if pad is None else pad,
+        usual.pad_mode if pad_mode is None else pad_mode,
+        usual.flip if flip is None else flip,
+    )
+    pool = Images(
+        torch.from_numpy(images),
+        torch.from_numpy(labels.astype(np.int64)),
+        info,
+        normalise,
+        augment if request.augmented else None,
+    )
+    return request.carve(pool, spec.test_fraction)
+
+
+def _read(spec: ImageSet, request: Request) -> tuple[Bytes, Bytes]:
+    paths = [request.folder / file for file in (spec.test if request.split == "test" else spec.train)]
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is None:
+        return spec.read(paths)
+    if request.split == "test" and spec.stand_in and (request.folder / spec.stand_in).is_file():
+        return _read_stand_in(request.folder / spec.stand_in)
+    if not request.download:
+        raise request.missing("file", missing, "or fetch it with download=True")
+    _fetch(spec, request)
+    return spec.read(paths)
+
+
+def _read_stand_in(path: Path) -> tuple[Bytes, Bytes]:
+    arrays = read_npz(path, ("x", "y"))
+    x, y = arrays.get("x"), arrays.get("y")
+    if x is None or y is None or x.ndim != 4 or y.ndim != 1 or x.dtype != np.uint8 or y.dtype.kind not in "iu":
+        raise UserError(
+            f"{path}: needs the arrays x, uint8 of shape (n, height, width, channels), and y, whole numbers"
+        )
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y
+
+
+def _fetch(spec: ImageSet, request: Request) -> None:
+    from torchvision import datasets
+
+    assert spec.torchvision is not None, "a set with files has a class in torchvision"
+    train = request.split != "test"
+    part = {"split": "train" if train else "test"} if spec.torchvision == "SVHN" else {"train": train}
+    try:
+        getattr(datasets, spec.torchvision)(request.folder, download=True, **part)
+    # No network, no server, no space, a checksum that does not fit.
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"data set {request.name!r}: could not be fetched into {request.folder} ({error})") from None
+
+
+def _read_digits(_: list[Path]) -> tuple[Bytes, Bytes]:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    # Their grey values are 0..16; as bytes they are images like any other.
+    return np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.uint8)
+
+
+def _read_idx_pair(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    images, labels = (read_idx(path) for path in paths)
+    if images.ndim != 3 or labels.ndim != 1:
+        raise UserError(f"{paths[0]}: expected images (n, height, width) and labels (n,)")
+    return images[:, None], labels
+
+
+def _read_cifar_files(label_key: str) -> Callable[[list[Path]], tuple[Bytes, Bytes]]:
+    def read(paths: list[Path]) -> tuple[Bytes, Bytes]:
+        images, labels = zip(*(read_cifar(path, label_key) for path in paths))
+        return np.concatenate(images), np.concatenate(labels)
+
+    return read
+
+
+def _idx_files(folder: str, part: str) -> tuple[str, str]:
+    return f"{folder}/raw/{part}-images-idx3-ubyte", f"{folder}/raw/{part}-labels-idx1-ubyte"
+
+
+IMAGE_SETS: dict[str, ImageSet] = {
+    "digits": ImageSet(_read_digits, class_names.DIGITS, test_fraction=0.2),
+    "mnist": ImageSet(
+        _read_idx_pair,
+        class_names.DIGITS,
+        _idx_files("MNIST", "train"),
+        _idx_files("MNIST", "t10k"),
+        torchvision="MNIST",
+    ),
+    "fashion-mnist": ImageSet(
+        _read_idx_pair,
+        class_names.FASHION,
+        _idx_files("FashionMNIST", "train"),
+        _idx_files("FashionMNIST", "t10k"),
+        torchvision="FashionMNIST",
+    ),
+    "cifar10": ImageSet(
+        _read_cifar_files("labels"),
+        class_names.CIFAR10,
+        tuple(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)),
+        ("cifar-10-batches-py/test_batch",),
+        torchvision="CIFAR10",
+        augment=CropFlip(4, "zero", flip=True),
+    ),
+    "cifar100": ImageSet(
+        _read_cifar_files("fine_labels"),
+        class_names.CIFAR100,
+        ("cifar-100-python/train",),
+        ("cifar-100-python/test",),
+        stand_in="cifar100-test.npz",
+        torchvision="CIFAR100",
+        augment=CropFlip(4, "reflect", flip=True),
+    ),
+    "svhn": ImageSet(
+        lambda paths: read_svhn(paths[0]),
+        class_names.DIGITS,
+        ("train_32x32.mat",),
+        ("test_32x32.mat",),
+        stand_in="svhn-test.npz",
+        torchvision="SVHN",
+    ),
+}

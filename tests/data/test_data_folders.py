@@ -1,0 +1,147 @@
+"""Image folders, lazily decoded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from pocketbayes import data
+from pocketbayes.errors import UserError
+
+CLASSES = ("cat", "dog", "emu")
+
+
+def write_tree(root: Path, parts: tuple[str, ...], each: int = 10, size: tuple[int, int] = (24, 20)) -> Path:
+    random = np.random.default_rng(0)
+    for part in parts:
+        for label, name in enumerate(CLASSES):
+            # Nested as Tiny ImageNet is, and with a file that is no image.
+            folder = root / part / name / "images"
+            folder.mkdir(parents=True)
+            (folder / "boxes.txt").write_text("1 2 3 4")
+            for i in range(each):
+                pixels = random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+                pixels[..., 0] = 40 * label
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    return root
+
+
+def test_one_held_out_folder_is_the_test_part(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train", "val"))
+    parts = {split: data.load("imagefolder", split, tmp_path, size=16) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    assert {split: len(part) for split, part in parts.items()} == {"train": 27, "val": 3, "test": 30}
+    paths = [set(part.paths.tolist()) for part in parts.values()]  # type: ignore[attr-defined]
+    assert len(paths[0] | paths[1]) == 30
+    assert all(path.startswith(b"val/") for path in paths[2])
+    assert parts["test"].info.class_names == CLASSES
+    assert parts["test"].info.input_shape == (3, 16, 16)
+
+
+def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train", "val", "test"), each=2)
+    for split in ("train", "val", "test"):
+        part = data.load("imagefolder", split, tmp_path, size=16)  # type: ignore[arg-type]
+        assert len(part) == 6
+        assert all(path.startswith(split.encode()) for path in part.paths.tolist())  # type: ignore[attr-defined]
+
+
+def test_a_flat_tree_is_split(tmp_path: Path) -> None:
+    write_tree(tmp_path / "flat", ("",))
+    lengths = [
+        len(data.load("imagefolder", split, tmp_path, path="flat", test_fraction=0.2, val_fraction=0.25))  # type: ignore[arg-type]
+        for split in ("train", "val", "test")
+    ]
+    assert lengths == [18, 6, 6]
+
+
+def test_labels_follow_the_folders_and_normalisation_the_options(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train", "val"))
+    dataset = data.load("imagefolder", "test", tmp_path, size=16, mean="none")
+    x, y = dataset.__getitems__(range(30))
+    assert x.shape == (30, 3, 16, 16)
+    assert y.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    torch.testing.assert_close(x[:, 0], (y * 40 / 255.0)[:, None, None].expand(30, 16, 16))
+    usual = data.load("imagefolder", "test", tmp_path, size=16)
+    torch.testing.assert_close(usual[3][0][1], (x[3, 1] - 0.456) / 0.224)
+
+
+def test_without_augmentation_the_centre_is_cut_out(tmp_path: Path) -> None:
+    (tmp_path / "train/a").mkdir(parents=True)
+    pixels = np.zeros((16, 32, 3), dtype=np.uint8)
+    pixels[:, 8:24] = 255
+    Image.fromarray(pixels).save(tmp_path / "train/a/wide.png")
+    assert data.load("imagefolder", "train", tmp_path, size=16, mean="none", val_fraction=0)[0][0].min() == 1
+
+
+def test_augmentation_changes_pixels_within_range_and_follows_the_generator(tmp_path: Path) -> None:
+    write_tree(tmp_path / "imagenet", ("train", "val"))
+    dataset = data.load("imagenet", "train", tmp_path, augment=True, size=16, mean="none")
+    torch.manual_seed(1)
+    first, second = dataset[0][0], dataset[0][0]
+    torch.manual_seed(1)
+    assert torch.equal(first, dataset[0][0])
+    assert not torch.equal(first, second)
+    assert 0 <= float(first.min()) < float(first.max()) <= 1
+    # Colour jitter: without it the first channel would keep its one value per class.
+    assert len(torch.stack([dataset[0][0][0] for _ in range(3)]).unique()) > 1
+    plain = data.load("imagefolder", "train", tmp_path / "imagenet", augment=True, size=16, mean="none")
+    assert len(torch.stack([plain[0][0][0] for _ in range(3)]).unique()) == 1
+    test = data.load("imagenet", "test", tmp_path, augment=True)
+    assert test[0][0].shape == (3, 224, 224)
+    assert torch.equal(test[0][0], test[0][0])
+
+
+def test_workers_get_whole_batches(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train",), each=4)
+    dataset = data.load("imagefolder", "train", tmp_path, size=8, val_fraction=0)
+    batches = list(DataLoader(dataset, batch_size=5, num_workers=1, collate_fn=data.collate))
+    assert [len(y) for _, y in batches] == [5, 5, 2]
+    assert torch.equal(torch.cat([x for x, _ in batches]), dataset.__getitems__(range(12))[0])
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*/nowhere; .*--data-dir"):
+        data.load("imagefolder", "train", tmp_path, path="nowhere")
+    with pytest.raises(UserError, match=r"'imagefolder': no folder .*/train;"):
+        data.load("imagefolder", "train", tmp_path)
+    (tmp_path / "train/cat").mkdir(parents=True)
+    with pytest.raises(UserError, match="no images; expected a folder for each class"):
+        data.load("imagefolder", "train", tmp_path)
+    (tmp_path / "train/cat/a.jpg").write_bytes(b"\xff\xd8 no more")
+    with pytest.raises(UserError, match=r"a\.jpg: not a readable image"):
+        data.load("imagefolder", "train", tmp_path, val_fraction=0)[0]
+    with pytest.raises(UserError, match=r"no folder .*/test;"):
+        data.load("imagefolder", "test", tmp_path)
+    (tmp_path / "val/cow").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cow: a class that .*train does not have"):
+        data.load("imagefolder", "test", tmp_path)
+    with pytest.raises(UserError, match="crop_fraction=2"):
+        data.load("imagefolder", "test", tmp_path, crop_fraction=2)
+
+
+def test_imagenet_wants_its_training_folder(tmp_path: Path) -> None:
+    # Any folder with subfolders would pass for a flat tree of classes.
+    write_tree(tmp_path, ("",), each=1)
+    with pytest.raises(UserError, match=r"'imagenet': no folder .*/train;"):
+        data.load("imagenet", "train", tmp_path)
+
+
+def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train",), each=1)
+    file = tmp_path / "train/cat/images/0.png"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"0\.png: not a readable image"):
+        data.load("imagefolder", "train", tmp_path, val_fraction=0)[0]
+
+
+def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tree(tmp_path, ("train",), each=1)
+    monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
+    with pytest.raises(UserError, match=r"need torchvision: pip install 'pocketbayes\[vision\]'"):
+        data.load("imagefolder", "train", tmp_path, val_fraction=0)

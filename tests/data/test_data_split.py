@@ -1,0 +1,115 @@
+"""Splits are disjoint, cover everything and depend on the seed alone."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pocketbayes import data
+from pocketbayes.data.split import choose, hold_out, permutation
+from pocketbayes.errors import UnknownNameError, UserError
+
+seeds = st.integers(0, 2**32)
+
+
+@given(n=st.integers(0, 500), fraction=st.floats(0, 1), seed=seeds)
+def test_hold_out_parts_are_disjoint_and_cover_everything(n: int, fraction: float, seed: int) -> None:
+    kept, held = hold_out(n, fraction, seed)
+    assert len(held) == round(fraction * n)
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(n))
+    again = hold_out(n, fraction, seed)
+    assert torch.equal(kept, again[0])
+    assert torch.equal(held, again[1])
+
+
+@given(n=st.integers(100, 500), seed=seeds)
+def test_another_seed_is_another_permutation(n: int, seed: int) -> None:
+    assert not torch.equal(permutation(n, seed), permutation(n, seed + 1))
+    assert sorted(permutation(n, seed).tolist()) == list(range(n))
+
+
+def test_the_permutation_is_pinned() -> None:
+    # A change here would silently move training rows into the validation part of every stored run.
+    assert permutation(10, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
+
+
+@given(n=st.integers(1, 200), seed=seeds, portion=st.floats(0.01, 1))
+def test_a_smaller_subset_is_the_start_of_a_larger_one(n: int, seed: int, portion: float) -> None:
+    k = max(1, int(portion * n))
+    rows = choose(n, k, seed)
+    assert len(set(rows.tolist())) == k
+    assert torch.equal(rows, choose(n, n, seed)[:k])
+
+
+@given(seed=st.integers(0, 5), val_fraction=st.sampled_from([0.05, 0.1, 0.5]))
+def test_digits_parts_are_disjoint_and_cover_everything(seed: int, val_fraction: float) -> None:
+    parts = [data.load("digits", split, seed=seed, val_fraction=val_fraction) for split in ("train", "val", "test")]
+    assert sum(len(part) for part in parts) == 1797
+    images = torch.cat([part.images for part in parts])  # type: ignore[attr-defined]
+    # The digits hold no two equal images, so distinct images are distinct rows.
+    assert len(images.flatten(1).unique(dim=0)) == 1797
+
+
+def test_the_test_part_does_not_depend_on_the_seed() -> None:
+    one, other = (data.load("digits", "test", seed=seed, val_fraction=seed / 10) for seed in (0, 5))
+    assert torch.equal(one.images, other.images)  # type: ignore[attr-defined]
+
+
+def test_no_validation_leaves_all_to_training() -> None:
+    assert len(data.load("digits", "train", val_fraction=0)) + len(data.load("digits", "test")) == 1797
+    with pytest.raises(UserError, match="'val' split is empty"):
+        data.load("digits", "val", val_fraction=0)
+
+
+def test_subset_by_count_and_by_rows() -> None:
+    full = data.load("digits")
+    assert len(data.load("digits", subset=7)) == 7
+    listed = data.load("digits", subset=[5, 2])
+    assert torch.equal(listed[0][0], full[5][0])
+    assert torch.equal(listed[1][0], full[2][0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "digit"}, "unknown data set 'digit': did you mean 'digits'"),
+        ({"name": "digits", "split": "valid"}, "unknown split 'valid'"),
+        ({"name": "digits", "colour": 1}, "unknown option of data set 'digits' 'colour'"),
+        ({"name": "digits", "subset": 0}, "subset=0"),
+        ({"name": "digits", "subset": 10**6}, "choose between 1 and 1294"),
+        ({"name": "digits", "subset": [0, 5000]}, "row 5000 does not exist"),
+        ({"name": "digits", "subset": [-1]}, "row -1 does not exist"),
+        ({"name": "digits", "subset": []}, "'train' split is empty"),
+        ({"name": "digits", "val_fraction": 1}, "val_fraction=1"),
+        ({"name": "digits", "val_fraction": -0.1}, "val_fraction=-0.1"),
+        ({"name": "digits", "seed": -1}, "seed=-1"),
+        ({"name": "npz"}, "needs the option path="),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        data.load(**arguments)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_name_has_its_own_error() -> None:
+    with pytest.raises(UnknownNameError):
+        data.load("nothing")
+
+
+def test_names() -> None:
+    assert data.names() == [
+        "cifar10", "cifar100", "cityscapes", "digits", "fashion-mnist", "imagefolder", "imagenet", "masks", "mnist",
+        "npz", "svhn", "toy-cubic", "uci",
+    ]  # fmt: skip
+
+
+def test_interface_keeps_its_argument_names() -> None:
+    assert list(inspect.signature(data.load).parameters) == [
+        "name", "split", "data_dir", "augment", "subset", "val_fraction", "seed", "download", "options",
+    ]  # fmt: skip
