@@ -1,1 +1,65 @@
 """Bayesian neural networks small enough to carry and cheap enough to use."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pocketbayes import data, models
+from pocketbayes.artifact import load, save
+from pocketbayes.errors import UserError
+from pocketbayes.evaluate import evaluate
+from pocketbayes.gaussian import Gaussian
+from pocketbayes.layout import Layout
+from pocketbayes.methods import METHODS, Deterministic, MeanFieldVI, Method
+from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.objective import Categorical, GaussianNoise
+from pocketbayes.posteriors import Census, Posterior
+from pocketbayes.predict import Prediction, predict
+from pocketbayes.train import bayesianize, fit
+from pocketbayes.training import Training
+
+__version__ = "0.1.0"
+
+
+def methods() -> tuple[str, ...]:
+    """The registry names of all methods."""
+    return tuple(METHODS)
+
+
+def kl(net: Net) -> Tensor:
+    """KL(q || prior) in nats: a true sum over every random weight, neither averaged nor scaled."""
+    return net.kl()
+
+
+def census(net: Net) -> Census:
+    """What the network stores, counted honestly."""
+    return net.census()
+
+
+__all__ = [
+    "Categorical",
+    "Census",
+    "Deterministic",
+    "Gaussian",
+    "GaussianNoise",
+    "Layout",
+    "MeanFieldVI",
+    "Method",
+    "Mixture",
+    "Network",
+    "Posterior",
+    "Prediction",
+    "Training",
+    "UserError",
+    "bayesianize",
+    "census",
+    "data",
+    "evaluate",
+    "fit",
+    "kl",
+    "load",
+    "methods",
+    "models",
+    "predict",
+    "save",
+]

@@ -33,8 +33,8 @@ class RuleTable(ABC):
 class Gaussian(torch.Tensor):
     """N(mean, var), entry by entry, posing as the tensor of its means.
 
-    The moments are `loc`, `variance` and `stddev`, as in `torch.distributions`: `mean`, `var` and `std` are methods that
-    models call on their activations. Operations are looked up in the rule table that the Gaussian carries.
+    The moments are `loc`, `variance` and `stddev`, as in `torch.distributions`: `mean`, `var` and `std` are methods
+    that models call on their activations. Operations are looked up in the rule table that the Gaussian carries.
     """
 
     loc: Tensor
@@ -47,14 +47,7 @@ class Gaussian(torch.Tensor):
     def __new__(
         cls, mean: Tensor, var: Tensor | None = None, *, std: Tensor | None = None, rules: RuleTable | None = None
     ) -> Gaussian:
-        """Makes a Gaussian of a mean and either a variance or a std.
-
-        Args:
-            mean: The means.
-            var: The variances, of the same shape.
-            std: The standard deviations, in place of `var`: a weight's draw is then free of square roots.
-            rules: The table that operations are looked up in.
-        """
+        """Makes a Gaussian of a mean and either a variance or a std, which frees a weight's draw of square roots."""
         if (var is None) == (std is None):
             raise ValueError("a Gaussian takes either var or std")
         self = mean.as_subclass(cls)
@@ -77,13 +70,13 @@ class Gaussian(torch.Tensor):
         """Looks the operation up in the rule table of the first Gaussian among its arguments."""
         kwargs = kwargs or {}
         if func in METADATA:
-            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         for value in tensors_in((args, kwargs)):
             if isinstance(value, Gaussian) and value.rules is not None:
                 return value.rules(func, args, kwargs)
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Gaussian(loc={self.loc!r}, variance={self.variance!r})"
 
 

@@ -182,7 +182,7 @@ def clear_flat_weights(model: nn.Module) -> None:
     """Lets recurrent layers forget the weights they were last run with: they would keep old draws alive."""
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
-            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]  # type: ignore[misc]
+            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
             module._flat_weight_refs = [None] * len(module._flat_weights_names)
 
 
@@ -201,7 +201,7 @@ def _reason_for_point(path: str, module: nn.Module, attribute: str, bayesian_bia
     """Why a parameter at this site stays a point; None if it is selected."""
     parameter = module._parameters[attribute]
     assert parameter is not None
-    if isinstance(module, _NORMS) or _NORM_NAME.search(type(module).__name__) and not _is_parametrisation(module):
+    if isinstance(module, _NORMS) or (_NORM_NAME.search(type(module).__name__) and not _is_parametrisation(module)):
         return "normalisation parameter"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding table (Bayesian only where it is tied to a layer)"

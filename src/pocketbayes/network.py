@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError
+from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout, clear_flat_weights
 from pocketbayes.plan import Plan, count_uses
-from pocketbayes.gaussian import Gaussian
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.priors import Normal, Prior
 from pocketbayes.rules import RULES
@@ -26,10 +27,13 @@ PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES)
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
 
-@torch.compiler.assume_constant_result
 def _plan_while_tracing(network: int, *args: Any, **kwargs: Any) -> Plan:
     """Counts on the real inputs while torch.compile traces: the plan is a constant of the graph."""
     return _NETWORKS[network]._count(*args, **kwargs)
+
+
+# What torch.compiler.assume_constant_result does, without importing all of torch._dynamo beforehand.
+_plan_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Network(nn.Module):
@@ -69,7 +73,7 @@ class Network(nn.Module):
         self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         _NETWORKS[id(self)] = self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,6 +155,11 @@ class Network(nn.Module):
             memory_bytes=sum(t.numel() * t.element_size() for t in outside),
         )
         return self.posterior.census() + points
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lives."""
+        return next(itertools.chain(self.posterior.parameters(), self.posterior.buffers())).device
 
     @property
     def is_random(self) -> bool:

@@ -63,7 +63,7 @@ class ScaleMixture(Prior):
         self.p, self.std1, self.std2 = p, std1, std2
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """log p(w), entry by entry."""
+        """Log p(w), entry by entry."""
         square = weight * weight
         one = math.log(self.p / self.std1) - square * (0.5 / self.std1**2)
         two = math.log((1 - self.p) / self.std2) - square * (0.5 / self.std2**2)

@@ -129,5 +129,5 @@ class Posterior(nn.Module, ABC):
 
 
 def softplus_inverse(std: Tensor) -> Tensor:
-    """rho with softplus(rho) = std, exact where exp would overflow or lose digits."""
+    """Rho with softplus(rho) = std, exact where exp would overflow or lose digits."""
     return std + torch.log(-torch.expm1(-std))

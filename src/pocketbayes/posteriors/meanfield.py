@@ -28,7 +28,7 @@ class MeanField(Posterior):
         return self.mean, F.softplus(self.rho)
 
     def stored(self) -> dict[str, int]:
-        """n means and n stds."""
+        """N means and n stds."""
         return {"means": self.mean.numel(), "stds": self.rho.numel()}
 
     @classmethod

@@ -41,7 +41,7 @@ class Point(Posterior):
         return self.mean.new_zeros(())
 
     def stored(self) -> dict[str, int]:
-        """n means."""
+        """N means."""
         return {"means": self.mean.numel()}
 
     @classmethod

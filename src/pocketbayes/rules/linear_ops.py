@@ -12,9 +12,12 @@ from torch import Tensor
 
 from pocketbayes.gaussian import Gaussian, Op, RuleTable, tensors_in
 
-LINEAR_OPS: frozenset[Op] = frozenset(
-    {F.linear, torch.conv1d, torch.conv2d, torch.conv3d}
-    | {torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d}
+LINEAR_OPS: frozenset[Any] = frozenset(
+    (
+        F.linear,
+        *(torch.conv1d, torch.conv2d, torch.conv3d),
+        *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+    )
 )
 """op(input, weight, bias, ...): linear in the weight, and in the input."""
 

@@ -1,0 +1,101 @@
+"""A trained network as a file: `save` and `load`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from pocketbayes import container, models, objective, posteriors, priors
+from pocketbayes.errors import UserError
+from pocketbayes.layout import Layout
+from pocketbayes.network import Mixture, Net, Network
+
+KIND = "network"
+
+
+def save(net: Net, path: str | Path) -> int:
+    """Writes the network, everything that prediction needs; returns the file's size in bytes."""
+    return container.write(path, describe(net), KIND)
+
+
+def load(path: str | Path, model: nn.Module | None = None) -> Net:
+    """Reads a network.
+
+    Args:
+        path: A file that `save` wrote.
+        model: A model of the same architecture; needed only if the network was not made of a model known by name.
+    """
+    return rebuild(container.read(path, KIND), model, str(path))
+
+
+def describe(net: Net) -> dict[str, Any]:
+    """The network as a tree of tensors and plain values."""
+    if isinstance(net, Mixture):
+        return {"networks": [describe(network) for network in net]}
+    spec = models.spec_of(net.model)
+    return {
+        "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
+        "model_class": type(net.model).__name__,
+        "layout": net.layout.to_json(),
+        "state": dict(net.model.state_dict()),
+        "posterior": _module(net.posterior),
+        "prior": _module(net.prior),
+        "likelihood": None if net.likelihood is None else _module(net.likelihood),
+        "propagation": net.propagation,
+    }
+
+
+def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str = "the file") -> Net:
+    """The network that `describe` described."""
+    if "networks" in tree:
+        networks = [rebuild(item, model, source) for item in tree["networks"]]
+        return Mixture([network for network in networks if isinstance(network, Network)])
+    try:
+        layout = Layout.from_json(tree["layout"])
+        posterior_, prior, likelihood = tree["posterior"], tree["prior"], tree["likelihood"]
+        posterior = posteriors.restore(posterior_["name"], layout, posterior_["tensors"], posterior_["config"])
+        module = _module_for(tree, model, source)
+        layout.check(module)
+        net = Network(
+            module,
+            posterior,
+            prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
+            likelihood=likelihood
+            and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
+            propagation=tree["propagation"],
+        )
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{source} does not describe a network: {error}") from error
+    _load_points(net.model, tree["state"], source)
+    return net.eval()
+
+
+def _module(module: Any) -> dict[str, Any]:
+    return {"name": module.name, "config": module.config(), "tensors": dict(module.state_dict())}
+
+
+def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> nn.Module:
+    if model is not None:
+        return copy.deepcopy(model)
+    if tree["model"] is None:
+        raise UserError(
+            f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: "
+            "pass one as model= (on the command line, train a model from `pocketbayes list models`)"
+        )
+    return models.build(tree["model"]["name"], **tree["model"]["args"])
+
+
+def _load_points(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    own = model.state_dict()
+    for name in [*own, *state]:
+        if name not in state or name not in own:
+            raise UserError(f"{name!r} is in {'the model' if name in own else source} only: not the same architecture")
+        if own[name].shape != state[name].shape:
+            raise UserError(
+                f"{name!r} has shape {tuple(own[name].shape)} in the model, {tuple(state[name].shape)} in {source}"
+            )
+    model.load_state_dict(dict(state))

@@ -1,0 +1,116 @@
+"""Whatever a user has as data, as batches in an order that a seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from pocketbayes.data import Info, collate
+from pocketbayes.data.memory import Arrays
+from pocketbayes.errors import UserError
+
+Source = TorchDataset | DataLoader
+
+
+def as_source(value: Any) -> Source:
+    """A data set, a loader, or a pair (x, y) of arrays, as something `batches` can read.
+
+    Raises:
+        UserError: If it is none of these, or is empty.
+    """
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        x, y = (torch.as_tensor(item) for item in value)
+        if len(x) != len(y):
+            raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
+        if y.is_floating_point():
+            y = _as_float(y).reshape(len(y), -1)
+        value = Arrays(_as_float(x), y, _info_of(x, y))
+    if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
+        raise UserError(
+            f"cannot read data from a {type(value).__name__}: give a Dataset, a DataLoader or a pair (x, y)"
+        )
+    if size_of(value) == 0:
+        raise UserError("the data are empty")
+    source: Source = value
+    return source
+
+
+def size_of(source: TorchDataset | DataLoader) -> int:
+    """N, the number of examples."""
+    data = source.dataset if isinstance(source, DataLoader) else source
+    return len(data)  # type: ignore[arg-type]
+
+
+def info_of(source: TorchDataset | DataLoader) -> Info | None:
+    """What the data say of themselves, if they are one of our data sets."""
+    data = source.dataset if isinstance(source, DataLoader) else source
+    info = getattr(data, "info", None)
+    return info if isinstance(info, Info) else None
+
+
+def batches(
+    source: TorchDataset | DataLoader,
+    batch_size: int,
+    *,
+    shuffle_seed: int | None = None,
+    start: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches (x, y).
+
+    Args:
+        source: What `as_source` returned; a DataLoader keeps its own order and batch size.
+        batch_size: Examples a batch over all ranks.
+        shuffle_seed: Decides the order; None keeps the data's own.
+        start: Batches to leave out at the beginning, when an epoch is resumed.
+        rank: This process, which reads every world-th example of each batch.
+        world: The number of processes.
+        workers: Processes that load data.
+    """
+    if isinstance(source, DataLoader):
+        for index, batch in enumerate(source):
+            if index >= start:
+                yield batch
+        return
+    order = epoch_order(size_of(source), shuffle_seed)
+    chunks = [chunk[rank::world].tolist() for chunk in order.split(batch_size)[start:]]
+    chunks = [chunk for chunk in chunks if chunk]
+    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
+    yield from DataLoader(
+        source,
+        batch_sampler=chunks,
+        collate_fn=collate,
+        generator=generator,
+        num_workers=workers,
+    )
+
+
+def steps_per_epoch(source: TorchDataset | DataLoader, batch_size: int) -> int:
+    """The number of batches in an epoch."""
+    return len(source) if isinstance(source, DataLoader) else -(-size_of(source) // batch_size)
+
+
+def epoch_order(size: int, seed: int | None) -> Tensor:
+    """The order in which an epoch visits the examples."""
+    if seed is None:
+        return torch.arange(size)
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def _as_float(x: Tensor) -> Tensor:
+    return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 or not x.is_floating_point() else x
+
+
+def _info_of(x: Tensor, y: Tensor) -> Info:
+    shape = tuple(x.shape[1:])
+    if y.is_floating_point():
+        return Info("arrays", "regression", None, None, shape)
+    classes = int(y.max()) + 1 if len(y) else 0
+    return Info("arrays", "segmentation" if y.ndim == 3 else "classification", classes, None, shape)

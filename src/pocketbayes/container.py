@@ -1,0 +1,132 @@
+"""Nested values of tensors, numbers and text in one safetensors file: no pickle, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UserError
+
+FORMAT = "pocketbayes-1"
+MAX_DEPTH = 64
+
+
+def write(path: str | Path, tree: Any, kind: str) -> int:
+    """Writes a tree of dicts, lists, tuples, numbers, text and tensors; returns the file's size in bytes.
+
+    Args:
+        path: The file, replaced as one step: an interrupted write leaves the old file or none.
+        tree: The values.
+        kind: What the file is, checked on reading.
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    skeleton = _dismantle(tree, tensors, 0)
+    metadata = {"format": FORMAT, "kind": kind, "tree": json.dumps(skeleton), "checksum": _checksum(tensors)}
+    data = save(tensors, metadata)
+    write_atomically(path, lambda file: file.write(data))
+    return len(data)
+
+
+def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any:
+    """Reads what `write` wrote.
+
+    Raises:
+        UserError: If the file is missing, foreign, of another kind or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no file {str(path)!r}")
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT or "tree" not in metadata:
+                raise UserError(f"{str(path)!r} is not a pocketbayes file (format {metadata.get('format')!r})")
+            if metadata.get("kind") != kind:
+                raise UserError(f"{str(path)!r} is a {metadata.get('kind')!r} file where a {kind!r} file is expected")
+            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+        skeleton = json.loads(metadata["tree"])
+        if _checksum(tensors) != metadata.get("checksum"):
+            raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
+        return _assemble(skeleton, tensors, 0)
+    except UserError:
+        raise
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, OSError) as error:
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {error}") from error
+
+
+def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
+    """Lets `fill` write a temporary file beside `path`, then renames it."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        raise
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors, key=int):
+        tensor = tensors[name]
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _dismantle(node: Any, tensors: dict[str, Tensor], depth: int) -> Any:
+    """A JSON value for the node: ["t", i] a tensor, ["d", pairs], ["l", items], ["u", items], ["v", plain value]."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"values nested deeper than {MAX_DEPTH}")
+    if isinstance(node, Tensor):
+        tensors[name := str(len(tensors))] = node.detach().contiguous().clone()
+        return ["t", name]
+    if isinstance(node, Mapping):
+        return ["d", [[_plain(key), _dismantle(value, tensors, depth + 1)] for key, value in node.items()]]
+    if isinstance(node, (list, tuple)):
+        return ["u" if isinstance(node, tuple) else "l", [_dismantle(item, tensors, depth + 1) for item in node]]
+    return ["v", _plain(node)]
+
+
+def _assemble(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"values nested deeper than {MAX_DEPTH}")
+    tag, value = node
+    if tag == "t":
+        return tensors[value]
+    if tag == "d":
+        return {key: _assemble(item, tensors, depth + 1) for key, item in value}
+    if tag in ("l", "u"):
+        items = [_assemble(item, tensors, depth + 1) for item in value]
+        return tuple(items) if tag == "u" else items
+    if tag == "v":
+        return value
+    raise ValueError(f"unknown mark {tag!r}")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"cannot write a {type(value).__name__} to a file")

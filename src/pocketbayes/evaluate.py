@@ -1,0 +1,102 @@
+"""Measures of a network on a data set, streamed batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from pocketbayes.batches import as_source, batches, info_of
+from pocketbayes.data import validate_batch
+from pocketbayes.errors import UserError
+from pocketbayes.metrics import Classification, Regression, Segmentation
+from pocketbayes.network import Net, members
+from pocketbayes.objective import Categorical, match_target
+from pocketbayes.predict import Passes, RealPasses, likelihood_of, run_passes
+
+
+def evaluate(
+    net: Net,
+    data: Any,
+    *,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    on_batch: Callable[[int], object] | None = None,
+) -> dict[str, float]:
+    """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
+
+    Args:
+        net: A network or mixture.
+        data: A data set, a DataLoader or a pair (x, y).
+        samples: Passes per example.
+        propagation: As in `predict`.
+        batch_size: Examples in flight.
+        seed: Of the draws.
+        on_batch: Told the number of examples after each batch, for progress.
+
+    Returns:
+        The measures by name; segmentation adds IoU per class and their mean.
+    """
+    source = as_source(data)
+    info = info_of(source)
+    measures: _Measures | None = None
+    for x, y in batches(source, batch_size):
+        if info is not None:
+            validate_batch(x, y, info)
+        y = y.to(members(net)[0].device)
+        passes = run_passes(net, x, samples, propagation, seed=seed, target=y if y.is_floating_point() else None)
+        measures = measures or _measures_for(net, passes, y, info.target_std if info else 1.0)
+        measures(passes, y)
+        if on_batch:
+            on_batch(len(y))
+    assert measures is not None
+    return measures.compute()
+
+
+class _Measures:
+    """The accumulators of one task."""
+
+    def __init__(self, *accumulators: Any) -> None:
+        self.accumulators = accumulators
+
+    def __call__(self, passes: Passes, y: Tensor) -> None:
+        prediction = passes.summary()
+        for accumulator in self.accumulators:
+            if isinstance(accumulator, Classification):
+                accumulator.update(prediction.mean, y, prediction.epistemic, prediction.aleatoric)
+            elif isinstance(accumulator, Segmentation):
+                accumulator.update(prediction.mean.argmax(1), y)
+            else:
+                assert isinstance(passes, RealPasses)
+                assert passes.log_density is not None
+                accumulator.update(
+                    prediction.mean,
+                    prediction.std,
+                    match_target(prediction.mean, y),
+                    passes.log_density - passes.log_density.new_tensor(passes.count).log(),
+                )
+
+    def compute(self) -> dict[str, float]:
+        measures: dict[str, float] = {}
+        for accumulator in self.accumulators:
+            measures |= accumulator.compute()
+        return measures
+
+
+def _measures_for(net: Net, passes: Passes, y: Tensor, target_std: float) -> _Measures:
+    if isinstance(passes, RealPasses):
+        if not y.is_floating_point():
+            raise UserError(f"the network predicts real numbers, but the targets are {y.dtype} labels")
+        return _Measures(Regression(target_std))
+    if y.is_floating_point():
+        raise UserError(f"the network predicts classes, but the targets are {y.dtype} numbers")
+    probs = passes.summary().mean
+    likelihood = likelihood_of(net)
+    ignore = likelihood.ignore_index if isinstance(likelihood, Categorical) else None
+    accumulators: list[Any] = [Classification(probs.shape[1], ignore_index=ignore)]
+    if probs.ndim == 4:
+        accumulators.append(Segmentation(probs.shape[1], ignore_index=ignore))
+    return _Measures(*accumulators)

@@ -1,0 +1,31 @@
+"""Methods: one file each, and the registry of their names."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.meanfield import MeanFieldVI
+
+METHODS: dict[str, Any] = {
+    "map": Deterministic,
+    "bbb": partial(MeanFieldVI, propagation="sample"),
+    "lrt": partial(MeanFieldVI, propagation="local"),
+    "flipout": partial(MeanFieldVI, propagation="flipout"),
+}
+
+__all__ = ["METHODS", "Deterministic", "MeanFieldVI", "Method", "Run", "Stage", "Start", "VariationalMethod", "make"]
+
+
+def make(name: str, **settings: Any) -> Method:
+    """The method of that registry name with these settings."""
+    if name not in METHODS:
+        raise UnknownNameError("method", name, METHODS)
+    try:
+        method: Method = METHODS[name](**settings)
+    except TypeError as error:
+        raise UserError(f"method {name!r}: {error}") from None
+    return method

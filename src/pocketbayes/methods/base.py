@@ -1,0 +1,157 @@
+"""What a method is: hyperparameters, how a network starts, and the stages of its training."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UserError
+from pocketbayes.layout import Layout
+from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.objective import Annealing, kl_weight
+from pocketbayes.priors import Normal, Prior, ScaleMixture
+
+
+class Run(Protocol):
+    """What a stage may use of the run it is part of."""
+
+    seed: int
+    examples: int
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the training data, in a fixed order, on the network's device."""
+
+    def note(self, **figures: Any) -> None:
+        """Records figures beside the metrics and shows them as a line."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of training with a network, settings and epochs of its own.
+
+    Attributes:
+        name: What progress and logs call it.
+        epochs: Its epochs; None for the run's.
+        settings: Training settings that differ from the run's.
+        begin: Makes the network that the stage trains, from what came before.
+        network: The part that is trained: the whole, or a member of a mixture.
+        end: Makes the result of the stage.
+    """
+
+    name: str
+    epochs: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    begin: Callable[[Net, Run], Net] | None = None
+    network: Callable[[Net], Network] = lambda net: _the_network(net)
+    end: Callable[[Net, Run], Net] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """A point on the grid of storage and propagation, plus a schedule.
+
+    Attributes:
+        bayesian_bias: Makes biases random too.
+        train_samples: Passes per training step.
+        antithetic: Draws the passes of a step in pairs of opposite noise (weight samples only).
+    """
+
+    name: ClassVar[str]
+    bayesian_bias: bool = False
+    train_samples: int = 1
+    antithetic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.train_samples < 1:
+            raise UserError(f"train_samples must be at least 1, not {self.train_samples}")
+        if self.antithetic and self.train_samples % 2:
+            raise UserError(f"antithetic noise comes in pairs: train_samples must be even, not {self.train_samples}")
+
+    @abstractmethod
+    def init(self, model: nn.Module) -> Net:
+        """The untrained network. The model, or a trained Network that the method builds on, is copied."""
+
+    def stages(self) -> Sequence[Stage]:
+        """The parts of training, in order."""
+        return (Stage("train"),)
+
+    def kl_weight(self, progress: float) -> float:
+        """Beta, the weight of KL / N, when a fraction of the epochs is over."""
+        return 0.0
+
+    def after_step(self, net: Net, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+        """Called after every optimiser step; `steps` is the stage's total."""
+
+    def after_epoch(self, net: Net, stage: str, epoch: int) -> None:
+        """Called after every epoch of a stage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationalMethod(Method):
+    """A method that minimises NLL + beta KL / N.
+
+    Attributes:
+        prior: "normal", "scale-mixture", or "pretrained": normal, centred on the weights the network starts from.
+        prior_std: The std of the normal prior, and of the mixture's wide part.
+        beta: The weight of the KL.
+        annealing: How beta is reached.
+        beta_start: Where the linear annealings start.
+    """
+
+    prior: str = "normal"
+    prior_std: float = 1.0
+    beta: float = 1.0
+    annealing: Annealing = "constant"
+    beta_start: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.kl_weight(0.0)
+        if self.prior not in ("normal", "scale-mixture", "pretrained"):
+            raise UserError(f"unknown prior {self.prior!r}: known are normal, pretrained, scale-mixture")
+
+    def kl_weight(self, progress: float) -> float:
+        """Beta under the method's annealing."""
+        return kl_weight(progress, self.beta, self.annealing, self.beta_start)
+
+    def make_prior(self, mean: Tensor) -> Prior:
+        """The prior of a network whose weights start at `mean`."""
+        if self.prior == "scale-mixture":
+            return ScaleMixture(std1=self.prior_std)
+        return Normal(self.prior_std, centre=mean if self.prior == "pretrained" else None)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a method begins with: a model of its own, its weights as a flat vector, and stds if there are any."""
+
+    model: nn.Module
+    layout: Layout
+    mean: Tensor
+    std: Tensor | None
+    likelihood: nn.Module | None
+
+    @classmethod
+    def of(cls, model: nn.Module, bayesian_bias: bool = False) -> Start:
+        """From a plain model, or from a Network trained by another method."""
+        if isinstance(model, Mixture):
+            raise UserError("a method starts from one network, not from a mixture: give one of its members")
+        if isinstance(model, Network):
+            with torch.no_grad():
+                mean, std = (moment.clone() for moment in model.posterior.moments())
+            known = std if bool((std > 0).any()) else None
+            return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
+        model = copy.deepcopy(model)
+        layout = Layout.of(model, bayesian_bias=bayesian_bias)
+        return cls(model, layout, layout.read(model), None, None)
+
+
+def _the_network(net: Net) -> Network:
+    assert isinstance(net, Network), "a mixture's stages name the member they train"
+    return net

@@ -1,0 +1,63 @@
+"""Mean-field variational inference: Bayes by Backprop, local reparameterisation, flipout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UserError
+from pocketbayes.layout import Layout
+from pocketbayes.methods.base import Start, VariationalMethod
+from pocketbayes.network import Network, check_propagation
+from pocketbayes.posteriors import MeanField
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanFieldVI(VariationalMethod):
+    """min NLL + beta KL(q || prior) / N with q = prod N(mean_i, std_i^2).
+
+    Attributes:
+        propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"
+            (Wen et al. 2018).
+        std_init: The first std of every weight; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as
+            2DGBNN starts. A network that has stds keeps them.
+    """
+
+    name = "bbb"
+    propagation: Literal["sample", "local", "flipout"] = "sample"
+    std_init: float | Literal["xavier"] = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_propagation(self.propagation)
+        if self.antithetic and self.propagation != "sample":
+            raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
+        if self.std_init != "xavier" and not (isinstance(self.std_init, (int, float)) and self.std_init > 0):
+            raise UserError(f"std_init must be a positive number or 'xavier', not {self.std_init!r}")
+
+    def init(self, model: nn.Module) -> Network:
+        """Means at the model's weights."""
+        start = Start.of(model, self.bayesian_bias)
+        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
+        return Network(
+            start.model,
+            MeanField(start.layout, start.mean, std),
+            prior=self.make_prior(start.mean),
+            likelihood=start.likelihood,
+            propagation=self.propagation,
+        )
+
+
+def first_std(layout: Layout, mean: Tensor, init: float | Literal["xavier"]) -> Tensor:
+    """The stds that training starts from, (n,)."""
+    if init != "xavier":
+        return torch.full_like(mean, float(init))
+    parts = []
+    for slot in layout.slots:
+        receptive = torch.Size(slot.shape[2:]).numel()
+        fans = (slot.shape[0] + (slot.shape[1] if len(slot.shape) > 1 else 0)) * receptive
+        parts.append(torch.rand(slot.size, dtype=mean.dtype, device=mean.device) * (0.01 / fans**0.5))
+    return torch.cat(parts).clamp(min=1e-8)

@@ -1,0 +1,231 @@
+"""Predictions with their uncertainty, in memory that grows with neither samples nor images in flight."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UserError
+from pocketbayes.network import Net, Network, check_propagation, members
+from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, match_target
+
+_TORCH_GENERATOR = RLock()
+"""Weights are swapped in and noise is drawn from torch's one generator: threads take turns."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says, and how sure it is.
+
+    Classes: `probs` is the mean probability over the posterior (n, classes, ...); `entropy` its entropy, the total
+    uncertainty in nats; `aleatoric` the expected entropy; `epistemic` their difference, the mutual information; `mean`
+    and `std` the mean and std of the probabilities over the posterior.
+
+    Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the noise
+    std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
+    """
+
+    mean: Tensor
+    std: Tensor
+    entropy: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+    probs: Tensor | None = None
+
+    @staticmethod
+    def cat(parts: list[Prediction]) -> Prediction:
+        """Predictions of consecutive batches as one."""
+        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Prediction)}
+        return Prediction(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})  # type: ignore[arg-type]
+
+
+class Passes(ABC):
+    """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @abstractmethod
+    def add(self, output: Tensor, target: Tensor | None = None) -> None:
+        """Takes in the output of one pass."""
+
+    @abstractmethod
+    def summary(self) -> Prediction:
+        """The prediction so far."""
+
+
+class _RunningMoments:
+    """Welford's mean and variance: no cancellation however small the variance."""
+
+    def __init__(self) -> None:
+        self.mean: Tensor | None = None
+        self.squares: Tensor | None = None
+
+    def add(self, value: Tensor, count: int) -> None:
+        if self.mean is None or self.squares is None:
+            self.mean, self.squares = value.clone(), torch.zeros_like(value)
+            return
+        change = value - self.mean
+        self.mean += change / count
+        self.squares += change * (value - self.mean)
+
+    def read(self, count: int) -> tuple[Tensor, Tensor]:
+        assert self.mean is not None
+        assert self.squares is not None
+        return self.mean, self.squares / count
+
+
+class ClassPasses(Passes):
+    """Passes of a classifier, per example or per pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probs, self.entropy = _RunningMoments(), _RunningMoments()
+
+    def add(self, output: Tensor, target: Tensor | None = None) -> None:
+        """Takes in logits (n, classes, ...)."""
+        self.count += 1
+        probs = output.float().softmax(1)
+        self.probs.add(probs, self.count)
+        self.entropy.add(torch.special.entr(probs).sum(1), self.count)
+
+    def summary(self) -> Prediction:
+        """Mean probabilities; total entropy = aleatoric + epistemic."""
+        mean, var = self.probs.read(self.count)
+        entropy = torch.special.entr(mean).sum(1)
+        aleatoric = self.entropy.read(self.count)[0]
+        return Prediction(mean, var.sqrt(), entropy, (entropy - aleatoric).clamp(min=0), aleatoric, probs=mean)
+
+
+class RealPasses(Passes):
+    """Passes of a regression with Gaussian noise."""
+
+    def __init__(self, likelihood: GaussianNoise) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+        self.mean, self.noise_var = _RunningMoments(), _RunningMoments()
+        self.log_density: Tensor | None = None
+
+    def add(self, output: Tensor, target: Tensor | None = None) -> None:
+        """Takes in outputs, and the targets where the log density over passes is wanted."""
+        self.count += 1
+        mean, noise = self.likelihood.moments(output.float())
+        self.mean.add(mean, self.count)
+        self.noise_var.add(noise.square(), self.count)
+        if target is not None:
+            score = (match_target(mean, target) - mean) / noise
+            each = -0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)
+            self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
+
+    def summary(self) -> Prediction:
+        """Mean; variance = that of the mean over passes + the mean noise variance."""
+        mean, var = self.mean.read(self.count)
+        noise = self.noise_var.read(self.count)[0]
+        std = (var + noise).sqrt()
+        return Prediction(mean, std, std.log() + 0.5 * math.log(2 * math.pi * math.e), var.sqrt(), noise.sqrt())
+
+
+def predict(
+    net: Net,
+    x: Any,
+    samples: int = 30,
+    propagation: str | None = None,
+    *,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> Prediction:
+    """p(y | x) averaged over the posterior.
+
+    Pass s draws the same weights for every batch and whatever the batch size: a prediction depends on the seed only.
+
+    Args:
+        net: A network or mixture.
+        x: Inputs (n, ...).
+        samples: Passes; a network without randomness takes one, a mixture shares them out.
+        propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
+            needs no sampling. "mean" is one pass at the posterior mean.
+        batch_size: Inputs in flight.
+        seed: Of the draws.
+    """
+    x = torch.as_tensor(x)
+    if not len(x):
+        raise UserError("nothing to predict: x is empty")
+    parts = []
+    for batch in x.split(batch_size):
+        passes = run_passes(net, batch, samples, propagation, seed=seed)
+        parts.append(passes.summary())
+    return Prediction.cat(parts)
+
+
+def run_passes(
+    net: Net, x: Tensor, samples: int, propagation: str | None = None, *, seed: int = 0, target: Tensor | None = None
+) -> Passes:
+    """The summary of all passes over one batch."""
+    if samples < 1:
+        raise UserError(f"samples must be at least 1, not {samples}")
+    passes = passes_for(members(net)[0])
+    for output in _outputs(net, x, samples, propagation, seed):
+        passes.add(output, target)
+    return passes
+
+
+def passes_for(network: Network) -> Passes:
+    """An empty summary for the network's kind of output."""
+    likelihood = network.likelihood
+    if likelihood is None or isinstance(likelihood, Categorical):
+        return ClassPasses()
+    assert isinstance(likelihood, GaussianNoise), type(likelihood)
+    return RealPasses(likelihood)
+
+
+def default_propagation(network: Network) -> str:
+    """Weight samples for networks trained by local noise, which is cheap to train with but forgets correlations."""
+    return "sample" if network.propagation in ("local", "flipout") else network.propagation
+
+
+def _outputs(net: Net, x: Tensor, samples: int, propagation: str | None, seed: int) -> Iterator[Tensor]:
+    networks = members(net)
+    share = math.ceil(samples / len(networks))
+    for number, network in enumerate(networks):
+        how = check_propagation(propagation) if propagation else default_propagation(network)
+        with _TORCH_GENERATOR, network.using(how), _evaluating(network), torch.no_grad():
+            count = share if network.is_random else 1
+            for index in range(count):
+                with _seeded(seed * 1_000_003 + number * share + index, network.device):
+                    output = network(x.to(network.device))
+                yield output
+
+
+@contextmanager
+def _evaluating(network: Network) -> Iterator[None]:
+    """Evaluation mode for every module, and each module's own mode afterwards."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        torch.manual_seed(seed)
+        yield
+
+
+def likelihood_of(net: Net) -> Likelihood | None:
+    """The likelihood that the network, or every network of a mixture, was trained with."""
+    likelihood = members(net)[0].likelihood
+    assert likelihood is None or isinstance(likelihood, Likelihood)
+    return likelihood

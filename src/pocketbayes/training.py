@@ -1,0 +1,135 @@
+"""Settings of training, the optimiser they ask for, and its learning rate over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a network is trained, whatever the method.
+
+    Attributes:
+        epochs: Passes over the data, in a stage that does not set its own.
+        batch_size: Examples per optimiser step, over all processes.
+        optimizer: "adamw" or "sgd".
+        lr: Learning rate of means and point parameters.
+        std_lr: Learning rate of the parameters that set the stds; None for `lr`.
+        momentum: Of SGD.
+        weight_decay: On means and point parameters, never on stds.
+        schedule: "constant", "cosine", "milestones" or "plateau".
+        milestones: Epochs at which the rate is multiplied by `gamma`.
+        gamma: The factor of milestones and plateau.
+        patience: Epochs without a better loss (validation's, if there is any) before plateau lowers the rate.
+        warmup_epochs: Epochs over which the rate rises linearly from 0.
+        clip_norm: Largest norm of the gradient.
+        accumulate: Parts into which a batch is split to save memory; the step is the same.
+        precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
+        accelerator: "auto", "cpu", "cuda", ...
+        devices: Devices on this machine; torchrun's own number where it launched the process.
+        workers: Processes that load data.
+        val_samples: Passes per example in validation.
+        keep_best: Returns the network of the epoch with the lowest validation NLL, not the last.
+        checkpoint_epochs: Epochs between checkpoints.
+        checkpoint_steps: Steps between checkpoints within an epoch; None for none.
+        tensorboard: Writes the metrics for TensorBoard too.
+    """
+
+    epochs: int = 10
+    batch_size: int = 128
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: float = 1e-3
+    std_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "milestones", "plateau"] = "constant"
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
+    patience: int = 10
+    warmup_epochs: float = 0.0
+    clip_norm: float | None = None
+    accumulate: int = 1
+    precision: str = "32-true"
+    accelerator: str = "auto"
+    devices: int = 1
+    workers: int = 0
+    val_samples: int = 5
+    keep_best: bool = False
+    checkpoint_epochs: int = 1
+    checkpoint_steps: int | None = None
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "devices"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.epochs < 0 or not self.lr > 0:
+            raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
+        if self.optimizer not in ("adamw", "sgd"):
+            raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
+        if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
+            raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
+
+    def but(self, settings: Mapping[str, Any]) -> Training:
+        """These settings with some changed.
+
+        Raises:
+            UserError: If a name is not a setting.
+        """
+        known = {f.name for f in fields(self)}
+        for name in settings:
+            if name not in known:
+                raise UnknownNameError("training setting", name, known)
+        return replace(self, **settings)
+
+    def make_optimizer(self, network: Network) -> torch.optim.Optimizer:
+        """One group for means and points, one for what sets the stds."""
+        stds = list(network.posterior.std_parameters())
+        special = {id(p) for p in stds}
+        others = [p for p in network.parameters() if id(p) not in special and p.requires_grad]
+        groups = [{"params": others, "base_lr": self.lr, "lr": self.lr, "weight_decay": self.weight_decay}]
+        if stds:
+            rate = self.lr if self.std_lr is None else self.std_lr
+            groups.append({"params": stds, "base_lr": rate, "lr": rate, "weight_decay": 0.0})
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
+        return torch.optim.AdamW(groups, lr=self.lr)
+
+    def rate_factor(self, epoch: float) -> float:
+        """The learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""
+        if epoch < self.warmup_epochs:
+            return epoch / self.warmup_epochs
+        if self.schedule == "cosine":
+            done = (epoch - self.warmup_epochs) / max(self.epochs - self.warmup_epochs, 1e-9)
+            return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        if self.schedule == "milestones":
+            return self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
+        return 1.0
+
+
+@dataclass
+class Plateau:
+    """Lowers the rate when the loss has not improved for a while."""
+
+    factor: float = 1.0
+    best: float = math.inf
+    waited: int = 0
+
+    def after_epoch(self, loss: float, training: Training) -> None:
+        """Takes note of an epoch's loss."""
+        if training.schedule != "plateau":
+            return
+        if loss < self.best:
+            self.best, self.waited = loss, 0
+        else:
+            self.waited += 1
+            if self.waited > training.patience:
+                self.factor, self.waited = self.factor * training.gamma, 0

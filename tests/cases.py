@@ -1,0 +1,63 @@
+"""One row per method: whatever is added here runs through the whole contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import pocketbayes as pb
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with settings that train on the tiny data within a second.
+
+    Attributes:
+        name: The registry name.
+        make: The method.
+        exact_moments: Whether a draw's mean and std are exactly those of `moments`.
+        trainable: Whether the posterior has parameters that gradients reach after `init`.
+    """
+
+    name: str
+    make: Callable[[], pb.Method]
+    exact_moments: bool = True
+    trainable: bool = True
+
+
+CASES = [
+    Case("map", pb.Deterministic),
+    Case("bbb", lambda: pb.MeanFieldVI(std_init=0.05)),
+    Case("lrt", lambda: pb.MeanFieldVI(propagation="local", std_init=0.05)),
+    Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
+]
+
+
+class TinyNet(nn.Module):
+    """A convolution, batch norm, and a linear layer: what most networks are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x)).relu().flatten(1))
+
+
+def tiny_model() -> nn.Module:
+    torch.manual_seed(1)
+    return TinyNet()
+
+
+def tiny_data(n: int = 48) -> tuple[Tensor, Tensor]:
+    """Three classes of noisy images, each with a bright row of its own."""
+    generator = torch.Generator().manual_seed(2)
+    y = torch.arange(n) % 3
+    x = 0.3 * torch.randn(n, 1, 6, 6, generator=generator)
+    x[torch.arange(n), 0, 2 * y] += 1.0
+    return x, y

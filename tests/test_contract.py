@@ -1,0 +1,176 @@
+"""The contract: what every method promises, run for each row of the case table."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from cases import CASES, Case, tiny_data, tiny_model
+
+import pocketbayes as pb
+from pocketbayes.network import members
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def fitted(case: Case, **settings: object) -> pb.network.Net:
+    return pb.fit(case.make(), tiny_model(), tiny_data(), epochs=2, batch_size=16, lr=1e-2, progress=False, **settings)
+
+
+def test_every_registered_method_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(pb.methods())
+
+
+@each_case
+def test_the_callers_model_stays_as_it_is(case: Case) -> None:
+    model = tiny_model()
+    before = copy.deepcopy(model.state_dict())
+    pb.fit(case.make(), model, tiny_data(), epochs=1, batch_size=16, progress=False)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@each_case
+def test_moments_have_one_mean_and_std_per_weight(case: Case) -> None:
+    for network in members(fitted(case)):
+        mean, std = network.posterior.moments()
+        assert mean.shape == std.shape == (network.layout.size,)
+        assert bool((std >= 0).all())
+        assert bool(mean.isfinite().all() and std.isfinite().all())
+
+
+@each_case
+def test_draws_have_the_moments(case: Case) -> None:
+    if not case.exact_moments:
+        pytest.skip("the storage says that its moments are marginal approximations")
+    network = members(fitted(case))[0]
+    with torch.no_grad():
+        mean, std = network.posterior.moments()
+        draws = torch.stack([network.posterior.sample() for _ in range(4000)])
+    error = (draws.mean(0) - mean).abs()
+    assert bool((error <= 6 * std / 4000**0.5 + 1e-6).all())
+    torch.testing.assert_close(draws.std(0), std, rtol=0.1, atol=1e-6)
+
+
+@each_case
+def test_a_draw_is_a_function_of_its_noise(case: Case) -> None:
+    network = members(fitted(case))[0]
+    noise = torch.randn(network.posterior.noise_size)
+    assert torch.equal(network.posterior.sample(noise), network.posterior.sample(noise))
+
+
+@each_case
+def test_training_lowers_the_loss(case: Case, tmp_path: Path) -> None:
+    net = fitted(case)
+    start = pb.bayesianize(tiny_model(), case.make())
+    for network in members(start):
+        network.likelihood = pb.Categorical()
+    assert pb.evaluate(net, tiny_data())["nll"] < pb.evaluate(start, tiny_data())["nll"]
+
+
+@each_case
+def test_kl_is_a_finite_number_and_zero_only_for_points(case: Case) -> None:
+    net = fitted(case)
+    kl = pb.kl(net).detach()
+    assert kl.shape == ()
+    assert bool(kl.isfinite())
+    if float(kl) == 0:
+        assert all(bool((network.posterior.moments()[1] == 0).all()) for network in members(net))
+
+
+@each_case
+def test_saved_and_loaded_predicts_bit_for_bit(case: Case, tmp_path: Path) -> None:
+    net = fitted(case)
+    x = tiny_data()[0]
+    size = pb.save(net, tmp_path / "net.pocket")
+    assert size == (tmp_path / "net.pocket").stat().st_size
+    again = pb.load(tmp_path / "net.pocket", tiny_model())
+    for field in ("probs", "entropy", "epistemic", "aleatoric", "mean", "std"):
+        assert torch.equal(getattr(pb.predict(net, x, 4), field), getattr(pb.predict(again, x, 4), field)), field
+
+
+@each_case
+def test_predictions_do_not_depend_on_the_batch_size(case: Case) -> None:
+    net = fitted(case)
+    x = tiny_data()[0]
+    whole, parts = pb.predict(net, x, 4), pb.predict(net, x, 4, batch_size=7)
+    torch.testing.assert_close(whole.probs, parts.probs)
+
+
+@each_case
+def test_uncertainty_adds_up(case: Case) -> None:
+    prediction = pb.predict(fitted(case), tiny_data()[0], 8)
+    assert prediction.probs is not None
+    torch.testing.assert_close(prediction.probs.sum(1), torch.ones(48))
+    torch.testing.assert_close(prediction.aleatoric + prediction.epistemic, prediction.entropy, atol=1e-5, rtol=1e-4)
+
+
+@each_case
+def test_census_counts_every_value(case: Case) -> None:
+    net = fitted(case)
+    census = pb.census(net)
+    weights = sum(network.layout.size for network in members(net))
+    assert census.weights == weights
+    assert census.points == len(members(net)) * (3 + 3 * 4 + 1 + 3)  # biases, batch norm and its statistics, head bias
+    assert census.memory_bytes > 0
+    assert 0 <= census.random <= weights
+
+
+@each_case
+def test_deepcopy_answers_the_same(case: Case) -> None:
+    net = fitted(case)
+    x = tiny_data()[0]
+    assert torch.equal(pb.predict(net, x, 3).mean, pb.predict(copy.deepcopy(net), x, 3).mean)
+
+
+@each_case
+def test_the_same_seed_trains_the_same_network(case: Case) -> None:
+    one, two = fitted(case, seed=3).state_dict(), fitted(case, seed=3).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@each_case
+def test_an_interrupted_run_resumes_bit_for_bit(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops the run in the middle of an epoch, right after a checkpoint, and goes on from the file."""
+    settings = {"checkpoint_steps": 2, "seed": 5}
+    whole = fitted(case, out=tmp_path / "whole", **settings)
+
+    class Stop(Exception):
+        pass
+
+    write, count = pb.checkpoint.write, 0
+
+    def write_and_stop(*args: object) -> None:
+        nonlocal count
+        write(*args)
+        count += 1
+        if count == 3:
+            raise Stop
+
+    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    with pytest.raises(Stop):
+        fitted(case, out=tmp_path / "parts", **settings)
+    monkeypatch.setattr(pb.checkpoint, "write", write)
+    resumed = fitted(case, out=tmp_path / "parts", resume=True, **settings)
+    one, two = whole.state_dict(), resumed.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    lines = [(tmp_path / run / "metrics.jsonl").read_text() for run in ("whole", "parts")]
+    assert lines[0] == lines[1]
+
+
+@each_case
+@pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout"])
+def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: str) -> None:
+    network = members(pb.bayesianize(tiny_model(), case.make()))[0]
+    x = tiny_data()[0]
+    with network.using(propagation):
+        output = network(x)
+    assert output.shape == (48, 3)
+    if not case.trainable:
+        return
+    output.square().sum().backward()
+    reached = [p.grad for p in network.posterior.parameters() if p.grad is not None]
+    assert any(float(grad.abs().sum()) > 0 for grad in reached)
