@@ -142,7 +142,7 @@ class _Run:
 
     def all_stages(self, resume: bool) -> Net:
         """Trains all stages, from the start or from the checkpoint."""
-        stages = list(self.method.stages())
+        stages = list(self.method.stages(self.model))
         found = checkpoint.read(self.folder) if resume and self.folder else None
         torch.manual_seed(self.seed)
         if found is None:

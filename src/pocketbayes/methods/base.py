@@ -77,8 +77,13 @@ class Method(ABC):
     def init(self, model: nn.Module) -> Net:
         """The untrained network. The model, or a trained Network that the method builds on, is copied."""
 
-    def stages(self) -> Sequence[Stage]:
-        """The parts of training, in order."""
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """The parts of training, in order.
+
+        Args:
+            model: What the caller gave to `fit`: a Network has been trained, so that a method may leave out its own
+                first training.
+        """
         return (Stage("train"),)
 
     def kl_weight(self, progress: float) -> float:
