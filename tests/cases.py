@@ -32,6 +32,7 @@ CASES = [
     Case("map", pb.Deterministic),
     Case("bbb", lambda: pb.MeanFieldVI(std_init=0.05)),
     Case("lrt", lambda: pb.MeanFieldVI(propagation="local", std_init=0.05)),
+    Case("pbn", lambda: pb.PBN(rate=0.2, pretrain_epochs=1, train_samples=2)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]
 

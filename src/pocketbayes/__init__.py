@@ -10,7 +10,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout
-from pocketbayes.methods import METHODS, Deterministic, MeanFieldVI, Method
+from pocketbayes.methods import METHODS, PBN, Deterministic, MeanFieldVI, Method
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
@@ -37,6 +37,7 @@ def census(net: Net) -> Census:
 
 
 __all__ = [
+    "PBN",
     "Categorical",
     "Census",
     "Deterministic",

@@ -84,6 +84,11 @@ class Network(nn.Module):
             clear_flat_weights(self.model)
         return output
 
+    def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
+        weights = self._by_site(self.layout.views(flat))
+        return torch.func.functional_call(self.model, weights, args, kwargs, tie_weights=False)
+
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
         """The weights of one pass by site: values, or Gaussians where a rule will take them."""
         if self.propagation == "mean":

@@ -22,6 +22,10 @@ class Prior(nn.Module, ABC):
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """KL(N(mean, std^2) || prior) in nats, one per weight; std > 0."""
 
+    def take(self, index: Tensor) -> Prior:
+        """The prior of the chosen weights only."""
+        return self
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """What, with the module's tensors, rebuilds the prior."""
@@ -45,6 +49,10 @@ class Normal(Prior):
         offset = mean if self.centre is None else mean - self.centre
         scale = 0.5 / self.std**2
         return scale * (std * std + offset * offset) - std.log() + (math.log(self.std) - 0.5)
+
+    def take(self, index: Tensor) -> Prior:
+        """The chosen centres, the same std."""
+        return self if self.centre is None else Normal(self.std, self.centre[index])
 
     def config(self) -> dict[str, Any]:
         """The prior's std."""

@@ -309,13 +309,13 @@ class _Loop:
 
     def _backward_nll(self, x: Tensor, y: Tensor) -> float:
         """Adds the gradient of the mean NLL, part by part and sample by sample: memory holds one pass."""
-        run, samples = self.run, self.run.method.train_samples
+        run, samples = self.run, self.run.method.train_samples if self.network.is_random else 1
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = 0.0
         noise: Tensor | None = None
         for part, (inputs, targets) in enumerate(parts):
             for sample in range(samples):
-                if run.method.antithetic:
+                if run.method.antithetic and samples > 1:
                     noise = -noise if sample % 2 and noise is not None else self._draw_noise()
                 last = part == len(parts) - 1 and sample == samples - 1
                 with (

@@ -9,15 +9,17 @@ from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.meanfield import MeanFieldVI
+from pocketbayes.methods.pbn import PBN
 
 METHODS: dict[str, Any] = {
     "map": Deterministic,
     "bbb": partial(MeanFieldVI, propagation="sample"),
     "lrt": partial(MeanFieldVI, propagation="local"),
     "flipout": partial(MeanFieldVI, propagation="flipout"),
+    "pbn": PBN,
 }
 
-__all__ = ["METHODS", "Deterministic", "MeanFieldVI", "Method", "Run", "Stage", "Start", "VariationalMethod", "make"]
+__all__ = ["METHODS", "PBN", "Deterministic", "MeanFieldVI", "Method", "Run", "Stage", "Start", "VariationalMethod", "make"]
 
 
 def make(name: str, **settings: Any) -> Method:

@@ -11,11 +11,12 @@ from pocketbayes.errors import UnknownNameError
 from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Census, Posterior
 from pocketbayes.posteriors.meanfield import MeanField
+from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial)}
 
-__all__ = ["POSTERIORS", "Census", "MeanField", "Point", "Posterior", "restore"]
+__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "restore"]
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

@@ -1,0 +1,119 @@
+"""Partial Bayesian networks: only the weights to which the loss is most sensitive are random."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.layout import Layout
+from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.network import Net, Network
+from pocketbayes.objective import Annealing
+from pocketbayes.posteriors import Partial, Point
+from pocketbayes.sensitivity import largest, largest_per_slot, sensitivities
+
+Choice = Literal["gradient", "squared", "output", "random", "first-layer", "last-layer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PBN(VariationalMethod):
+    """var(y) ~ sum_i (df/dw_i)^2 std_i^2 (Eq. 6): the r n weights with the largest |gradient| get a std.
+
+    A deterministic network is trained first, unless `fit` is given a trained Network or `pretrain_epochs=0`. Then all
+    means and the chosen stds are trained.
+
+    Attributes:
+        rate: r, the fraction of random weights, from 0 (the deterministic network) to 1 (mean-field VI).
+        sensitivity: What weights are chosen by: a score of `pocketbayes.sensitivity`, or, as controls, "random",
+            "first-layer" or "last-layer".
+        scope: Whether the largest scores are taken over the whole "network" or within each "layer".
+        sensitivity_batches: Training batches that the score is averaged over; None for all.
+        pretrain_epochs: Epochs of the deterministic network; None for the run's. 0 takes the model as it is: a trained
+            one, or a random start.
+        rho_mean: Mean of the first rho; std = softplus(rho).
+        rho_std: Std of the first rho.
+        kl_scale: Factor on beta; the paper writes beta KL without 1/N, which is `kl_scale=N`.
+    """
+
+    name = "pbn"
+    rate: float = 0.05
+    sensitivity: Choice = "gradient"
+    scope: Literal["network", "layer"] = "network"
+    sensitivity_batches: int | None = None
+    pretrain_epochs: int | None = None
+    rho_mean: float = -4.0
+    rho_std: float = 0.1
+    kl_scale: float = 1.0
+    train_samples: int = 5
+    beta: float = 0.01
+    beta_start: float | None = 0.2
+    annealing: Annealing = "linear-down"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.rate <= 1:
+            raise UserError(f"rate must lie between 0 and 1, not {self.rate}")
+        if self.sensitivity not in get_args(Choice):
+            raise UnknownNameError("sensitivity", self.sensitivity, get_args(Choice))
+        if self.scope not in ("network", "layer"):
+            raise UnknownNameError("scope", self.scope, ("network", "layer"))
+
+    def init(self, model: nn.Module) -> Network:
+        """The chosen fraction at random places: sensitivities need data, which come with the stages."""
+        start = Start.of(model, self.bayesian_bias)
+        return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Deterministic training, if it is still to be done, then the partial network."""
+        partial = Stage("partial", begin=self._begin_partial)
+        if isinstance(model, Network) or self.pretrain_epochs == 0:
+            return (partial,)
+        return (Stage("deterministic", epochs=self.pretrain_epochs, begin=_begin_deterministic), partial)
+
+    def kl_weight(self, progress: float) -> float:
+        """Beta from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
+        return super().kl_weight(progress) * self.kl_scale
+
+    def _begin_partial(self, net: Net, run: Run) -> Network:
+        start = Start.of(net)
+        if self.sensitivity in ("random", "first-layer", "last-layer"):
+            score = torch.rand_like(start.mean)
+        else:
+            assert isinstance(net, Network)
+            score = sensitivities(net, itertools.islice(run.batches(), self.sensitivity_batches), self.sensitivity)
+        network = self._partial(start, self._choose(score, start.layout))
+        assert isinstance(network.posterior, Partial)
+        run.note(random_weights=network.posterior.noise_size, weights=start.layout.size)
+        return network
+
+    def _choose(self, score: Tensor, layout: Layout) -> Tensor:
+        if self.sensitivity in ("first-layer", "last-layer"):
+            slot = layout.slots[0 if self.sensitivity == "first-layer" else -1]
+            count = min(round(self.rate * layout.size), slot.size)
+            return slot.start + largest(score[slot.start : slot.stop], count)
+        if self.scope == "layer":
+            return largest_per_slot(score, layout, self.rate)
+        return largest(score, round(self.rate * layout.size))
+
+    def _partial(self, start: Start, index: Tensor) -> Network:
+        noise = torch.randn(len(index), dtype=start.mean.dtype, device=start.mean.device)
+        std = F.softplus(self.rho_mean + self.rho_std * noise)
+        return Network(
+            start.model,
+            Partial(start.layout, start.mean, index, std),
+            prior=self.make_prior(start.mean),
+            likelihood=start.likelihood,
+            propagation="sample",
+        )
+
+
+def _begin_deterministic(net: Net, run: Run) -> Network:
+    start = Start.of(net)
+    return Network(start.model, Point(start.layout, start.mean), likelihood=start.likelihood, propagation="mean")

@@ -1,0 +1,66 @@
+"""A mean for every weight, a std for few: partial Bayesian networks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.priors import Prior
+
+
+class Partial(Posterior):
+    """w_i = mean_i + std_j eps_j for the k chosen weights i = index_j, w_i = mean_i for the others.
+
+    Only the chosen stds exist: k values, k gradients, k optimiser states, k random numbers a draw.
+    """
+
+    name = "partial"
+
+    def __init__(self, layout: Layout, mean: Tensor, index: Tensor, std: Tensor) -> None:
+        """Takes all means (n,), and the positions and stds (k,) of the random weights."""
+        super().__init__(layout)
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.rho = nn.Parameter(softplus_inverse(std.detach()))
+        self.index: Tensor
+        self.register_buffer("index", index.detach().clone())
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means, and softplus(rho) at the chosen weights, 0 elsewhere."""
+        return self.mean, torch.zeros_like(self.mean).index_copy(0, self.index, F.softplus(self.rho))
+
+    @property
+    def noise_size(self) -> int:
+        """One number per random weight."""
+        return self.index.numel()
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """The means, and noise on the chosen ones."""
+        change = F.softplus(self.rho) * self._noise(noise, self.mean)
+        return self.mean.index_add(0, self.index, change)
+
+    def kl(self, prior: Prior) -> Tensor:
+        """The sum over the chosen weights: a point value has no KL."""
+        return prior.take(self.index).kl(self.mean[self.index], F.softplus(self.rho)).sum()
+
+    def fractions(self) -> dict[str, float]:
+        """The fraction of random weights in every slot."""
+        counts = torch.bincount(self.layout.segments(self.index.device)[self.index], minlength=len(self.layout))
+        return {slot.name: int(count) / slot.size for slot, count in zip(self.layout.slots, counts)}
+
+    def stored(self) -> dict[str, int]:
+        """n means, k stds and their positions."""
+        return {"means": self.mean.numel(), "stds": self.rho.numel(), "positions": self.index.numel()}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From mean, rho and index, bit for bit."""
+        self = cls(layout, tensors["mean"], tensors["index"], tensors["rho"].exp())
+        self.rho.data.copy_(tensors["rho"])
+        return self

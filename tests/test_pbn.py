@@ -1,0 +1,180 @@
+"""Partial Bayesian networks: which weights are chosen, and that only these are random."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import tiny_data, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from pocketbayes.methods.base import Start
+from pocketbayes.network import Network
+from pocketbayes.posteriors import Partial
+from pocketbayes.sensitivity import largest, largest_per_slot, sensitivities
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 2.0000002]), min_size=1, max_size=40), st.data())
+@settings(max_examples=60, deadline=None)
+def test_largest_is_exact_under_ties(values: list[float], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(values)))
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        score = torch.tensor(values, dtype=dtype)
+        index = largest(score, count)
+        assert len(index) == count == len(index.unique())
+        assert bool((index.diff() > 0).all())
+        chosen = torch.zeros(len(values), dtype=torch.bool)
+        chosen[index] = True
+        if 0 < count < len(values):
+            assert score[chosen].min() >= score[~chosen].max()
+            border = score[chosen].min()
+            ties = (score == border).nonzero().flatten()
+            kept = chosen[ties]
+            assert bool((kept.int().diff() <= 0).all()), "of equal scores the first ones are kept"
+
+
+def network_with_likelihood(dtype: torch.dtype = torch.float64) -> Network:
+    net = pb.bayesianize(tiny_model().to(dtype), pb.Deterministic())
+    net.likelihood = pb.Categorical()
+    return net
+
+
+@pytest.mark.parametrize("kind", ["gradient", "output", "squared"])
+def test_sensitivities_agree_with_finite_differences(kind: str) -> None:
+    net = network_with_likelihood()
+    x, y = tiny_data(6)
+    x = x.double()
+    groups = [(x[i : i + 1], y[i : i + 1]) for i in range(6)] if kind == "squared" else [(x[:3], y[:3]), (x[3:], y[3:])]
+    score = sensitivities(net, [(x[:3], y[:3]), (x[3:], y[3:])], kind)  # type: ignore[arg-type]
+    flat = net.posterior.moments()[0].detach()
+    step = 1e-6
+    for i in (0, 5, 30, 100):
+        change = torch.zeros_like(flat)
+        change[i] = step
+        slopes = []
+        for part_x, part_y in groups:
+            values = [
+                out.mean() if kind == "output" else net.likelihood.nll(out, part_y)
+                for out in (net.run_at(flat + s * change, part_x).detach() for s in (1, -1))
+            ]
+            slopes.append((values[0] - values[1]) / (2 * step))
+        slope = torch.stack(slopes)
+        expected = slope.square().mean().sqrt() if kind == "squared" else slope.abs().mean()
+        torch.testing.assert_close(score[i], expected, rtol=1e-4, atol=1e-9)
+
+
+def test_sensitivities_leave_the_network_as_it_was() -> None:
+    net = network_with_likelihood().train()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    x, y = tiny_data(6)
+    sensitivities(net, [(x.double(), y)])
+    assert net.training
+    assert net.model.norm.training
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
+
+
+def test_trainable_values_are_one_plus_r_times_n_and_the_points() -> None:
+    model = tiny_model()
+    net = pb.bayesianize(model, pb.PBN(rate=0.1))
+    n = net.layout.size
+    points = sum(p.numel() for p in model.parameters()) - n
+    assert pb.census(net).trainable == n + round(0.1 * n) + points
+    assert net.posterior.noise_size == round(0.1 * n)
+
+
+def test_only_chosen_stds_have_optimiser_state() -> None:
+    net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.1))
+    optimizer = pb.Training(optimizer="adamw").make_optimizer(net)
+    net(tiny_data()[0]).sum().backward()
+    optimizer.step()
+    sizes = [state["exp_avg"].numel() for state in optimizer.state.values()]
+    assert sum(sizes) == pb.census(net).trainable
+
+
+def test_rate_one_is_mean_field_and_rate_zero_deterministic() -> None:
+    model = tiny_model()
+    whole = pb.bayesianize(model, pb.PBN(rate=1.0))
+    field = pb.bayesianize(model, pb.MeanFieldVI())
+    with torch.no_grad():
+        field.posterior.rho.copy_(whole.posterior.rho)
+    noise = torch.randn(field.layout.size)
+    torch.testing.assert_close(whole.posterior.sample(noise), field.posterior.sample(noise))
+    torch.testing.assert_close(pb.kl(whole), pb.kl(field))
+    nothing = pb.bayesianize(model, pb.PBN(rate=0.0))
+    point = pb.bayesianize(model, pb.Deterministic())
+    x = tiny_data()[0]
+    assert torch.equal(pb.predict(nothing, x).mean, pb.predict(point, x).mean)
+    assert float(pb.kl(nothing).detach()) == 0
+
+
+def test_rate_zero_trains_like_the_deterministic_network() -> None:
+    settings = {"epochs": 2, "batch_size": 16, "lr": 1e-2, "optimizer": "sgd", "progress": False}
+    partial = pb.fit(pb.PBN(rate=0.0, pretrain_epochs=0), tiny_model(), tiny_data(), **settings)
+    point = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), **settings)
+    torch.testing.assert_close(partial.posterior.mean, point.posterior.mean, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("prior", ["normal", "pretrained", "scale-mixture"])
+def test_kl_counts_the_chosen_weights_only(prior: str) -> None:
+    net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.3, prior=prior, prior_std=0.5))
+    torch.manual_seed(0)
+    own = pb.kl(net)
+    generic = super(Partial, net.posterior).kl(net.prior)
+    if prior == "scale-mixture":  # an estimate with other noise
+        torch.testing.assert_close(own, generic, rtol=0.05, atol=1.0)
+    else:
+        torch.testing.assert_close(own, generic, rtol=1e-4, atol=1e-3)
+
+
+def test_choices_by_layer_and_controls() -> None:
+    start = Start.of(tiny_model())
+    score = torch.rand(start.layout.size)
+    for slot in start.layout.slots:
+        index = largest_per_slot(score, start.layout, 0.25)
+        assert ((index >= slot.start) & (index < slot.stop)).sum() == round(0.25 * slot.size)
+    for control, number in (("first-layer", 0), ("last-layer", -1)):
+        net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.05, sensitivity=control))
+        fractions = net.posterior.fractions()
+        name = start.layout.slots[number].name
+        assert fractions[name] > 0
+        assert all(value == 0 for key, value in fractions.items() if key != name)
+
+
+def test_the_chosen_weights_have_the_largest_gradients() -> None:
+    settings = {"epochs": 0, "progress": False}
+    trained = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=3, progress=False)
+    net = pb.fit(pb.PBN(rate=0.1), trained, tiny_data(), **settings)
+    x, y = tiny_data()
+    score = sensitivities(trained, [(x, y)])
+    assert torch.equal(net.posterior.index, largest(score, len(net.posterior.index)))
+
+
+class Cubic(nn.Module):
+    """One hidden layer of 100 units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(1, 100), nn.ReLU(), nn.Linear(100, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_uncertainty_grows_outside_the_training_interval() -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-4, 4, 200)[:, None]
+    y = (x**3 + 3 * torch.randn_like(x)) / 30
+    method = pb.PBN(rate=0.5, pretrain_epochs=60, rho_mean=-3.0, beta=1.0, annealing="constant")
+    net = pb.fit(method, Cubic(), (x, y), epochs=60, batch_size=50, lr=1e-2, progress=False)
+    inside = pb.predict(net, torch.linspace(-3, 3, 50)[:, None], 100).epistemic.mean()
+    outside = pb.predict(net, torch.tensor([[-6.0], [6.0]]), 100).epistemic.mean()
+    assert outside > 1.5 * inside
+
+
+def test_wrong_settings_say_so() -> None:
+    with pytest.raises(pb.UserError, match="rate must lie between 0 and 1"):
+        pb.PBN(rate=5)
+    with pytest.raises(pb.UserError, match="unknown sensitivity 'gradien'"):
+        pb.PBN(sensitivity="gradien")
