@@ -75,7 +75,7 @@ def fit(
     if epochs is not None:
         settings["epochs"] = epochs
     base = (training or Training()).but(settings)
-    chosen = set(settings) | ({name for name in vars(base)} if training else set())
+    chosen = set(settings) | (set(vars(base)) if training else set())
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
     with display(progress) as bar:
@@ -165,6 +165,8 @@ class _Run:
             tree = None
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
+        for network in members(net):
+            network.info = self.info or network.info
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
         return net.eval()
@@ -298,8 +300,8 @@ class _Loop:
         figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
         if not math.isfinite(figures["loss"]):
             raise TrainingError(
-                f"the loss is not finite at stage {run._stage.name!r}, epoch {run.at.epoch + 1}, step {run.at.step + 1}: "
-                f"NLL {nll}, KL {figures['kl']}; lower lr (now {self.training.lr}), set clip_norm, or look at the data"
+                f"the loss is not finite at stage {run._stage.name!r}, epoch {run.at.epoch + 1}, step {run.at.step + 1}:"
+                f" NLL {nll}, KL {figures['kl']}; lower lr (now {self.training.lr}), set clip_norm, or look at the data"
             )
         if self.training.clip_norm is not None:
             run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)

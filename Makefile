@@ -1,0 +1,59 @@
+# make demo: train, compress, evaluate and report on embedded data.  make test: the tests.  The rest is for developers.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test slow venv lint format bench docs tables clean
+
+demo: venv
+	$(BIN)/pocketbayes demo
+
+test: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+slow: venv
+	$(BIN)/python -m pytest -m slow
+
+venv: $(VENV)/.dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch and torchvision first, as the pair that the constraints name: a resolver left alone may mix releases.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV): some minutes the first time"
+	$(PIP) torch torchvision
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/speed.py --out benchmarks/results
+	$(BIN)/python benchmarks/tables.py
+
+tables: venv
+	$(BIN)/python benchmarks/tables.py
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache
