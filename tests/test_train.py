@@ -1,0 +1,232 @@
+"""The training loop: schedules, steps, records, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes.batches import batches
+from pocketbayes.data.memory import Arrays
+from pocketbayes.network import frozen_batch_norm
+from pocketbayes.train import TrainingError
+from pocketbayes.training import Plateau
+
+QUICK = {"batch_size": 16, "progress": False}
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rates_follow_their_schedule() -> None:
+    cosine = pb.Training(epochs=10, schedule="cosine", warmup_epochs=2)
+    assert [cosine.rate_factor(e) for e in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
+    steps = pb.Training(epochs=10, schedule="milestones", milestones=(3, 6), gamma=0.1)
+    assert [steps.rate_factor(e) for e in (2.9, 3, 6)] == pytest.approx([1, 0.1, 0.01])
+    assert pb.Training().rate_factor(5) == 1
+    plateau, training = Plateau(), pb.Training(schedule="plateau", patience=1, gamma=0.5)
+    for loss in (3.0, 2.0, 2.5, 2.5, 2.5):
+        plateau.after_epoch(loss, training)
+    assert plateau.factor == 0.5
+    assert plateau.best == 2.0
+
+
+def test_the_rate_in_use_is_recorded(tmp_path: Path) -> None:
+    pb.fit(
+        "map",
+        tiny_model(),
+        tiny_data(),
+        epochs=4,
+        lr=0.1,
+        schedule="milestones",
+        milestones=(2,),
+        out=tmp_path,
+        **QUICK,
+    )
+    assert [row["lr"] for row in rows(tmp_path)] == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_stds_have_their_own_rate_and_no_decay() -> None:
+    net = pb.bayesianize(tiny_model(), "bbb")
+    others, stds = pb.Training(lr=0.1, std_lr=0.5, weight_decay=0.3).make_optimizer(net).param_groups
+    assert (others["lr"], others["weight_decay"], stds["lr"], stds["weight_decay"]) == (0.1, 0.3, 0.5, 0.0)
+    assert stds["params"] == [net.posterior.rho]
+    assert sum(p.numel() for g in (others, stds) for p in g["params"]) == sum(p.numel() for p in net.parameters())
+
+
+def test_one_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:
+    """A full-batch SGD step at lr 1 moves the mean by exactly minus the gradient of the stated objective."""
+    x, y = tiny_data()
+    method = pb.MeanFieldVI(std_init=1e-6, prior_std=0.5, beta=0.7)
+    start = pb.bayesianize(tiny_model(), method).train()
+    start.likelihood = pb.Categorical()
+    with start.using("mean"):
+        loss = start.likelihood.nll(start(x), y) + 0.7 * start.kl() / len(x)
+    loss.backward()
+    net = pb.fit(
+        method, tiny_model(), (x, y), epochs=1, batch_size=48, optimizer="sgd", momentum=0.0, lr=1.0, progress=False
+    )
+    moved = start.posterior.mean.detach() - net.posterior.mean.detach()
+    torch.testing.assert_close(moved, start.posterior.mean.grad, rtol=1e-3, atol=1e-5)
+
+
+class Smooth(nn.Module):
+    """Without batch norm, so that parts of a batch are independent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def smooth() -> nn.Module:
+    torch.manual_seed(4)
+    return Smooth()
+
+
+def test_accumulation_does_not_change_the_step() -> None:
+    whole = pb.fit("map", smooth(), tiny_data(), epochs=2, lr=0.1, optimizer="sgd", **QUICK)
+    parts = pb.fit("map", smooth(), tiny_data(), epochs=2, lr=0.1, optimizer="sgd", accumulate=3, **QUICK)
+    torch.testing.assert_close(whole.posterior.mean, parts.posterior.mean, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_bounds_the_step() -> None:
+    start = pb.bayesianize(smooth(), "map").posterior.mean.detach()
+    settings = {"epochs": 1, "batch_size": 48, "optimizer": "sgd", "momentum": 0.0, "lr": 1.0, "progress": False}
+    net = pb.fit("map", smooth(), tiny_data(), clip_norm=1e-3, **settings)
+    free = pb.fit("map", smooth(), tiny_data(), **settings)
+    assert (net.posterior.mean - start).norm() <= 1.001e-3
+    assert (free.posterior.mean - start).norm() > 1e-2
+
+
+def test_antithetic_pairs_cancel_the_first_order_of_the_noise() -> None:
+    """For a linear model under squared loss, the mean output of a pair is the mean's output exactly."""
+    model = nn.Linear(4, 1, bias=False)
+    net = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.3))
+    x, noise = torch.randn(5, 4), torch.randn(4)
+    outputs = []
+    for sign in (1, -1):
+        with net.using(noise=sign * noise):
+            outputs.append(net(x))
+    with net.using("mean"):
+        torch.testing.assert_close((outputs[0] + outputs[1]) / 2, net(x))
+    with pytest.raises(pb.UserError, match="pairs"):
+        pb.MeanFieldVI(antithetic=True, train_samples=3)
+    pb.fit(pb.MeanFieldVI(antithetic=True, train_samples=2), tiny_model(), tiny_data(), epochs=1, **QUICK)
+
+
+def test_batch_norm_moves_once_per_step_however_many_samples() -> None:
+    settings = {"epochs": 1, "batch_size": 48, "lr": 1e-9, "progress": False}
+    one = pb.fit(pb.MeanFieldVI(std_init=1e-7), tiny_model(), tiny_data(), **settings)
+    many = pb.fit(pb.MeanFieldVI(std_init=1e-7, train_samples=4), tiny_model(), tiny_data(), **settings)
+    torch.testing.assert_close(one.model.norm.running_mean, many.model.norm.running_mean, rtol=1e-4, atol=1e-5)
+    assert int(many.model.norm.num_batches_tracked) == 1
+
+
+def test_frozen_batch_norm_restores_its_momentum() -> None:
+    model = tiny_model().train()
+    with frozen_batch_norm(model):
+        model(tiny_data()[0])
+    assert model.norm.momentum == 0.1
+    assert int(model.norm.num_batches_tracked) == 0
+    assert bool((model.norm.running_mean == 0).all())
+
+
+def test_metrics_keep_nll_and_kl_apart(tmp_path: Path) -> None:
+    pb.fit(pb.MeanFieldVI(beta=0.5), tiny_model(), tiny_data(), val=tiny_data(12), epochs=2, out=tmp_path, **QUICK)
+    for row in rows(tmp_path):
+        assert row["loss"] == pytest.approx(row["nll"] + 0.5 * row["kl"] / 48, rel=1e-6)
+        assert {"val_accuracy", "val_nll", "val_ece"} <= set(row)
+    assert (tmp_path / "model.pocket").exists()
+
+
+def test_annealing_reaches_the_loss(tmp_path: Path) -> None:
+    method = pb.MeanFieldVI(beta=1.0, annealing="warm-up")
+    pb.fit(method, tiny_model(), tiny_data(), epochs=4, out=tmp_path, **QUICK)
+    betas = [(row["loss"] - row["nll"]) * 48 / row["kl"] for row in rows(tmp_path)]
+    assert betas == pytest.approx([0, 0.5, 1, 1], abs=1e-5)
+
+
+def test_the_best_epoch_is_kept(tmp_path: Path) -> None:
+    """Validation labels of which a third is wrong: growing confidence soon makes their NLL worse."""
+    x, y = tiny_data()
+    doubtful = x, torch.where(torch.arange(48) % 9 < 3, (y + 1) % 3, y)
+    settings = {"epochs": 8, "lr": 0.1, **QUICK}
+    last = pb.fit("map", smooth(), (x, y), val=doubtful, out=tmp_path, **settings)
+    best = pb.fit("map", smooth(), (x, y), val=doubtful, keep_best=True, **settings)
+    lowest = min(row["val_nll"] for row in rows(tmp_path))
+    assert pb.evaluate(best, doubtful)["nll"] == pytest.approx(lowest, rel=1e-4)
+    assert pb.evaluate(last, doubtful)["nll"] > 1.1 * lowest
+
+
+def test_a_users_loader_and_data_set_are_read() -> None:
+    x, y = tiny_data()
+    loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(0))
+    net = pb.fit("map", tiny_model(), loader, epochs=3, lr=1e-2, progress=False)
+    assert pb.evaluate(net, loader)["accuracy"] > 0.5
+    net = pb.fit("map", tiny_model(), TensorDataset(x, y), epochs=3, lr=1e-2, **QUICK)
+    assert pb.evaluate(net, TensorDataset(x, y))["accuracy"] > 0.5
+
+
+def test_precision_is_passed_to_fabric() -> None:
+    net = pb.fit("bbb", smooth(), tuple(t.double() if t.is_floating_point() else t for t in tiny_data()), epochs=1,
+                 precision="64-true", **QUICK)  # fmt: skip
+    assert net.posterior.mean.dtype == torch.float64
+
+
+def test_tensorboard_files_are_written(tmp_path: Path) -> None:
+    pb.fit("map", smooth(), tiny_data(), epochs=1, out=tmp_path, tensorboard=True, **QUICK)
+    assert list(tmp_path.glob("events.out.tfevents*"))
+
+
+def test_batches_visit_everything_once_and_resume_where_they_stopped() -> None:
+    x = torch.arange(10.0)[:, None]
+    source = pb.batches.as_source((x, torch.arange(10)))
+    assert isinstance(source, Arrays)
+    whole = [y.tolist() for _, y in batches(source, 4, shuffle_seed=3)]
+    assert sorted(sum(whole, [])) == list(range(10))
+    assert [y.tolist() for _, y in batches(source, 4, shuffle_seed=3, start=1)] == whole[1:]
+    ranks = [[y.tolist() for _, y in batches(source, 4, shuffle_seed=3, rank=r, world=2)] for r in (0, 1)]
+    assert [sorted(a + b) for a, b in zip(*ranks)] == [sorted(b) for b in whole]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x.index_fill(0, torch.tensor(3), math.nan), y), "nan"),
+        (lambda x, y: (x, y.index_fill(0, torch.tensor(3), 7)), "labels do not fit the model's 3 outputs"),
+        (lambda x, y: (x, y.index_fill(0, torch.tensor(3), -1)), "label -1"),
+        (lambda x, y: (x[:0], y[:0]), "empty"),
+        (lambda x, y: (x, y[:5]), "48 inputs do not go with 5 targets"),
+    ],
+)
+def test_bad_data_are_named(change: object, message: str) -> None:
+    with pytest.raises(pb.UserError, match=message):
+        pb.fit("map", tiny_model(), change(*tiny_data()), epochs=1, **QUICK)  # type: ignore[operator]
+
+
+def test_a_loss_that_is_not_finite_stops_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"stage 'train', epoch \d+, step \d+"):
+        pb.fit("map", smooth(), tiny_data(), epochs=50, lr=1e38, optimizer="sgd", out=tmp_path, **QUICK)
+    assert not (tmp_path / "model.pocket").exists()
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(pb.UserError, match="unknown training setting 'learning_rate'"):
+        pb.fit("map", tiny_model(), tiny_data(), learning_rate=1)
+    with pytest.raises(pb.UserError, match="unknown method 'bayes'"):
+        pb.fit("bayes", tiny_model(), tiny_data())
+    with pytest.raises(pb.UserError, match="batch_size must be at least 1"):
+        pb.fit("map", tiny_model(), tiny_data(), batch_size=0)
+    with pytest.raises(pb.UserError, match="resume=True needs out="):
+        pb.fit("map", tiny_model(), tiny_data(), resume=True)
