@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,14 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalRe
 _NORM_NAME = re.compile(r"norm", re.IGNORECASE)
 _WEIGHT_NAME = re.compile(r"(^|_)weight(_|$)|^original1?$")
 _BIAS_NAME = re.compile(r"(^|_)bias(_|$)")
+_OLD_HOOKS = {
+    "torch.nn.utils.weight_norm": "use torch.nn.utils.parametrizations instead",
+    "torch.nn.utils.spectral_norm": "use torch.nn.utils.parametrizations instead",
+    "torch.nn.utils.prune": "make the pruning permanent with torch.nn.utils.prune.remove",
+}
+"""Hooks that leave a computed weight in the module: it would outlive its draw."""
+_ORDER = "_pocketbayes_parameter_order"
+"""Where a stripped module remembers the order of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -83,23 +92,22 @@ class Layout:
         _refuse_unsupported(model)
         slots: list[Slot] = []
         points: list[tuple[str, str]] = []
+        kinds: dict[tuple[torch.dtype, torch.device], str] = {}
         start = 0
         for parameter, sites in _parameters_with_sites(model):
-            reasons = [_reason_for_point(*site, bayesian_bias) for site in sites]
             name = sites[0][0]
-            chosen = select(name, parameter) if select else None in reasons
-            if chosen and not parameter.is_floating_point():
-                chosen, reasons = False, ["not a real floating-point parameter"]
-            if chosen:
+            reason = _reason_for_point(parameter, sites, select, bayesian_bias)
+            if reason is None:
                 slots.append(Slot(name, tuple(parameter.shape), start, tuple(path for path, _, _ in sites)))
                 start += parameter.numel()
+                kinds.setdefault((parameter.dtype, parameter.device), name)
             else:
-                points.append((name, "not chosen by select" if select else str(reasons[0])))
+                points.append((name, reason))
         if not slots:
-            raise UserError(
-                f"{type(model).__name__} has no weights to make Bayesian: none of its {len(points)} parameters is the "
-                "weight of a linear, convolution, recurrent or attention layer; choose some with select="
-            )
+            raise UserError(_nothing_selected(model, points))
+        if len(kinds) > 1:
+            each = ", ".join(f"{name!r} is {dtype} on {device}" for (dtype, device), name in kinds.items())
+            raise UserError(f"the weights must have one type and one device: {each}; convert the model first")
         return cls(tuple(slots), tuple(points))
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -116,23 +124,30 @@ class Layout:
         return [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots)]
 
     def write(self, model: nn.Module, flat: Tensor) -> None:
-        """Puts the vector back into the model as parameters, at every site."""
+        """Puts the vector back into the model as parameters, at every site and in their old order."""
+        owners: dict[int, nn.Module] = {}
         for slot, view in zip(self.slots, self.views(flat.detach())):
             parameter = nn.Parameter(view.clone())
-            for site in slot.sites:
-                owner, attribute = _owner(model, site)
-                owner.__dict__.pop(attribute, None)
-                setattr(owner, attribute, parameter)
-        order_parameters(model)
+            for owner, attribute in self._owners(model, slot):
+                owner._parameters[attribute] = parameter
+                owners[id(owner)] = owner
+        for owner in owners.values():
+            for attribute in owner.__dict__.pop(_ORDER, ()):
+                owner._parameters[attribute] = owner._parameters.pop(attribute)
+            if isinstance(owner, nn.RNNBase):
+                owner._init_flat_weights()
 
     def strip(self, model: nn.Module) -> None:
         """Takes the selected weights out of the model, at every site."""
         for slot in self.slots:
-            for site in slot.sites:
-                owner, attribute = _owner(model, site)
+            for owner, attribute in self._owners(model, slot):
                 if attribute in owner._parameters:
+                    owner.__dict__.setdefault(_ORDER, tuple(owner._parameters))
                     del owner._parameters[attribute]
-        clear_flat_weights(model)
+                    _renew_flat_weights(owner)
+
+    def _owners(self, model: nn.Module, slot: Slot) -> list[tuple[nn.Module, str]]:
+        return [_owner(model, site) for site in slot.sites]
 
     def segments(self, device: torch.device | str | None = None) -> Tensor:
         """The (n,) vector of slot numbers."""
@@ -171,19 +186,28 @@ class Layout:
         return cls(tuple(slots), tuple((str(n), str(r)) for n, r in value.get("points", ())))
 
 
-def order_parameters(model: nn.Module) -> None:
-    """Restores the order in which a module's class registers weight before bias."""
-    for module in model.modules():
-        if "weight" in module._parameters and next(iter(module._parameters)) == "bias":
-            module._parameters["bias"] = module._parameters.pop("bias")
+@contextmanager
+def placed(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """The weights, by site, in the stripped model within the block; its `parameters()` list them too."""
+    sites = [(*_owner(model, site), weight) for site, weight in weights.items()]
+    for owner, attribute, weight in sites:
+        owner._parameters[attribute] = weight  # type: ignore[assignment]
+    for owner, _, _ in sites:
+        _renew_flat_weights(owner)
+    try:
+        yield
+    finally:
+        for owner, attribute, _ in sites:
+            del owner._parameters[attribute]
+        for owner, _, _ in sites:
+            _renew_flat_weights(owner)
 
 
-def clear_flat_weights(model: nn.Module) -> None:
-    """Lets recurrent layers forget the weights they were last run with: they would keep old draws alive."""
-    for module in model.modules():
-        if isinstance(module, nn.RNNBase):
-            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
-            module._flat_weight_refs = [None] * len(module._flat_weights_names)
+def _renew_flat_weights(module: nn.Module) -> None:
+    """Gives a recurrent layer, which runs on a list of its own, the weights of now: old draws must not live on."""
+    if isinstance(module, nn.RNNBase):
+        module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
+        module._flat_weight_refs = [None] * len(module._flat_weights_names)
 
 
 def _parameters_with_sites(model: nn.Module) -> Iterable[tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]]:
@@ -197,15 +221,30 @@ def _parameters_with_sites(model: nn.Module) -> Iterable[tuple[nn.Parameter, lis
     return found.values()
 
 
-def _reason_for_point(path: str, module: nn.Module, attribute: str, bayesian_bias: bool) -> str | None:
-    """Why a parameter at this site stays a point; None if it is selected."""
-    parameter = module._parameters[attribute]
-    assert parameter is not None
-    if isinstance(module, _NORMS) or (_NORM_NAME.search(type(module).__name__) and not _is_parametrisation(module)):
+def _reason_for_point(
+    parameter: nn.Parameter, sites: list[tuple[str, nn.Module, str]], select: Select | None, bayesian_bias: bool
+) -> str | None:
+    """Why a parameter stays a point; None if it is selected, which one of its sites suffices for."""
+    if not parameter.is_floating_point():
+        return "not a real floating-point parameter"
+    if select is not None:
+        return None if select(sites[0][0], parameter) else "not chosen by select"
+    if not parameter.requires_grad:
+        return "frozen (requires_grad=False)"
+    reasons = [_reason_at_site(parameter, module, attribute, bayesian_bias) for _, module, attribute in sites]
+    return None if None in reasons else reasons[0]
+
+
+def _reason_at_site(parameter: nn.Parameter, module: nn.Module, attribute: str, bayesian_bias: bool) -> str | None:
+    """Why a parameter in this place stays a point; None if it is selected."""
+    is_vector = parameter.numel() == max(parameter.shape, default=1)
+    if isinstance(module, _NORMS):
+        return "normalisation parameter"
+    if is_vector and _NORM_NAME.search(type(module).__name__) and not _is_parametrisation(module):
         return "normalisation parameter"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding table (Bayesian only where it is tied to a layer)"
-    if _BIAS_NAME.search(attribute):
+    if is_vector and _BIAS_NAME.search(attribute):
         return None if bayesian_bias else "bias (bayesian_bias=True makes it random)"
     if attribute == "original0":
         return "norm of a weight-normalised layer"
@@ -214,6 +253,15 @@ def _reason_for_point(path: str, module: nn.Module, attribute: str, bayesian_bia
     if parameter.ndim < 2:
         return "scale vector"
     return None
+
+
+def _nothing_selected(model: nn.Module, points: list[tuple[str, str]]) -> str:
+    found = (
+        f"its {len(points)} parameters stay points (such as {points[0][0]!r}: {points[0][1]})"
+        if points
+        else ("it has no parameters")
+    )
+    return f"{type(model).__name__} has no weights to make Bayesian: {found}; choose some with select="
 
 
 def _is_parametrisation(module: nn.Module) -> bool:
@@ -231,10 +279,10 @@ def _refuse_unsupported(model: nn.Module) -> None:
         if isinstance(module, nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():  # type: ignore[misc]
             raise UserError(f"{where} has no weights yet: run the model once, then convert it")
         for hook in module._forward_pre_hooks.values():
-            if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
-                raise UserError(
-                    f"{where} uses the old {type(hook).__name__} hook: use torch.nn.utils.parametrizations instead"
-                )
+            if (way_out := _OLD_HOOKS.get(type(hook).__module__)) is not None:
+                raise UserError(f"{where} has a {type(hook).__name__} hook, which recomputes its weight: {way_out}")
+        if type(module).__name__ == "OptimizedModule":  # torch.compile's wrapper, without importing its compiler
+            raise UserError(f"{where} is compiled: convert the module it was made from, then compile the Network")
         if getattr(module, "grad_checkpointing", False) is True or getattr(module, "gradient_checkpointing", 0) is True:
             raise UserError(
                 f"{where} has activation checkpointing switched on, which re-runs layers in the backward pass, "

@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.data import Info
 from pocketbayes.errors import UnknownNameError
 from pocketbayes.gaussian import Gaussian
-from pocketbayes.layout import Layout, clear_flat_weights
+from pocketbayes.layout import Layout, placed
 from pocketbayes.plan import Plan, count_uses
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.priors import Normal, Prior
@@ -47,6 +48,7 @@ class Network(nn.Module):
         prior: What `kl` is measured against.
         likelihood: The output's noise model, if training or prediction set one.
         propagation: How randomness goes through the network.
+        info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
     """
 
     def __init__(
@@ -67,10 +69,10 @@ class Network(nn.Module):
         self.prior = prior or Normal(1.0)
         self.likelihood = likelihood
         self.propagation = check_propagation(propagation)
+        self.info: Info | None = None
         self._noise: Tensor | None = None
         self._plans: dict[tuple[str, bool], Plan] = {}
         _NETWORKS[id(self)] = self
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -78,11 +80,8 @@ class Network(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model under the current propagation."""
-        weights = self.weights(args, kwargs)
-        output = torch.func.functional_call(self.model, weights, args, kwargs, tie_weights=False)
-        if self._recurrent:
-            clear_flat_weights(self.model)
-        return output
+        with _no_checkpointing(), placed(self.model, self.weights(args, kwargs)):
+            return self.model(*args, **kwargs)
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
@@ -115,10 +114,7 @@ class Network(nn.Module):
         table = self.posterior.rules(self.propagation)
         with torch.no_grad():
             mean = self.posterior.moments()[0]
-        plan = count_uses(self.model, self.layout, mean, table, args, kwargs)
-        if self._recurrent:
-            clear_flat_weights(self.model)
-        return plan
+        return count_uses(self.model, self.layout, mean, table, args, kwargs)
 
     def forget_plan(self) -> None:
         """Plans anew on the next call, for a model whose flow has changed."""
@@ -219,10 +215,23 @@ def check_propagation(name: str) -> str:
     return name
 
 
+def _no_checkpointing() -> AbstractContextManager[None]:
+    """Makes activation checkpointing inside the model an error: it runs layers again when their weights are gone.
+
+    Around the whole Network it is right (the same weights are drawn again), and so it is in a compiled graph.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return nullcontext()
+    return torch.autograd.graph.disable_saved_tensors_hooks(
+        "activation checkpointing inside the model runs layers again in the backward pass, when the drawn weights are "
+        "gone: switch it off in the model, or put it around the Network"
+    )
+
+
 @contextmanager
 def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
-    """Batch norm in training mode that does not move its running statistics within the block."""
-    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    """Batch and instance norm in training mode that does not move its running statistics within the block."""
+    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
     before = [(m.momentum, m.num_batches_tracked) for m in moved]
     for module in moved:
         module.momentum, module.num_batches_tracked = 0.0, None

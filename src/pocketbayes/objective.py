@@ -41,9 +41,14 @@ class Categorical(Likelihood):
         self.ignore_index = ignore_index
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """-log softmax(output)[target], weighted by class where weights are given."""
+        """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count."""
         ignore = -100 if self.ignore_index is None else self.ignore_index
-        return F.cross_entropy(output, target, weight=self.class_weights, ignore_index=ignore)
+        total = F.cross_entropy(output, target, weight=self.class_weights, ignore_index=ignore, reduction="sum")
+        counted = target != ignore
+        weights = (
+            counted if self.class_weights is None else self.class_weights[torch.where(counted, target, 0)] * counted
+        )
+        return total / weights.sum().clamp(min=1e-12)  # a batch in which nothing counts has the loss 0, not 0 / 0
 
     def config(self) -> dict[str, Any]:
         """The ignored label."""
@@ -70,9 +75,10 @@ class GaussianNoise(Likelihood):
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """The mean and the noise std of every target."""
         if self.noise == "predicted":
-            if output.shape[-1] % 2:
+            if output.ndim < 2 or output.shape[-1] % 2:
                 raise UserError(
-                    f"noise='predicted' needs an even last axis (means, then noise), not {output.shape[-1]}"
+                    "noise='predicted' needs outputs (n, ..., 2 k), k means and then k noise values, "
+                    f"not {tuple(output.shape)}"
                 )
             mean, raw = output.chunk(2, dim=-1)
             return mean, F.softplus(raw) + 1e-6
@@ -94,11 +100,9 @@ class GaussianNoise(Likelihood):
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:
     """The target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
-    if target.shape != mean.shape:
-        if target.numel() != mean.numel():
-            raise UserError(f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}")
-        target = target.reshape(mean.shape)
-    return target
+    if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
+        raise UserError(f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}")
+    return target.reshape(mean.shape)
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {cls.name: cls for cls in (Categorical, GaussianNoise)}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from pocketbayes.gaussian import METADATA, Op, RuleTable, tensors_in
-from pocketbayes.layout import Layout
+from pocketbayes.layout import Layout, placed
 
 Plan = tuple[bool, ...]
 """Per slot of the layout: does its weight stay Gaussian?"""
@@ -45,7 +47,7 @@ def count_uses(
 
     A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
     tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use, for
-    `autograd.Function.apply` hides its uses. The model's buffers and all random generators stay as they were.
+    `autograd.Function.apply` hides its uses. The inputs, the buffers and all random generators stay as they were.
     """
     probes: list[_Probe] = []
     weights: dict[str, Tensor] = {}
@@ -54,8 +56,25 @@ def count_uses(
         probe.table, probe.ruled, probe.other = table, 0, 0
         probes.append(probe)
         weights |= dict.fromkeys(slot.sites, probe)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     cuda = [mean.device] if mean.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(cuda):
-        torch.func.functional_call(model, {**buffers, **weights}, args, dict(kwargs), tie_weights=False)
+    with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, dict(kwargs)))
+        model(*args, **kwargs)
     return tuple(probe.ruled == 1 and probe.other == 0 for probe in probes)
+
+
+@contextmanager
+def _borrowed_buffers(model: nn.Module) -> Iterator[None]:
+    """Copies in place of the buffers within the block; buffers that modules share stay shared."""
+    own = [(module, dict(module._buffers)) for module in model.modules()]
+    copies: dict[Tensor, Tensor] = {}
+    for module, buffers in own:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(buffer, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, buffers in own:
+            module._buffers.clear()
+            module._buffers.update(buffers)

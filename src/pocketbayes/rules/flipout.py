@@ -14,23 +14,22 @@ class Flipout(LinearRules):
 
     name = "flipout"
 
-    def apply(self, call: LinearCall) -> Tensor:
+    def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
         """Draws the outputs of one linear operation."""
-        weight, bias, x = call.weight, call.bias, call.input
-        assert isinstance(weight, Gaussian)
+        x, bias = call.input, call.bias
         mean = call.run(x, weight.loc, loc(bias))
         delta_bias = bias.stddev * noise_like(bias.loc) if isinstance(bias, Gaussian) else None
         delta = weight.stddev * noise_like(weight.loc)
-        change = call.run(x * _signs(x, call.channels_first), delta, delta_bias)
-        return mean + change * _signs(change, call.channels_first)
+        change = call.run(x * _signs(x, call.feature_axis), delta, delta_bias)
+        return mean + change * _signs(change, call.feature_axis)
 
 
-def _signs(x: Tensor, channels_first: bool) -> Tensor:
+def _signs(x: Tensor, feature_axis: int) -> Tensor:
     """+-1 per example and feature; the positions of a convolution share theirs, as they share its weight."""
-    if not channels_first:
-        shape = (*x.shape[:1], *(1,) * (x.ndim - 2), x.shape[-1]) if x.ndim > 1 else x.shape
-    else:
-        shape = torch.Size((x.shape[0], x.shape[1], *(1,) * (x.ndim - 2)))
+    shape = [1] * x.ndim
+    shape[feature_axis] = x.shape[feature_axis]
+    if x.ndim > -feature_axis:
+        shape[0] = x.shape[0]
     return torch.randint(0, 2, shape, device=x.device).to(x.dtype).mul(2).sub(1)
 
 
