@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -149,7 +150,7 @@ class _Run:
             net = self.method.init(self.model)
             for network in members(net):
                 if self.given_likelihood is not None or network.likelihood is None:
-                    network.likelihood = self.given_likelihood or self._default_likelihood()
+                    network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
             if self.fabric.global_rank:
                 torch.manual_seed(self.seed + 7919 * self.fabric.global_rank)
             tree = None
@@ -173,7 +174,8 @@ class _Run:
 
     def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
         settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
-        training = self.base.but(settings if stage.epochs is None else {**settings, "epochs": stage.epochs})
+        epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
+        training = self.base.but({**settings, **epochs, **stage.fixed})
         net = net.to(self.fabric.device)
         if not self.at.begun:
             net = stage.begin(net, self) if stage.begin else net
@@ -183,7 +185,7 @@ class _Run:
         if tree is not None:
             optimizer.load_state_dict(tree["optimizer"])
             checkpoint.set_random_state(tree["random"][self.fabric.global_rank])
-        loop = _Loop(self, net, network, wrapped, optimizer, training)
+        loop = _Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
         while self.at.epoch < training.epochs:
             loop.epoch()
         if training.keep_best and self.best is not None:
@@ -252,6 +254,7 @@ class _Loop:
     """The epochs and steps of one stage."""
 
     run: _Run
+    method: Method
     net: Net
     network: Network
     wrapped: Any
@@ -285,7 +288,7 @@ class _Loop:
 
     def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
         """One optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
-        run, method = self.run, self.run.method
+        run, method = self.run, self.method
         if run.info is not None:
             validate_batch(x, y, run.info)
         progress = index / steps
@@ -306,18 +309,18 @@ class _Loop:
         if self.training.clip_norm is not None:
             run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
         self.optimizer.step()
-        method.after_step(self.net, self.optimizer.optimizer, index, steps * self.training.epochs)
+        method.after_step(self.network, self.optimizer.optimizer, index, steps * self.training.epochs)
         return figures
 
     def _backward_nll(self, x: Tensor, y: Tensor) -> float:
         """Adds the gradient of the mean NLL, part by part and sample by sample: memory holds one pass."""
-        run, samples = self.run, self.run.method.train_samples if self.network.is_random else 1
+        run, samples = self.run, self.method.train_samples if self.network.is_random else 1
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = 0.0
         noise: Tensor | None = None
         for part, (inputs, targets) in enumerate(parts):
             for sample in range(samples):
-                if run.method.antithetic and samples > 1:
+                if self.method.antithetic and samples > 1:
                     noise = -noise if sample % 2 and noise is not None else self._draw_noise()
                 last = part == len(parts) - 1 and sample == samples - 1
                 with (
@@ -349,7 +352,7 @@ class _Loop:
 
     def _close_epoch(self, steps: int) -> None:
         run, at = self.run, self.run.at
-        run.method.after_epoch(self.net, run._stage.name, at.epoch)
+        self.method.after_epoch(self.network, run._stage.name, at.epoch)
         row: dict[str, Any] = {"stage": run._stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
         row["lr"] = self.optimizer.param_groups[0]["lr"]

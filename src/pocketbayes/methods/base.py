@@ -38,7 +38,9 @@ class Stage:
     Attributes:
         name: What progress and logs call it.
         epochs: Its epochs; None for the run's.
-        settings: Training settings that differ from the run's.
+        settings: Training settings that differ from the run's, unless the caller chose them.
+        fixed: Training settings that hold whatever the caller chose.
+        method: Whose objective and steps the stage follows, if not those of the run's method.
         begin: Makes the network that the stage trains, from what came before.
         network: The part that is trained: the whole, or a member of a mixture.
         end: Makes the result of the stage.
@@ -47,6 +49,8 @@ class Stage:
     name: str
     epochs: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    method: Method | None = None
     begin: Callable[[Net, Run], Net] | None = None
     network: Callable[[Net], Network] = lambda net: _the_network(net)
     end: Callable[[Net, Run], Net] | None = None
@@ -90,11 +94,11 @@ class Method(ABC):
         """Beta, the weight of KL / N, when a fraction of the epochs is over."""
         return 0.0
 
-    def after_step(self, net: Net, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
-        """Called after every optimiser step; `steps` is the stage's total."""
+    def after_step(self, net: Network, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+        """Called with the network in training after every optimiser step; `steps` is the stage's total."""
 
-    def after_epoch(self, net: Net, stage: str, epoch: int) -> None:
-        """Called after every epoch of a stage."""
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
+        """Called with the network in training after every epoch of a stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
