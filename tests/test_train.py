@@ -194,7 +194,7 @@ def test_batches_visit_everything_once_and_resume_where_they_stopped() -> None:
     source = pb.batches.as_source((x, torch.arange(10)))
     assert isinstance(source, Arrays)
     whole = [y.tolist() for _, y in batches(source, 4, shuffle_seed=3)]
-    assert sorted(sum(whole, [])) == list(range(10))
+    assert sorted(y for batch in whole for y in batch) == list(range(10))
     assert [y.tolist() for _, y in batches(source, 4, shuffle_seed=3, start=1)] == whole[1:]
     ranks = [[y.tolist() for _, y in batches(source, 4, shuffle_seed=3, rank=r, world=2)] for r in (0, 1)]
     assert [sorted(a + b) for a, b in zip(*ranks)] == [sorted(b) for b in whole]

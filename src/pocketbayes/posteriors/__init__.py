@@ -13,10 +13,11 @@ from pocketbayes.posteriors.base import Census, Posterior
 from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
+from pocketbayes.posteriors.shared import Shared
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial, Shared)}
 
-__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "restore"]
+__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "Shared", "restore"]
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

@@ -1,0 +1,270 @@
+"""K Gaussians in the plane of (mean, std), an index per weight, outliers and blends: 2DGBNN's storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.errors import UnknownNameError
+from pocketbayes.gaussian import safe_sqrt
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
+from pocketbayes.priors import Normal, Prior
+
+Draw = Literal["shared", "shared-noise", "independent"]
+Blend = Literal["convex", "mixture"]
+
+
+class Shared(Posterior):
+    """w_i = entry index_i of a table: K Gaussians' draws, then the outliers' own, then the blends'.
+
+    Gaussian k lies at (centre_mean, centre_std) with Cholesky factor [[a, 0], [b, c]]. From it
+    (m, s) = (centre_mean + a e1, centre_std + b e1 + c e2), and, by `draw`:
+
+    - "shared": w = m, one draw for all weights of the Gaussian: K random numbers. Variance a^2; only centre_mean and a
+      feel the data, so only they are trained.
+    - "shared-noise": w = m + s e3, one draw for all: 3 K random numbers.
+    - "independent": w = m + s e3, each weight with its own (e1, e2, e3).
+
+    The last two have variance a^2 + centre_std^2 + b^2 + c^2. A blended weight is a combination sum_k alpha_k w_k of
+    draws from several Gaussians ("convex", variance sum alpha^2 v), or one of them chosen at random ("mixture", Eq. 7,
+    for evaluation: the choice has no gradient). Outliers are drawn one by one.
+    """
+
+    name = "shared"
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        centres: Tensor,
+        factors: Tensor,
+        index: Tensor,
+        outlier_mean: Tensor,
+        outlier_std: Tensor,
+        blend_index: Tensor,
+        blend_alpha: Tensor,
+        draw: Draw = "shared",
+        blend: Blend = "convex",
+    ) -> None:
+        """Takes the Gaussians and who belongs to which.
+
+        Args:
+            layout: The weights.
+            centres: (K, 2) means and stds.
+            factors: (K, 3) Cholesky entries a, b, c with a, c > 0.
+            index: (n,) table entry of each weight: 0..K-1 a Gaussian, then the outliers, then the blends.
+            outlier_mean: (o,).
+            outlier_std: (o,).
+            blend_index: (p, k) Gaussians of each blended weight.
+            blend_alpha: (p, k) their weights, each row summing to 1.
+            draw: How weights are drawn from a Gaussian.
+            blend: How blended weights are drawn.
+        """
+        super().__init__(layout)
+        if draw not in get_args(Draw):
+            raise UnknownNameError("draw", draw, get_args(Draw))
+        if blend not in get_args(Blend):
+            raise UnknownNameError("blend", blend, get_args(Blend))
+        self.draw, self.blend = draw, blend
+        used = draw != "shared"
+        self.centre_mean = nn.Parameter(centres[:, 0].detach().clone())
+        self.raw_a = nn.Parameter(softplus_inverse(factors[:, 0].detach()))
+        self.centre_std = nn.Parameter(centres[:, 1].detach().clone(), requires_grad=used)
+        self.off_diagonal = nn.Parameter(factors[:, 1].detach().clone(), requires_grad=used)
+        self.raw_c = nn.Parameter(softplus_inverse(factors[:, 2].detach()), requires_grad=used)
+        self.outlier_mean = nn.Parameter(outlier_mean.detach().clone())
+        self.outlier_rho = nn.Parameter(softplus_inverse(outlier_std.detach()))
+        self.index: Tensor
+        self.blend_index: Tensor
+        self.blend_alpha: Tensor
+        self.register_buffer("index", index.detach().to(torch.int64))
+        self.register_buffer("blend_index", blend_index.detach().to(torch.int64))
+        self.register_buffer("blend_alpha", blend_alpha.detach().clone())
+        # What follows from the index is kept, not counted again in every step; files leave it out.
+        self.counts: Tensor
+        self.inliers: Tensor
+        inside = (self.index < self.gaussians) if draw == "independent" else self.index[:0] < 0
+        self.register_buffer("inliers", inside.nonzero().flatten(), persistent=False)
+        self.register_buffer("counts", self._count(), persistent=False)
+
+    @property
+    def gaussians(self) -> int:
+        """K."""
+        return self.centre_mean.numel()
+
+    @property
+    def outliers(self) -> int:
+        """The number of weights with a mean and std of their own."""
+        return self.outlier_mean.numel()
+
+    @property
+    def blends(self) -> int:
+        """The number of blended weights."""
+        return self.blend_index.shape[0]
+
+    def variances(self) -> Tensor:
+        """The variance (K,) of a draw from each Gaussian."""
+        var = F.softplus(self.raw_a).square()
+        if self.draw == "shared":
+            return var
+        return var + self.centre_std.square() + self.off_diagonal.square() + F.softplus(self.raw_c).square()
+
+    def table_moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of every entry of the table."""
+        mean, var = self.centre_mean, self.variances()
+        alpha, members = self.blend_alpha, self.blend_index
+        blend_mean = (alpha * mean[members]).sum(1)
+        if self.blend == "convex":
+            blend_var = (alpha.square() * var[members]).sum(1)
+        else:
+            blend_var = (alpha * (var + mean.square())[members]).sum(1) - blend_mean.square()
+        outlier_std = F.softplus(self.outlier_rho)
+        return torch.cat([mean, self.outlier_mean, blend_mean]), torch.cat([var, outlier_std.square(), blend_var])
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The marginal mean and std of each weight under the chosen draw."""
+        mean, var = self.table_moments()
+        return self._spread(mean), self._spread(safe_sqrt(var))
+
+    @property
+    def noise_size(self) -> int:
+        """K or 3 K numbers for all Gaussians, or 3 per weight; one per outlier; one per blend that chooses."""
+        count = self.gaussians if self.draw != "independent" else self.inliers.numel() + self.blend_index.numel()
+        choices = self.blends if self.blend == "mixture" else 0
+        return count * (1 if self.draw == "shared" else 3) + self.outliers + choices
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """One draw of all weights."""
+        noise = self._noise(noise, self.centre_mean)
+        choices = self.blends if self.blend == "mixture" else 0
+        gaussian, outlier, choice = noise.split([noise.numel() - self.outliers - choices, self.outliers, choices])
+        own = torch.addcmul(self.outlier_mean, F.softplus(self.outlier_rho), outlier)
+        if self.draw != "independent":
+            each = self._draw(gaussian, None)
+            return self._spread(torch.cat([each, own, self._blended(each[self.blend_index], choice)]))
+        each = self._draw(gaussian, torch.cat([self.index[self.inliers], self.blend_index.flatten()]))
+        parts = each[self.inliers.numel() :].view_as(self.blend_alpha)
+        zeros = torch.zeros_like(self.centre_mean)
+        rest = self._spread(torch.cat([zeros, own, self._blended(parts, choice)]))
+        return rest.index_add(0, self.inliers, each[: self.inliers.numel()])
+
+    def kl(self, prior: Prior) -> Tensor:
+        """sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blended weight adds alpha_k to count_k (Eq. 10).
+
+        A sum of marginal KLs: with shared draws the joint distribution is singular against the prior. The KL of a blend
+        is bounded by convexity.
+        """
+        std = safe_sqrt(self.variances())
+        outlier_std = F.softplus(self.outlier_rho)
+        if isinstance(prior, Normal) and prior.centre is not None:
+            return self._kl_centred(prior, std, outlier_std)
+        each = prior.kl(self.centre_mean, std)
+        return (self.counts * each).sum() + prior.kl(self.outlier_mean, outlier_std).sum()
+
+    def _count(self) -> Tensor:
+        """(K,) weights per Gaussian, blended weights by their alphas."""
+        inside = torch.bincount(self.index.clamp(max=self.gaussians), minlength=self.gaussians + 1)[: self.gaussians]
+        counts = inside.to(self.blend_alpha.dtype)
+        return counts.index_add(0, self.blend_index.flatten(), self.blend_alpha.flatten())
+
+    def std_parameters(self) -> Iterable[nn.Parameter]:
+        """All that sets the spread of draws."""
+        every = (self.raw_a, self.centre_std, self.off_diagonal, self.raw_c, self.outlier_rho)
+        return [p for p in every if p.requires_grad]
+
+    def index_bits(self) -> float:
+        """The entropy of the indices in bits per weight: Gaussians, and one symbol each for outliers and blends."""
+        symbols = torch.where(self.index < self.gaussians, self.index, self.gaussians)
+        symbols = torch.where(self.index >= self.gaussians + self.outliers, self.gaussians + 1, symbols)
+        share = torch.bincount(symbols).double() / symbols.numel()
+        return float(torch.special.entr(share).sum() / torch.log(torch.tensor(2.0)))
+
+    def stored(self) -> dict[str, int]:
+        """Values of Gaussians and outliers, an index per weight, and the blends."""
+        per_gaussian = 2 if self.draw == "shared" else 5
+        return {
+            "gaussians": per_gaussian * self.gaussians,
+            "outliers": 2 * self.outliers,
+            "indices": self.layout.size,
+            "blend indices": self.blend_index.numel(),
+            "blend alphas": self.blend_alpha.numel(),
+        }
+
+    def census(self) -> Census:
+        """Counts what is stored, and, labelled as such, the paper's own way of counting."""
+        counted = super().census()
+        paper = self.stored()["gaussians"] + 2 * self.outliers
+        notes = (
+            f"{self.gaussians} Gaussians, {self.outliers} outliers, {self.blends} ellipse points; "
+            f"index entropy {self.index_bits():.3f} bits a weight",
+            f"the paper's count, which leaves the index out: {paper} values",
+        )
+        return Census(**{**vars(counted), "notes": notes})
+
+    def config(self) -> dict[str, Any]:
+        """How weights and blends are drawn."""
+        return {"draw": self.draw, "blend": self.blend}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From the tensors, bit for bit."""
+        ones = torch.ones_like(tensors["raw_a"])
+        self = cls(
+            layout,
+            centres=torch.stack([tensors["centre_mean"], tensors["centre_std"]], 1),
+            factors=torch.stack([ones, tensors["off_diagonal"], ones], 1),
+            index=tensors["index"],
+            outlier_mean=tensors["outlier_mean"],
+            outlier_std=torch.ones_like(tensors["outlier_mean"]),
+            blend_index=tensors["blend_index"],
+            blend_alpha=tensors["blend_alpha"],
+            **config,
+        )
+        self.load_state_dict(dict(tensors))
+        return self
+
+    def _spread(self, table: Tensor) -> Tensor:
+        """Table entries to weights. gather: at 11 million weights 4 times faster than table[index], forward and back."""
+        return table.gather(0, self.index)
+
+    def _draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
+        """Draws from the Gaussians, each once, or once per member."""
+
+        def of(values: Tensor) -> Tensor:
+            return values if members is None else values.gather(0, members)
+
+        if self.draw == "shared":
+            return torch.addcmul(of(self.centre_mean), of(F.softplus(self.raw_a)), noise)
+        one, two, three = noise.chunk(3)
+        m = torch.addcmul(of(self.centre_mean), of(F.softplus(self.raw_a)), one)
+        s = of(self.centre_std) + of(self.off_diagonal) * one + of(F.softplus(self.raw_c)) * two
+        return torch.addcmul(m, s, three)
+
+    def _blended(self, parts: Tensor, choice: Tensor) -> Tensor:
+        """(p,) blends of their Gaussians' draws (p, k)."""
+        if self.blend == "convex":
+            return (self.blend_alpha * parts).sum(1)
+        uniform = torch.special.ndtr(choice)
+        chosen = (uniform[:, None] > self.blend_alpha.cumsum(1)).sum(1).clamp(max=max(parts.shape[1] - 1, 0))
+        return parts.gather(1, chosen[:, None])[:, 0]
+
+    def _kl_centred(self, prior: Normal, std: Tensor, outlier_std: Tensor) -> Tensor:
+        """Each weight has a prior mean of its own: the sum runs over weights, not Gaussians."""
+        assert prior.centre is not None
+        mean = torch.cat([self.centre_mean, self.outlier_mean])
+        spread = torch.cat([std, outlier_std])
+        alone = self.index < mean.numel()
+        entries = self.index[alone]
+        total = Normal(prior.std, prior.centre[alone]).kl(mean.gather(0, entries), spread.gather(0, entries)).sum()
+        if self.blends:
+            entry = self.index[~alone] - mean.numel()
+            parts = self.blend_index[entry]
+            each = Normal(prior.std, prior.centre[~alone][:, None]).kl(mean[parts], spread[parts])
+            total = total + (self.blend_alpha[entry] * each).sum()
+        return total
