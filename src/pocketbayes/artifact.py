@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from pocketbayes import container, models, objective, posteriors, priors
+from pocketbayes.data import Info
 from pocketbayes.errors import UserError
 from pocketbayes.layout import Layout
 from pocketbayes.network import Mixture, Net, Network
@@ -29,7 +31,13 @@ def load(path: str | Path, model: nn.Module | None = None) -> Net:
         path: A file that `save` wrote.
         model: A model of the same architecture; needed only if the network was not made of a model known by name.
     """
-    return rebuild(container.read(path, KIND), model, str(path))
+    return rebuild(read(path), model, str(path))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The tree in a file that `save` wrote, for which no model is needed."""
+    tree: dict[str, Any] = container.read(path, KIND)
+    return tree
 
 
 def describe(net: Net) -> dict[str, Any]:
@@ -46,6 +54,7 @@ def describe(net: Net) -> dict[str, Any]:
         "prior": _module(net.prior),
         "likelihood": None if net.likelihood is None else _module(net.likelihood),
         "propagation": net.propagation,
+        "data": None if net.info is None else asdict(net.info),
     }
 
 
@@ -68,6 +77,7 @@ def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str
             and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
             propagation=tree["propagation"],
         )
+        net.info = None if tree.get("data") is None else Info(**tree["data"])
     except (KeyError, TypeError, RuntimeError) as error:
         raise UserError(f"{source} does not describe a network: {error}") from error
     _load_points(net.model, tree["state"], source)

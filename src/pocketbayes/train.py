@@ -116,22 +116,27 @@ class _Run:
         from lightning_fabric import Fabric
 
         launched = int(os.environ.get("LOCAL_WORLD_SIZE", self.base.devices))
-        self.fabric = Fabric(
-            accelerator=self.base.accelerator,
-            devices=launched,
-            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
-            strategy="ddp" if launched > 1 else "auto",
-            precision=self.base.precision,  # type: ignore[arg-type]
-        )
+        try:
+            self.fabric = Fabric(
+                accelerator=self.base.accelerator,
+                devices=launched,
+                num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
+                strategy="ddp" if launched > 1 else "auto",
+                precision=self.base.precision,  # type: ignore[arg-type]
+            )
+        except (ValueError, RuntimeError) as error:
+            asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
+            raise UserError(f"cannot train with {asked}: {error}") from error
         self.fabric.launch()
         self.examples = size_of(self.train)
         self.info = info_of(self.train)
 
     # -- what stages may use ------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the training data in their own order."""
-        for x, y in batches(self.train, self.base.batch_size, workers=self.base.workers):
+    def batches(self, shuffle: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the training data, in their own order or one that the seed decides."""
+        seed = self.seed & 0x7FFFFFFF if shuffle else None
+        for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
             yield x.to(self.fabric.device), y.to(self.fabric.device)
 
     def note(self, **figures: Any) -> None:

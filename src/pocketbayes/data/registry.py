@@ -36,6 +36,11 @@ def names() -> list[str]:
     return sorted(LOADERS)
 
 
+def folder_of(data_dir: str | Path | None = None) -> Path:
+    """The folder that holds the data: as given, else the environment's POCKETBAYES_DATA, else `./data`."""
+    return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
+
+
 def load(
     name: str,
     split: Split = "train",
@@ -73,8 +78,7 @@ def load(
         raise UserError(f"val_fraction={val_fraction}: must be at least 0 and below 1")
     if seed < 0:
         raise UserError(f"seed={seed}: a seed is a non-negative whole number")
-    folder = Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
-    request = Request(name, split, folder, augment, download, val_fraction, seed)
+    request = Request(name, split, folder_of(data_dir), augment, download, val_fraction, seed)
     _check_options(name, options)
     dataset = LOADERS[name](request, **options)
     if subset is not None and len(dataset):

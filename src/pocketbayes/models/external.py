@@ -21,6 +21,8 @@ _THEIR_NAMES = {
     "torchvision": {"classes": "num_classes"},
     "timm": {"classes": "num_classes", "in_channels": "in_chans"},
 }
+OUR_NAMES = {library: tuple(names) for library, names in _THEIR_NAMES.items()}
+"""The arguments that may be given by our names."""
 
 
 def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:

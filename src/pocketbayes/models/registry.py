@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.models.external import LIBRARIES, VALUES, build_external, has_model
+from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model
 from pocketbayes.models.lenet import lenet5, lenet300
 from pocketbayes.models.mlp import mlp
 from pocketbayes.models.resnet import resnet, resnet_cifar, resnet_small
@@ -78,21 +79,50 @@ def build(name: str, **args: Any) -> nn.Module:
     return model
 
 
+def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) -> nn.Module:
+    """Builds a model for inputs of a shape and a number of outputs, as far as `args` leave these open.
+
+    Args:
+        name: As in `build`.
+        input_shape: The shape of one input, without the batch: (features,) or (channels, height, width).
+        outputs: Classes, or numbers to predict.
+        **args: As in `build`; what is given here is kept.
+    """
+    fitting = {"in_features": math.prod(input_shape), "classes": outputs, "out_features": outputs}
+    if len(input_shape) == 3:
+        fitting |= {"in_channels": input_shape[0], "image_size": input_shape[1]}
+    wanted = argument_names(name)
+    return build(name, **{**{key: value for key, value in fitting.items() if key in wanted}, **args})
+
+
+def argument_names(name: str) -> tuple[str, ...]:
+    """The arguments of a model that we have names for: all of our own models, what is common to another library's."""
+    library, separator, _ = name.partition(":")
+    if separator:
+        return OUR_NAMES.get(library, ())
+    return tuple(inspect.signature(_constructor(name)).parameters)
+
+
 def spec_of(model: nn.Module) -> ModelSpec | None:
     """How `build` made this model, or None for a model from elsewhere."""
     return model.__dict__.get(_SPEC)
 
 
 def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
-    if name not in _OWN:
-        elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
-        raise UnknownNameError("model", name, elsewhere or _OWN)
-    signature = inspect.signature(_OWN[name])
+    constructor = _constructor(name)
+    signature = inspect.signature(constructor)
     try:
         signature.bind(**args)
     except TypeError as error:
         raise UserError(f"model {name!r}: {error}; its arguments are {', '.join(signature.parameters)}") from error
-    return _OWN[name](**args)
+    return constructor(**args)
+
+
+def _constructor(name: str) -> Callable[..., nn.Module]:
+    if name not in _OWN:
+        elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
+        raise UnknownNameError("model", name, elsewhere or _OWN)
+    return _OWN[name]
 
 
 def _jsonable(name: str, key: str, value: Any) -> Any:
