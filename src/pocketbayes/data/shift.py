@@ -1,0 +1,147 @@
+"""Data that drifts away from what a network was trained on: corruptions, rotation, noise by signal-to-noise ratio.
+
+`corrupt` makes the 19 corruptions of CIFAR-C and ImageNet-C at five severities for images of any size, seeded by
+(seed, name, severity, index), so that an image's corruption does not depend on its batch. The parameters are those
+published for a shorter side of 32 (CIFAR-C), 64 (Tiny ImageNet-C) and 224 pixels (ImageNet-C), linear in the logarithm
+of the side between, and constant below 32 and above 224. `corruptions/` says where the pictures differ from the
+published ones; `read_cifar_c` reads those.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pocketbayes.data.corruptions import FUNCTIONS, parameters
+from pocketbayes.errors import UnknownNameError, UserError
+
+CORRUPTIONS: tuple[str, ...] = tuple(FUNCTIONS)
+"""All 19, named as the published files are."""
+
+ORIGINAL_15: tuple[str, ...] = CORRUPTIONS[:15]
+"""The benchmark proper; the other four were meant for choosing hyperparameters."""
+
+SEVERITIES = (1, 2, 3, 4, 5)
+
+_VALUES_AT_ONCE = 1 << 20
+
+
+def corrupt(
+    images: NDArray[np.uint8], name: str, severity: int, seed: int = 0, *, first_index: int = 0
+) -> NDArray[np.uint8]:
+    """Corrupted copies of images.
+
+    Args:
+        images: (n, h, w, c), or one image (h, w, c) or (h, w); bytes, with c = 1 (gray) or 3 (RGB).
+        name: one of `CORRUPTIONS`.
+        severity: 1 to 5.
+        seed: the whole set is drawn anew for each seed.
+        first_index: place of the first image in its data set. Batches with their own places give together what the
+            whole set would have given at once.
+
+    Returns:
+        The same shape and type.
+    """
+    _check_choice(name, severity)
+    batch = _as_batch(images)
+    function, values = FUNCTIONS[name], parameters(name, severity, min(batch.shape[1:3]))
+    corrupted = np.empty_like(batch)
+    size = max(1, _VALUES_AT_ONCE // max(1, batch[0].size)) if len(batch) else 1
+    for start in range(0, len(batch), size):
+        chunk = batch[start : start + size]
+        places = range(first_index + start, first_index + start + len(chunk))
+        rngs = [_generator(seed, name, severity, place) for place in places]
+        corrupted[start : start + size] = np.rint(255 * np.clip(function(chunk / 255, rngs, *values), 0, 1))
+    return corrupted.reshape(images.shape)
+
+
+def rotate(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
+    """Turned counter-clockwise about the centre, linear between pixels, black where nothing was.
+
+    Args:
+        images: as for `corrupt`.
+        degrees: angle; multiples of 90 move pixels without changing them.
+    """
+    from scipy import ndimage
+
+    turned = ndimage.rotate(_as_batch(images), degrees, axes=(2, 1), reshape=False, order=1)
+    return np.asarray(turned).reshape(images.shape)
+
+
+def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index: int = 0) -> NDArray[np.float32]:
+    """`x + e` with `10 log10(sum x^2 / sum e^2) = snr_db` exactly, for each image, before any normalisation.
+
+    The noise is Gaussian, scaled to the wanted power, and nothing is clipped: either would break the ratio. An image's
+    noise has the same shape at every ratio, so that curves over ratios compare like with like.
+
+    Args:
+        images: (n, ...) bytes, read as fractions of 255, or real numbers, taken as they are.
+        snr_db: signal-to-noise ratio in decibels.
+        seed: of the noise.
+        first_index: place of the first image in its data set.
+    """
+    signal = images / 255 if images.dtype == np.uint8 else images.astype(np.float64)
+    axes = tuple(range(1, signal.ndim))
+    places = range(first_index, first_index + len(signal))
+    noise = np.stack([_generator(seed, "noise_db", 0, place).standard_normal(signal.shape[1:]) for place in places])
+    power, drawn = (np.square(values).sum(axis=axes, keepdims=True) for values in (signal, noise))
+    return np.asarray(signal + noise * np.sqrt(power / drawn / 10 ** (snr_db / 10)), dtype=np.float32)
+
+
+def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels from the published `.npy` files of CIFAR-10-C or CIFAR-100-C.
+
+    The images are mapped, not read: memory is used for what is looked at.
+
+    Args:
+        folder: where `<name>.npy` and `labels.npy` lie.
+        name: one of `CORRUPTIONS`.
+        severity: 1 to 5.
+    """
+    _check_choice(name, severity)
+    images, labels = (_mapped(Path(folder) / f"{stem}.npy") for stem in (name, "labels"))
+    each, rest = divmod(len(images), len(SEVERITIES))
+    if rest or images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
+        raise UserError(
+            f"{Path(folder) / name}.npy is not a CIFAR-C file: expected bytes (5 n, h, w, c) and 5 n labels, "
+            f"found {images.dtype} {images.shape} and labels {labels.shape}"
+        )
+    part = slice((severity - 1) * each, severity * each)
+    return images[part], labels[part].astype(np.int64)
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    try:
+        return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: unpack CIFAR-10-C there, or use `corrupt`") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not a plain .npy file: {error}") from None
+
+
+def _check_choice(name: str, severity: int) -> None:
+    if name not in CORRUPTIONS:
+        raise UnknownNameError("corruption", name, CORRUPTIONS)
+    if severity not in SEVERITIES:
+        raise UserError(f"severity is {severity!r}: it must be one of 1, 2, 3, 4, 5")
+
+
+def _as_batch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(n, h, w, c) of bytes, whatever of the allowed shapes came in."""
+    if images.dtype != np.uint8:
+        raise UserError(f"images are {images.dtype}: give bytes (uint8, 0 to 255), before any normalisation")
+    batch = {2: images[None, ..., None], 3: images[None]}.get(images.ndim, images)
+    if batch.ndim != 4 or batch.shape[-1] not in (1, 3):
+        raise UserError(
+            f"images have shape {images.shape}: give (n, h, w, c), (h, w, c) or (h, w) with c = 1 or 3 "
+            "(for a stack of gray images: images[..., None])"
+        )
+    return batch
+
+
+def _generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, index])
