@@ -91,8 +91,9 @@ class Network(nn.Module):
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
         """The weights of one pass by site: values, or Gaussians where a rule will take them."""
         if args or kwargs:
-            plan = partial(self.plan, *args, **(kwargs or {}))
-            compact = self.posterior.compact_weights(self.propagation, plan, self._noise)
+            compact = self.posterior.compact_weights(
+                self.propagation, lambda: self.plan(*args, **(kwargs or {})), self._noise
+            )
             if compact is not None:
                 return self._by_site(compact)
         if self.propagation == "mean":

@@ -14,10 +14,11 @@ from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
 from pocketbayes.posteriors.shared import Shared
+from pocketbayes.posteriors.sparse import Sparse
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial, Shared)}
+POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial, Shared, Sparse)}
 
-__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "Shared", "restore"]
+__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "Shared", "Sparse", "restore"]
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -98,6 +98,22 @@ class Posterior(nn.Module, ABC):
     def rules(self, propagation: str) -> RuleTable:
         """The rule table of a propagation; a storage whose noise is not Gaussian has its own."""
         return RULES[propagation]
+
+    def compact_weights(
+        self, propagation: str, plan: Callable[[], Sequence[bool]], noise: Tensor | None
+    ) -> list[Tensor] | None:
+        """The weights of one pass in a form of the storage's own, in which products are cheaper.
+
+        Args:
+            propagation: How randomness goes through the network.
+            plan: Tells, for every slot, whether the model uses its weight exactly once, in an operation that the rule
+                table of `propagation` covers.
+            noise: For a draw; None for fresh noise.
+
+        Returns:
+            One tensor per slot, or None: dense tensors will do.
+        """
+        return None
 
     @abstractmethod
     def stored(self) -> dict[str, int]:

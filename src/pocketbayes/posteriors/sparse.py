@@ -1,0 +1,278 @@
+"""A mean and a std for few weights, exactly 0 for the others: sparse posteriors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.csr import Pattern, SparseMatrix
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.gaussian import Gaussian, RuleTable
+from pocketbayes.layout import Layout, Slot
+from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
+from pocketbayes.posteriors.removal import SCORES, Score, removal_score
+from pocketbayes.priors import Prior
+from pocketbayes.rules import LOCAL
+
+__all__ = ["SCORES", "Kernel", "Score", "Sparse", "carry", "removal_score"]
+
+Kernel = Literal["auto", "csr", "dense"]
+
+CSR_DENSITY = 0.1
+CSR_SIZE = 20_000
+"""Where "auto" takes CSR products: matrices of at least so many entries, of which at most so many are present. Measured
+(benchmarks/sparse.py); a rule rather than a stopwatch, so that the same seed gives the same bits in every process."""
+
+
+class Sparse(Posterior):
+    """w_i ~ N(mean_j, std_j^2) for the s present weights i = index_j, w_i = 0 for all others.
+
+    Only the present weights exist: s positions, s means, s stds (none if all are points), their gradients and optimiser
+    states, s random numbers a draw. Dense tensors are scattered for a pass, where it needs them, and dropped after it.
+    """
+
+    name = "sparse"
+
+    def __init__(
+        self, layout: Layout, index: Tensor, mean: Tensor, std: Tensor | None = None, kernel: Kernel = "auto"
+    ) -> None:
+        """Makes the posterior of the weights at some positions.
+
+        Args:
+            layout: The layout of all n weights.
+            index: (s,) ascending positions of the present ones.
+            mean: (s,) their means.
+            std: (s,) their stds; None for point values.
+            kernel: How linear layers multiply: "csr", over the present values alone, on a CPU; "dense", by scattered
+                values; "auto", the faster one by the matrix's size and density. Convolutions are always dense.
+        """
+        super().__init__(layout)
+        if kernel not in get_args(Kernel):
+            raise UnknownNameError("kernel", kernel, get_args(Kernel))
+        if len(index) and not (index[0] >= 0 and index[-1] < layout.size and bool((index.diff() > 0).all())):
+            raise UserError(f"the positions of a sparse posterior must ascend within [0, {layout.size})")
+        self.kernel = kernel
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.rho = None if std is None else nn.Parameter(softplus_inverse(std.detach()))
+        self.index: Tensor
+        self.register_buffer("index", index.to(torch.int32 if layout.size < 2**31 else torch.int64))
+        self.swapped: Tensor
+        self.register_buffer("swapped", torch.zeros((), dtype=torch.int64))
+        self._tables: _Tables | None = None
+
+    # -- the distribution ---------------------------------------------------------------------------------------------
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means and softplus(rho) at the present weights, 0 elsewhere."""
+        std = self.present_std()
+        mean = self._scatter(self.mean)
+        return mean, torch.zeros_like(mean) if std is None else self._scatter(std)
+
+    def present_std(self) -> Tensor | None:
+        """(s,) stds of the present weights; None for point values."""
+        return None if self.rho is None else F.softplus(self.rho)
+
+    @property
+    def noise_size(self) -> int:
+        """One number per present weight; none for point values."""
+        return 0 if self.rho is None else self.index.numel()
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """Draws at the present weights, 0 elsewhere."""
+        return self._scatter(self._draw(noise))
+
+    def kl(self, prior: Prior) -> Tensor:
+        """The sum over the present weights; 0 for point values."""
+        std = self.present_std()
+        if std is None:
+            return self.mean.new_zeros(())
+        return prior.take(self.index).kl(self.mean, std).sum()
+
+    # -- change of the present weights --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def swap(self, removed: Tensor, added: Tensor, std: Tensor | None = None) -> Tensor:
+        """Takes weights away and puts as many others in, with mean 0.
+
+        Args:
+            removed: Places of the former among the present weights, each in [0, s).
+            added: Positions of the latter among all weights, each in [0, n) and absent.
+            std: Their stds.
+
+        Returns:
+            (s,) for each weight present now its place before, or -1 if it is new: what `carry` takes.
+        """
+        if len(removed) != len(added):
+            raise UserError(f"{len(removed)} weights cannot make room for {len(added)}: the density is fixed")
+        stays = torch.ones_like(self.index, dtype=torch.bool)
+        stays[removed] = False
+        kept = stays.nonzero().flatten()
+        index, order = torch.sort(torch.cat([self.index[kept], added.to(self.index.dtype)]))
+        source = torch.cat([kept, torch.full_like(added, -1)])[order]
+        if self.rho is not None:
+            assert std is not None, "random weights need stds"
+            self.rho.copy_(torch.cat([self.rho[kept], softplus_inverse(std).to(self.rho.dtype)])[order])
+        self.mean.copy_(carry(self.mean, source))
+        self.index.copy_(index)
+        self.swapped += len(added)
+        return source
+
+    def spans(self) -> list[tuple[int, int]]:
+        """For every slot of the layout, where its present weights begin and end among all present ones."""
+        return self._current_tables().spans
+
+    def densities(self) -> dict[str, float]:
+        """The fraction of present weights in every slot."""
+        return {slot.name: (b - a) / max(slot.size, 1) for slot, (a, b) in zip(self.layout.slots, self.spans())}
+
+    # -- passes over the present values alone -------------------------------------------------------------------------
+
+    def rules(self, propagation: str) -> RuleTable:
+        """The usual tables; draws and means are counted, like local noise, by their use in linear operations."""
+        return LOCAL if propagation in ("mean", "sample") else super().rules(propagation)
+
+    def compact_weights(
+        self, propagation: str, plan: Callable[[], Sequence[bool]], noise: Tensor | None
+    ) -> list[Tensor] | None:
+        """Sparse matrices for the linear layers with CSR products, dense tensors for the rest."""
+        if propagation not in ("mean", "sample", "local") or not self._can_multiply_sparsely():
+            return None
+        fast = [self._is_fast(slot, span) for slot, span in zip(self.layout.slots, self.spans())]
+        if not any(fast):
+            return None
+        planned = plan()
+        std = self.present_std()
+        if propagation != "local" or std is None:
+            values = self.mean if propagation == "mean" else self._draw(noise)
+            return [self._part(values, number, fast[number] and planned[number]) for number in range(len(fast))]
+        drawn = None if all(planned) else self._draw(None)
+        table = self.rules("local")
+        weights: list[Tensor] = []
+        for number, (is_fast, stays) in enumerate(zip(fast, planned)):
+            if not stays:
+                assert drawn is not None
+                weights.append(self._part(drawn, number, False))
+            elif is_fast:
+                var = self._part(std * std, number, True)
+                weights.append(Gaussian(self._part(self.mean, number, True), var, rules=table))
+            else:
+                dense = self._part(std, number, False)
+                weights.append(Gaussian(self._part(self.mean, number, False), std=dense, rules=table))
+        return weights
+
+    def fast_slots(self) -> list[str]:
+        """The names of the weights with CSR products."""
+        if not self._can_multiply_sparsely():
+            return []
+        return [slot.name for slot, span in zip(self.layout.slots, self.spans()) if self._is_fast(slot, span)]
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables that CSR products keep between passes."""
+        tables = self._tables
+        return 0 if tables is None else sum(pattern.nbytes for pattern in tables.patterns.values())
+
+    def stored(self) -> dict[str, int]:
+        """s means, s stds and their positions."""
+        stds = {} if self.rho is None else {"stds": self.rho.numel()}
+        return {"means": self.mean.numel(), **stds, "positions": self.index.numel()}
+
+    def census(self) -> Census:
+        """Counts what is stored, and says how linear layers multiply."""
+        fast = self.fast_slots()
+        how = f"CSR products for {', '.join(fast)}; " if fast else ""
+        census = super().census()
+        return replace(
+            census,
+            memory_bytes=census.memory_bytes + self.table_bytes,
+            notes=(f"{how}dense products of scattered values for {'the rest' if fast else 'all layers'}",),
+        )
+
+    def config(self) -> dict[str, Any]:
+        """How linear layers multiply."""
+        return {"kernel": self.kernel}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From index, mean and rho, bit for bit."""
+        rho = tensors.get("rho")
+        self = cls(layout, tensors["index"], tensors["mean"], None if rho is None else rho.exp(), **config)
+        if self.rho is not None and rho is not None:
+            self.rho.data.copy_(rho)
+        self.swapped.copy_(tensors["swapped"])
+        return self
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _scatter(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.layout.size).index_copy_(0, self.index.long(), values)
+
+    def _draw(self, noise: Tensor | None) -> Tensor:
+        std = self.present_std()
+        return self.mean if std is None else torch.addcmul(self.mean, std, self._noise(noise, self.mean))
+
+    def _part(self, values: Tensor, number: int, sparse: bool) -> Tensor:
+        """A slot's weight, as a sparse matrix or scattered into a dense tensor."""
+        slot, (begin, end) = self.layout.slots[number], self.spans()[number]
+        own = values[begin:end]
+        if sparse:
+            return SparseMatrix(self._pattern(number), own)
+        index = self.index[begin:end].long() - slot.start
+        return values.new_zeros(slot.size).index_copy_(0, index, own).view(slot.shape)
+
+    def _can_multiply_sparsely(self) -> bool:
+        return (
+            self.kernel != "dense"
+            and self.mean.device.type == "cpu"
+            and self.mean.dtype in (torch.float32, torch.float64)
+            and torch.backends.mkl.is_available()
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()
+            and not torch.onnx.is_in_onnx_export()
+        )
+
+    def _is_fast(self, slot: Slot, span: tuple[int, int]) -> bool:
+        present = span[1] - span[0]
+        if len(slot.shape) != 2 or not present:
+            return False
+        return self.kernel == "csr" or (slot.size >= CSR_SIZE and present <= CSR_DENSITY * slot.size)
+
+    def _pattern(self, number: int) -> Pattern:
+        tables, slot = self._current_tables(), self.layout.slots[number]
+        if number not in tables.patterns:
+            begin, end = tables.spans[number]
+            rows, columns = slot.shape
+            tables.patterns[number] = Pattern.of(self.index[begin:end] - slot.start, (rows, columns))
+        return tables.patterns[number]
+
+    def _current_tables(self) -> _Tables:
+        """The tables of the present positions, made anew when these have changed."""
+        version = 0 if self.index.is_inference() else self.index._version
+        if self._tables is None or self._tables.index is not self.index or self._tables.version != version:
+            edges = torch.tensor([slot.start for slot in self.layout.slots] + [self.layout.size])
+            places = torch.searchsorted(self.index, edges.to(self.index)).tolist()
+            self._tables = _Tables(self.index, version, list(zip(places[:-1], places[1:])))
+        return self._tables
+
+
+@dataclass
+class _Tables:
+    """What follows from the positions: each slot's span of the present weights, and patterns of sparse matrices."""
+
+    index: Tensor
+    version: int
+    spans: list[tuple[int, int]]
+    patterns: dict[int, Pattern] = field(default_factory=dict)
+
+
+def carry(values: Tensor, source: Tensor) -> Tensor:
+    """Values that follow their weights from place to place, 0 for new weights (source -1)."""
+    return torch.where(source >= 0, values[source.clamp(min=0)], 0)
