@@ -32,6 +32,10 @@ CASES = [
     Case("map", pb.Deterministic),
     Case("bbb", lambda: pb.MeanFieldVI(std_init=0.05)),
     Case("lrt", lambda: pb.MeanFieldVI(propagation="local", std_init=0.05)),
+    Case(
+        "2dgbnn",
+        lambda: pb.WeightSharing(k=6, n_min=4, tau_w=0.3, pretrain_epochs=1, refresh_epochs=1, draw="shared-noise"),
+    ),
     Case("pbn", lambda: pb.PBN(rate=0.2, pretrain_epochs=1, train_samples=2)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]

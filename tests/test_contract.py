@@ -133,27 +133,29 @@ def test_the_same_seed_trains_the_same_network(case: Case) -> None:
 
 
 @each_case
-def test_an_interrupted_run_resumes_bit_for_bit(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops the run in the middle of an epoch, right after a checkpoint, and goes on from the file."""
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_an_interrupted_run_resumes_bit_for_bit(
+    case: Case, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops the run right after a checkpoint, in the first stage or in the last, and goes on from the file."""
     settings = {"checkpoint_steps": 2, "seed": 5}
-    whole = fitted(case, out=tmp_path / "whole", **settings)
+    write, count, stop = pb.checkpoint.write, 0, -1
 
     class Stop(Exception):
         pass
 
-    write, count = pb.checkpoint.write, 0
-
-    def write_and_stop(*args: object) -> None:
+    def write_and_count(*args: object) -> None:
         nonlocal count
         write(*args)
         count += 1
-        if count == 3:
+        if count == stop:
             raise Stop
 
-    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    monkeypatch.setattr(pb.checkpoint, "write", write_and_count)
+    whole = fitted(case, out=tmp_path / "whole", **settings)
+    count, stop = 0, 3 if when == "early" else count - 1
     with pytest.raises(Stop):
         fitted(case, out=tmp_path / "parts", **settings)
-    monkeypatch.setattr(pb.checkpoint, "write", write)
     resumed = fitted(case, out=tmp_path / "parts", resume=True, **settings)
     one, two = whole.state_dict(), resumed.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)

@@ -10,7 +10,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout
-from pocketbayes.methods import METHODS, PBN, Deterministic, MeanFieldVI, Method
+from pocketbayes.methods import METHODS, PBN, Deterministic, MeanFieldVI, Method, WeightSharing
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
@@ -52,6 +52,7 @@ __all__ = [
     "Prediction",
     "Training",
     "UserError",
+    "WeightSharing",
     "bayesianize",
     "census",
     "data",

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,9 +133,9 @@ class _Run:
 
     # -- what stages may use ------------------------------------------------------------------------------------------
 
-    def batches(self, shuffle: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the training data, in their own order or one that the seed decides."""
-        seed = self.seed & 0x7FFFFFFF if shuffle else None
+    def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the training data, in their own order or one that the seed and the turn decide."""
+        seed = (self.seed + 1_000_003 * turn) & 0x7FFFFFFF if shuffle else None
         for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
             yield x.to(self.fabric.device), y.to(self.fabric.device)
 
@@ -152,7 +152,7 @@ class _Run:
         found = checkpoint.read(self.folder) if resume and self.folder else None
         torch.manual_seed(self.seed)
         if found is None:
-            net = self.method.init(self.model)
+            net = self.method.start(self.model)
             for network in members(net):
                 if self.given_likelihood is not None or network.likelihood is None:
                     network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
@@ -300,9 +300,12 @@ class _Loop:
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
         beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
         self.optimizer.zero_grad()
-        nll = self._backward_nll(x, y)
+        parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
+        total = steps * self.training.epochs
+        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total)
+        nll = self._backward_nll(parts) if replaced is None else replaced
         kl = self.network.kl()
-        if beta and kl.requires_grad:
+        if replaced is None and beta and kl.requires_grad:
             run.fabric.backward(kl * (beta / run.examples))
         figures = {"nll": nll, "kl": float(kl.detach())}
         figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
@@ -311,16 +314,18 @@ class _Loop:
                 f"the loss is not finite at stage {run._stage.name!r}, epoch {run.at.epoch + 1}, step {run.at.step + 1}:"
                 f" NLL {nll}, KL {figures['kl']}; lower lr (now {self.training.lr}), set clip_norm, or look at the data"
             )
+        if replaced is not None:
+            return figures
         if self.training.clip_norm is not None:
             run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
         self.optimizer.step()
-        method.after_step(self.network, self.optimizer.optimizer, index, steps * self.training.epochs)
+        method.after_step(self.network, self.optimizer.optimizer, index, total)
         return figures
 
-    def _backward_nll(self, x: Tensor, y: Tensor) -> float:
+    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
         """Adds the gradient of the mean NLL, part by part and sample by sample: memory holds one pass."""
         run, samples = self.run, self.method.train_samples if self.network.is_random else 1
-        parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
+        size = sum(len(inputs) for inputs, _ in parts)
         total = 0.0
         noise: Tensor | None = None
         for part, (inputs, targets) in enumerate(parts):
@@ -334,7 +339,7 @@ class _Loop:
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
                     output = self.wrapped(inputs)
-                    nll = self._nll(output, targets) * (len(inputs) / len(x) / samples)
+                    nll = self._nll(output, targets) * (len(inputs) / size / samples)
                     run.fabric.backward(nll)
                 total += float(nll.detach())
         return total
@@ -357,10 +362,11 @@ class _Loop:
 
     def _close_epoch(self, steps: int) -> None:
         run, at = self.run, self.run.at
-        self.method.after_epoch(self.network, run._stage.name, at.epoch)
+        noted = self.method.after_epoch(self.network, run._stage.name, at.epoch)
         row: dict[str, Any] = {"stage": run._stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
         row["lr"] = self.optimizer.param_groups[0]["lr"]
+        row |= noted or {}
         if run.val is not None:
             measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed)
             row |= {f"val_{name}": value for name, value in measures.items()}

@@ -10,16 +10,30 @@ from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMetho
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.methods.pbn import PBN
+from pocketbayes.methods.weight_sharing import WeightSharing
 
 METHODS: dict[str, Any] = {
     "map": Deterministic,
     "bbb": partial(MeanFieldVI, propagation="sample"),
     "lrt": partial(MeanFieldVI, propagation="local"),
     "flipout": partial(MeanFieldVI, propagation="flipout"),
+    "2dgbnn": WeightSharing,
     "pbn": PBN,
 }
 
-__all__ = ["METHODS", "PBN", "Deterministic", "MeanFieldVI", "Method", "Run", "Stage", "Start", "VariationalMethod", "make"]
+__all__ = [
+    "METHODS",
+    "PBN",
+    "Deterministic",
+    "MeanFieldVI",
+    "Method",
+    "Run",
+    "Stage",
+    "Start",
+    "VariationalMethod",
+    "WeightSharing",
+    "make",
+]
 
 
 def make(name: str, **settings: Any) -> Method:

@@ -24,8 +24,13 @@ class Run(Protocol):
     seed: int
     examples: int
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the training data, in a fixed order, on the network's device."""
+    def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the training data, on the network's device.
+
+        Args:
+            shuffle: Takes an order that the seed decides instead of their own.
+            turn: Another order for every turn.
+        """
 
     def note(self, **figures: Any) -> None:
         """Records figures beside the metrics and shows them as a line."""
@@ -81,6 +86,10 @@ class Method(ABC):
     def init(self, model: nn.Module) -> Net:
         """The untrained network. The model, or a trained Network that the method builds on, is copied."""
 
+    def start(self, model: nn.Module) -> Net:
+        """What training starts from: `init`, unless the first stage trains another kind of network."""
+        return self.init(model)
+
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """The parts of training, in order.
 
@@ -94,11 +103,39 @@ class Method(ABC):
         """Beta, the weight of KL / N, when a fraction of the epochs is over."""
         return 0.0
 
+    def replace_step(
+        self,
+        net: Network,
+        run: Run,
+        batch: Sequence[tuple[Tensor, Tensor]],
+        optimizer: torch.optim.Optimizer,
+        step: int,
+        steps: int,
+    ) -> float | None:
+        """Something in place of an optimiser step, such as a change of the posterior's structure.
+
+        Whatever it does must be the same on every rank: gradients are this rank's until they are reduced. Resumed runs
+        repeat it exactly if it depends on the network's tensors, the random generators and its arguments only.
+
+        Args:
+            net: The network in training, its gradients cleared.
+            run: The run.
+            batch: The step's batch, in the parts that are held in memory at once.
+            optimizer: Its state may be changed along.
+            step: The number of steps of the stage that are over.
+            steps: The stage's total.
+
+        Returns:
+            The batch's NLL if the step is replaced; None for a step as usual.
+        """
+        return None
+
     def after_step(self, net: Network, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
         """Called with the network in training after every optimiser step; `steps` is the stage's total."""
 
-    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
-        """Called with the network in training after every epoch of a stage."""
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any] | None:
+        """Called with the network in training after every epoch of a stage; returns figures for the epoch's record."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +171,29 @@ class VariationalMethod(Method):
         if self.prior == "scale-mixture":
             return ScaleMixture(std1=self.prior_std)
         return Normal(self.prior_std, centre=mean if self.prior == "pretrained" else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedMethod(Method):
+    """A method that makes something of what another trains.
+
+    Attributes:
+        method: The other: a method, or its registry name.
+    """
+
+    method: Method | str = "map"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bayesian_bias or self.antithetic or self.train_samples != 1:
+            raise UserError(f"{self.name}: bayesian_bias, train_samples and antithetic are settings of its method=")
+
+    @property
+    def base(self) -> Method:
+        """The other method."""
+        from pocketbayes.methods import make
+
+        return make(self.method) if isinstance(self.method, str) else self.method
 
 
 @dataclass(frozen=True)

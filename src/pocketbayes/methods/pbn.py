@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.network import Net, Network
 from pocketbayes.objective import Annealing
-from pocketbayes.posteriors import Partial, Point
+from pocketbayes.posteriors import Partial
 from pocketbayes.sensitivity import largest, largest_per_slot, sensitivities
 
 Choice = Literal["gradient", "squared", "output", "random", "first-layer", "last-layer"]
@@ -70,12 +71,16 @@ class PBN(VariationalMethod):
         start = Start.of(model, self.bayesian_bias)
         return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
 
+    def start(self, model: nn.Module) -> Network:
+        """The deterministic network."""
+        return model if isinstance(model, Network) else Deterministic(bayesian_bias=self.bayesian_bias).init(model)
+
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Deterministic training, if it is still to be done, then the partial network."""
         partial = Stage("partial", begin=self._begin_partial)
         if isinstance(model, Network) or self.pretrain_epochs == 0:
             return (partial,)
-        return (Stage("deterministic", epochs=self.pretrain_epochs, begin=_begin_deterministic), partial)
+        return (Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()), partial)
 
     def kl_weight(self, progress: float) -> float:
         """Beta from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
@@ -112,8 +117,3 @@ class PBN(VariationalMethod):
             likelihood=start.likelihood,
             propagation="sample",
         )
-
-
-def _begin_deterministic(net: Net, run: Run) -> Network:
-    start = Start.of(net)
-    return Network(start.model, Point(start.layout, start.mean), likelihood=start.likelihood, propagation="mean")

@@ -49,6 +49,7 @@ class Shared(Posterior):
         outlier_std: Tensor,
         blend_index: Tensor,
         blend_alpha: Tensor,
+        points: Tensor | None = None,
         draw: Draw = "shared",
         blend: Blend = "convex",
     ) -> None:
@@ -63,6 +64,8 @@ class Shared(Posterior):
             outlier_std: (o,).
             blend_index: (p, k) Gaussians of each blended weight.
             blend_alpha: (p, k) their weights, each row summing to 1.
+            points: (n, 2) the mean and std that each weight had before it was shared; kept only while weights may still
+                change their Gaussian.
             draw: How weights are drawn from a Gaussian.
             blend: How blended weights are drawn.
         """
@@ -86,6 +89,8 @@ class Shared(Posterior):
         self.register_buffer("index", index.detach().to(torch.int64))
         self.register_buffer("blend_index", blend_index.detach().to(torch.int64))
         self.register_buffer("blend_alpha", blend_alpha.detach().clone())
+        self.points: Tensor | None
+        self.register_buffer("points", None if points is None else points.detach().clone())
         # What follows from the index is kept, not counted again in every step; files leave it out.
         self.counts: Tensor
         self.inliers: Tensor
@@ -173,6 +178,20 @@ class Shared(Posterior):
         counts = inside.to(self.blend_alpha.dtype)
         return counts.index_add(0, self.blend_index.flatten(), self.blend_alpha.flatten())
 
+    def covariances(self) -> Tensor:
+        """(K, 2, 2), positive definite by construction."""
+        a, b, c = F.softplus(self.raw_a), self.off_diagonal, F.softplus(self.raw_c)
+        zero = torch.zeros_like(a)
+        factor = torch.stack([torch.stack([a, zero], 1), torch.stack([b, c], 1)], 1)
+        return factor @ factor.mT
+
+    def reassign(self, index: Tensor, blend_index: Tensor, blend_alpha: Tensor) -> None:
+        """Gives weights and blends other Gaussians; who is an outlier or a blend stays."""
+        self.index.copy_(index)
+        self.blend_index.copy_(blend_index)
+        self.blend_alpha.copy_(blend_alpha)
+        self.counts.copy_(self._count())
+
     def std_parameters(self) -> Iterable[nn.Parameter]:
         """All that sets the spread of draws."""
         every = (self.raw_a, self.centre_std, self.off_diagonal, self.raw_c, self.outlier_rho)
@@ -224,13 +243,14 @@ class Shared(Posterior):
             outlier_std=torch.ones_like(tensors["outlier_mean"]),
             blend_index=tensors["blend_index"],
             blend_alpha=tensors["blend_alpha"],
+            points=tensors.get("points"),
             **config,
         )
         self.load_state_dict(dict(tensors))
         return self
 
     def _spread(self, table: Tensor) -> Tensor:
-        """Table entries to weights. gather: at 11 million weights 4 times faster than table[index], forward and back."""
+        """Table entries to weights; at 11 million weights gather is 4 times faster than table[index], both ways."""
         return table.gather(0, self.index)
 
     def _draw(self, noise: Tensor, members: Tensor | None) -> Tensor:

@@ -1,0 +1,259 @@
+"""2DGBNN: share weight distributions, so that a weight is the number of its Gaussian (arXiv 2505.17856)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes import plane
+from pocketbayes.errors import UnknownNameError
+from pocketbayes.layout import Layout
+from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.meanfield import MeanFieldVI, first_std
+from pocketbayes.network import Net, Network
+from pocketbayes.plane import Plane, PlaneSettings
+from pocketbayes.plane.ellipses import EllipseMode
+from pocketbayes.plane.gaussians import MergeRule
+from pocketbayes.plane.merging import Reading
+from pocketbayes.posteriors import Shared
+from pocketbayes.posteriors.shared import Blend, Draw
+from pocketbayes.priors import Prior
+from pocketbayes.sensitivity import sensitivities
+
+SMALLEST_STD = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSharing(VariationalMethod):
+    """Each weight's (mean, std) is a point of a plane; K << n Gaussians cover the cloud; a weight keeps its Gaussian.
+
+    Stages: a deterministic network (left out if `fit` is given a trained Network, or with `pretrain_epochs=0`); a
+    mean-field network around it (left out if the Network has stds, or with `meanfield_epochs=0`, when the stds stay
+    at their start); the plane, and training of the shared network.
+
+    Attributes:
+        k: Gaussians to fit; "bic" lets the Bayesian information criterion choose.
+        bits_per_weight: In place of `k`: as many Gaussians as this index entropy allows.
+        tau_w: |mean| above it makes an outlier; None for none.
+        gradient_fraction: The fraction of weights with the largest gradients, outliers too; 0 for none.
+        n_min: Smaller clusters are dissolved into outliers.
+        ellipse: "nearest" or "own", the test for ellipse points; None for none.
+        neighbours: Gaussians that an ellipse point is blended from.
+        keep: The best of these that are kept; None for all.
+        merge: "moments", "barycenter" or "paper"; None for no merging.
+        tau_d: Largest squared W2 distance of Gaussians that merge; None for relative to the cloud's own scale.
+        tau_g: Largest mean gradient of theirs.
+        tau_v: Largest variance of theirs.
+        reading: Whether tau_g and tau_v bound "value"s or "difference"s.
+        scope: One plane for the whole "network", or one for each "layer".
+        draw: "shared", "shared-noise" or "independent"; see `Shared`.
+        blend: "convex" or, for evaluation, "mixture".
+        std_init: The first stds of the mean-field network.
+        pretrain_epochs: Epochs of the deterministic network; None for the run's.
+        meanfield_epochs: Epochs of the mean-field network.
+        gradient_batches: Training batches that gradients are averaged over; None for all.
+        refresh_epochs: Epochs after which weights may change their Gaussian; None for never.
+    """
+
+    name = "2dgbnn"
+    k: int | Literal["bic"] = 2000
+    bits_per_weight: float | None = None
+    tau_w: float | None = 0.2
+    gradient_fraction: float = 0.01
+    n_min: int = 30
+    ellipse: EllipseMode | None = "nearest"
+    neighbours: int = 5
+    keep: int | None = None
+    merge: MergeRule | None = "moments"
+    tau_d: float | None = None
+    tau_g: float = 0.15
+    tau_v: float = 1e-3
+    reading: Reading = "value"
+    scope: Literal["network", "layer"] = "network"
+    draw: Draw = "shared"
+    blend: Blend = "convex"
+    std_init: float | Literal["xavier"] = "xavier"
+    pretrain_epochs: int | None = None
+    meanfield_epochs: int = 1
+    gradient_batches: int | None = None
+    refresh_epochs: int | None = None
+    prior: str = "pretrained"
+    prior_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._settings(0)
+        if self.scope not in ("network", "layer"):
+            raise UnknownNameError("scope", self.scope, ("network", "layer"))
+
+    def init(self, model: nn.Module) -> Network:
+        """The shared network of a model as it is: without data there are no gradient outliers."""
+        return self._share(Start.of(self._mean_field().init(model)), None, seed=0)[0]
+
+    def start(self, model: nn.Module) -> Network:
+        """A network of the given weights, from which the first stage goes on."""
+        return model if isinstance(model, Network) else Deterministic(bayesian_bias=self.bayesian_bias).init(model)
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Deterministic, mean-field and shared, as far as they are still to be done."""
+        stages = []
+        if not isinstance(model, Network) and self.pretrain_epochs != 0:
+            stages.append(Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()))
+        has_stds = isinstance(model, Network) and model.is_random
+        if not has_stds and self.meanfield_epochs:
+            field = self._mean_field()
+            rates = {"lr": 1e-4, "std_lr": 1e-3}
+            stages.append(
+                Stage(
+                    "mean-field",
+                    epochs=self.meanfield_epochs,
+                    settings=rates,
+                    method=field,
+                    begin=lambda net, run: field.init(net),
+                )
+            )
+        stages.append(
+            Stage("shared", settings={"lr": 1e-4, "std_lr": 1e-4}, begin=self._begin_shared, end=_drop_points)
+        )
+        return stages
+
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
+        """Lets weights change to the Gaussian under which their old mean and std are most probable."""
+        posterior = net.posterior
+        if isinstance(posterior, Shared) and posterior.points is not None and self.refresh_epochs:
+            if (epoch + 1) % self.refresh_epochs == 0:
+                refresh(posterior)
+
+    def _mean_field(self) -> MeanFieldVI:
+        shared = (
+            "bayesian_bias",
+            "train_samples",
+            "antithetic",
+            "prior",
+            "prior_std",
+            "beta",
+            "annealing",
+            "beta_start",
+        )
+        return MeanFieldVI(std_init=self.std_init, **{name: getattr(self, name) for name in shared})
+
+    def _settings(self, seed: int) -> PlaneSettings:
+        names = set(PlaneSettings.__dataclass_fields__) & set(self.__dataclass_fields__)
+        return PlaneSettings(seed=seed, **{name: getattr(self, name) for name in names})
+
+    def _begin_shared(self, net: Net, run: Run) -> Network:
+        assert isinstance(net, Network)
+        start = Start.of(net)
+        gradient = None
+        if self.gradient_fraction > 0 or self.merge is not None:
+            gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches))
+        network, planes = self._share(start, gradient, run.seed, net.prior)
+        posterior = network.posterior
+        assert isinstance(posterior, Shared)
+        run.note(
+            outliers_by_value=sum(len(p.value_outliers) for p in planes),
+            outliers_by_gradient=sum(len(p.gradient_outliers) for p in planes),
+            outliers_by_small_cluster=sum(len(p.small_outliers) for p in planes),
+            gaussians_before_merging=sum(p.k_before_merging for p in planes),
+            gaussians=posterior.gaussians,
+            ellipse_points=posterior.blends,
+            index_bits=round(posterior.index_bits(), 4),
+        )
+        return network
+
+    def _share(
+        self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None
+    ) -> tuple[Network, list[Plane]]:
+        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
+        settings = self._settings(seed)
+        whole = [slice(0, start.layout.size)]
+        parts = whole if self.scope == "network" else [slice(slot.start, slot.stop) for slot in start.layout.slots]
+        planes = [
+            plane.survey(start.mean[part], std[part], None if gradient is None else gradient[part], settings)
+            for part in parts
+        ]
+        posterior = shared_posterior(
+            start.layout, start.mean, std, planes, self.draw, self.blend, keep_points=self.refresh_epochs is not None
+        )
+        network = Network(
+            start.model,
+            posterior,
+            prior=prior or self.make_prior(start.mean),
+            likelihood=start.likelihood,
+            propagation="sample",
+        )
+        return network, planes
+
+
+def shared_posterior(
+    layout: Layout,
+    mean: Tensor,
+    std: Tensor,
+    planes: Sequence[Plane],
+    draw: Draw = "shared",
+    blend: Blend = "convex",
+    *,
+    keep_points: bool = False,
+) -> Shared:
+    """The storage that one plane over all weights, or one per consecutive part of them, describes."""
+    gaussians = [len(p.mixture) for p in planes]
+    first = [0, *itertools.accumulate(gaussians)]
+    index = torch.cat([torch.where(p.index >= 0, p.index + k, -1) for p, k in zip(planes, first)])
+    starts = [0, *itertools.accumulate(len(p.index) for p in planes)]
+    ellipses = torch.cat([p.ellipses + s for p, s in zip(planes, starts)])
+    width = max((p.blend_index.shape[1] for p in planes if len(p.ellipses)), default=1)
+    outliers = (index < 0).nonzero().flatten()
+    index[outliers] = first[-1] + torch.arange(len(outliers), device=index.device)
+    index[ellipses] = first[-1] + len(outliers) + torch.arange(len(ellipses), device=index.device)
+    centres = torch.cat([p.mixture.means for p in planes])
+    factors = torch.linalg.cholesky(torch.cat([p.mixture.covs for p in planes]))
+    return Shared(
+        layout,
+        centres=centres.to(mean.dtype),
+        factors=torch.stack([factors[:, 0, 0], factors[:, 1, 0], factors[:, 1, 1]], 1).to(mean.dtype),
+        index=index,
+        outlier_mean=mean[outliers],
+        outlier_std=std[outliers].clamp(min=SMALLEST_STD),
+        blend_index=torch.cat([_widen(p.blend_index + k, width) for p, k in zip(planes, first)]),
+        blend_alpha=torch.cat([_widen(p.blend_alpha, width) for p in planes]).to(mean.dtype),
+        points=torch.stack([mean, std], 1) if keep_points else None,
+        draw=draw,
+        blend=blend,
+    )
+
+
+@torch.no_grad()
+def refresh(posterior: Shared) -> None:
+    """Reassigns weights, and blends anew, under the Gaussians as they are now trained."""
+    assert posterior.points is not None
+    weights = posterior.counts.double() / posterior.counts.sum()
+    centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).double()
+    mixture = plane.PlaneMixture(centres, posterior.covariances().double(), weights.clamp(min=1e-12))
+    points = posterior.points.double()
+    inside = (posterior.index < posterior.gaussians).nonzero().flatten()
+    index = posterior.index.index_copy(0, inside, mixture.assign(points[inside]))
+    blended = (posterior.index >= posterior.gaussians + posterior.outliers).nonzero().flatten()
+    own = points[blended[posterior.index[blended].argsort()]]
+    posterior.reassign(index, *plane.blend(own, mixture, posterior.blend_index.shape[1]))
+
+
+def _drop_points(net: Net, run: Run) -> Net:
+    assert isinstance(net, Network)
+    assert isinstance(net.posterior, Shared)
+    net.posterior.points = None
+    return net
+
+
+def _widen(rows: Tensor, width: int) -> Tensor:
+    """Rows padded to a common width by repeating their first column with share 0 where they are shares."""
+    missing = width - rows.shape[1]
+    if missing <= 0:
+        return rows
+    fill = rows[:, :1] if not rows.is_floating_point() else torch.zeros_like(rows[:, :1])
+    return torch.cat([rows, fill.expand(-1, missing)], 1)
