@@ -1,7 +1,8 @@
 """Painted frost: fractal haze with feathers of ice, in place of the photographs of the original corruption.
 
-Its contrast was set so that frost costs a CIFAR-10 network about as much accuracy as the published images do (a third
-at severity 5).
+Its contrast was set by hand: among some ten variants, the one that brought a CIFAR-10 ResNet-20 near the accuracy
+reported for a WRN-28-10 on the published frost at severity 5 (61 % against 59 %; the first 500 to 1000 test images).
+So its cost in accuracy is fitted, at 32 pixels, and is no evidence of likeness to the photographs.
 """
 
 from __future__ import annotations
