@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes import plane
@@ -207,7 +208,7 @@ def shared_posterior(
     index = torch.cat([torch.where(p.index >= 0, p.index + k, -1) for p, k in zip(planes, first)])
     starts = [0, *itertools.accumulate(len(p.index) for p in planes)]
     ellipses = torch.cat([p.ellipses + s for p, s in zip(planes, starts)])
-    width = max((p.blend_index.shape[1] for p in planes if len(p.ellipses)), default=1)
+    width = max(p.blend_index.shape[1] for p in planes)
     outliers = (index < 0).nonzero().flatten()
     index[outliers] = first[-1] + torch.arange(len(outliers), device=index.device)
     index[ellipses] = first[-1] + len(outliers) + torch.arange(len(ellipses), device=index.device)
@@ -220,7 +221,7 @@ def shared_posterior(
         index=index,
         outlier_mean=mean[outliers],
         outlier_std=std[outliers].clamp(min=SMALLEST_STD),
-        blend_index=torch.cat([_widen(p.blend_index + k, width) for p, k in zip(planes, first)]),
+        blend_index=torch.cat([_widen(p.blend_index, width) + k for p, k in zip(planes, first)]),
         blend_alpha=torch.cat([_widen(p.blend_alpha, width) for p in planes]).to(mean.dtype),
         points=torch.stack([mean, std], 1) if keep_points else None,
         draw=draw,
@@ -234,7 +235,7 @@ def refresh(posterior: Shared) -> None:
     assert posterior.points is not None
     weights = posterior.counts.double() / posterior.counts.sum()
     centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).double()
-    mixture = plane.PlaneMixture(centres, posterior.covariances().double(), weights.clamp(min=1e-12))
+    mixture = plane.PlaneMixture(centres, posterior.covariances(), weights.clamp(min=1e-12))
     points = posterior.points.double()
     inside = (posterior.index < posterior.gaussians).nonzero().flatten()
     index = posterior.index.index_copy(0, inside, mixture.assign(points[inside]))
@@ -251,9 +252,5 @@ def _drop_points(net: Net, run: Run) -> Net:
 
 
 def _widen(rows: Tensor, width: int) -> Tensor:
-    """Rows padded to a common width by repeating their first column with share 0 where they are shares."""
-    missing = width - rows.shape[1]
-    if missing <= 0:
-        return rows
-    fill = rows[:, :1] if not rows.is_floating_point() else torch.zeros_like(rows[:, :1])
-    return torch.cat([rows, fill.expand(-1, missing)], 1)
+    """Rows padded to a common width by Gaussian 0 of their plane, with share 0."""
+    return F.pad(rows, (0, width - rows.shape[1]))

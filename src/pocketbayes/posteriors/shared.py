@@ -179,11 +179,11 @@ class Shared(Posterior):
         return counts.index_add(0, self.blend_index.flatten(), self.blend_alpha.flatten())
 
     def covariances(self) -> Tensor:
-        """(K, 2, 2), positive definite by construction."""
-        a, b, c = F.softplus(self.raw_a), self.off_diagonal, F.softplus(self.raw_c)
-        zero = torch.zeros_like(a)
-        factor = torch.stack([torch.stack([a, zero], 1), torch.stack([b, c], 1)], 1)
-        return factor @ factor.mT
+        """(K, 2, 2) in float64; a floor of 1e-10 of the trace keeps them positive definite under rounding."""
+        a, b, c = (t.double() for t in (F.softplus(self.raw_a), self.off_diagonal, F.softplus(self.raw_c)))
+        factor = torch.stack([torch.stack([a, torch.zeros_like(a)], 1), torch.stack([b, c], 1)], 1)
+        floor = 1e-10 * factor.square().sum((1, 2))
+        return factor @ factor.mT + floor[:, None, None] * torch.eye(2, dtype=a.dtype, device=a.device)
 
     def reassign(self, index: Tensor, blend_index: Tensor, blend_alpha: Tensor) -> None:
         """Gives weights and blends other Gaussians; who is an outlier or a blend stays."""

@@ -1,0 +1,182 @@
+"""2DGBNN as a method: its stages, what each step leaves out when switched off, and its edges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes.methods.weight_sharing import refresh, shared_posterior
+from pocketbayes.posteriors import Shared
+
+QUICK = {"epochs": 2, "batch_size": 16, "progress": False}
+SMALL = {"k": 6, "n_min": 4, "tau_w": 0.3}
+
+
+def shared(net: pb.network.Net) -> Shared:
+    assert isinstance(net, pb.Network)
+    assert isinstance(net.posterior, Shared)
+    return net.posterior
+
+
+def stages_of(folder: Path) -> list[str]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return list(dict.fromkeys(row["stage"] for row in rows))
+
+
+def test_all_stages_from_a_plain_model(tmp_path: Path) -> None:
+    net = pb.fit(pb.WeightSharing(**SMALL, pretrain_epochs=1), tiny_model(), tiny_data(), out=tmp_path, **QUICK)
+    assert stages_of(tmp_path) == ["deterministic", "mean-field", "shared"]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    note = next(row for row in rows if "gaussians" in row)
+    assert note["gaussians"] == shared(net).gaussians <= note["gaussians_before_merging"]
+    causes = sum(note[f"outliers_by_{cause}"] for cause in ("value", "gradient", "small_cluster"))
+    assert causes == shared(net).outliers
+    assert note["ellipse_points"] == shared(net).blends
+
+
+def test_a_trained_network_and_a_mean_field_network_skip_what_is_done(tmp_path: Path) -> None:
+    method = pb.WeightSharing(**SMALL)
+    trained = pb.fit("map", tiny_model(), tiny_data(), **QUICK)
+    pb.fit(method, trained, tiny_data(), out=tmp_path / "a", **QUICK)
+    assert stages_of(tmp_path / "a") == ["mean-field", "shared"]
+    field = pb.fit(pb.MeanFieldVI(prior_std=0.1), trained, tiny_data(), **QUICK)
+    pb.fit(method, field, tiny_data(), out=tmp_path / "b", **QUICK)
+    assert stages_of(tmp_path / "b") == ["shared"]
+
+
+def test_the_shared_network_answers_like_the_one_it_came_from() -> None:
+    """With as many Gaussians as the cloud needs, sharing changes the mean prediction little."""
+    trained = pb.fit("map", tiny_model(), tiny_data(), lr=1e-2, epochs=10, batch_size=16, progress=False)
+    method = pb.WeightSharing(k=40, n_min=1, tau_w=None, gradient_fraction=0.0, merge=None, ellipse=None)
+    net = pb.bayesianize(trained, method)
+    x = tiny_data()[0]
+    before, after = pb.predict(trained, x).mean, pb.predict(net, x, propagation="mean").mean
+    assert float((before - after).abs().max()) < 0.1
+
+
+def test_outliers_keep_their_own_mean_and_std_exactly() -> None:
+    model = tiny_model()
+    start = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.02))
+    net = pb.bayesianize(start, pb.WeightSharing(**{**SMALL, "tau_w": 0.1}))
+    mean, std = (m.detach() for m in start.posterior.moments())
+    own_mean, own_std = (m.detach() for m in net.posterior.moments())
+    large = mean.abs() > 0.1
+    assert 0 < int(large.sum()) < len(mean)
+    assert torch.equal(own_mean[large], mean[large])
+    torch.testing.assert_close(own_std[large], std[large])
+
+
+@pytest.mark.parametrize("off", [{"ellipse": None}, {"tau_w": None, "gradient_fraction": 0.0}, {"merge": None}])
+def test_each_step_can_be_switched_off(off: dict[str, object]) -> None:
+    net = pb.fit(
+        pb.WeightSharing(**{**SMALL, **off}, pretrain_epochs=0, meanfield_epochs=0), tiny_model(), tiny_data(), **QUICK
+    )
+    posterior = shared(net)
+    if "ellipse" in off:
+        assert posterior.blends == 0
+    if "tau_w" in off:
+        few = pb.bayesianize(tiny_model(), pb.WeightSharing(**{**SMALL, **off, "n_min": 0}))
+        assert shared(few).outliers == 0
+    assert bool(torch.cat([p.flatten() for p in posterior.parameters()]).isfinite().all())
+
+
+def test_one_plane_per_layer_keeps_layers_apart() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.head.weight.add_(0.25)
+    net = pb.bayesianize(model, pb.WeightSharing(**{**SMALL, "tau_w": None, "n_min": 1}, scope="layer"))
+    posterior = shared(net)
+    conv, head = posterior.layout.slots
+    first, second = (posterior.index[s.start : s.stop] for s in (conv, head))
+    inside = [set(part[part < posterior.gaussians].tolist()) for part in (first, second)]
+    assert not inside[0] & inside[1]
+
+
+def test_few_weights_all_become_outliers_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="all weights are outliers"):
+        net = pb.bayesianize(nn.Linear(10, 10), pb.WeightSharing(k=50, n_min=30))
+    posterior = shared(net)
+    assert posterior.outliers == 100
+    assert posterior.gaussians == 0
+    assert net(torch.randn(2, 10)).shape == (2, 10)
+    net.posterior.kl(net.prior).backward()
+
+
+@pytest.mark.parametrize("k", [2, 16, 200])
+@pytest.mark.parametrize("std", [1e-8, 1e-2])
+def test_training_is_finite_at_any_k_and_std(k: int, std: float) -> None:
+    method = pb.WeightSharing(
+        k=k, n_min=1, std_init=std, pretrain_epochs=0, meanfield_epochs=0, draw="independent", gradient_batches=1
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 30), nn.ReLU(), nn.Linear(30, 3))
+    net = pb.fit(method, model, tiny_data(), **QUICK)
+    posterior = shared(net)
+    assert all(bool(p.isfinite().all()) for p in posterior.parameters())
+    assert bool((torch.linalg.eigvalsh(posterior.covariances()) > 0).all())
+
+
+def test_bits_per_weight_choose_the_number_of_gaussians() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(200, 100, bias=False)
+    sizes = []
+    for bits in (2.0, 4.0):
+        net = pb.bayesianize(model, pb.WeightSharing(bits_per_weight=bits, merge=None, ellipse=None, tau_w=None))
+        assert shared(net).index_bits() < bits + 0.3
+        sizes.append(shared(net).gaussians)
+    assert sizes[0] < sizes[1]
+
+
+def test_refresh_moves_weights_to_the_gaussian_that_fits_them() -> None:
+    torch.manual_seed(0)
+    net = pb.bayesianize(
+        nn.Linear(40, 30, bias=False), pb.WeightSharing(k=4, n_min=1, refresh_epochs=1, merge=None, tau_w=None)
+    )
+    posterior = shared(net)
+    inside = posterior.index < posterior.gaussians
+    before = posterior.index.clone()
+    refresh(posterior)
+    assert (posterior.index == before).float().mean() > 0.95, "nothing was trained: nearly all stay"
+    order = torch.arange(posterior.gaussians).flip(0)
+    with torch.no_grad():
+        for parameter in (posterior.centre_mean, posterior.centre_std, posterior.raw_a, posterior.raw_c):
+            parameter.copy_(parameter[order])
+        posterior.off_diagonal.copy_(posterior.off_diagonal[order])
+    refresh(posterior)
+    moved = posterior.index[inside] == order[before[inside]]
+    assert moved.float().mean() > 0.9, "the Gaussians changed places, and the weights follow"
+    assert float(posterior.counts.sum()) == pytest.approx(1200 - posterior.outliers, abs=0.01)
+
+
+def test_posterior_of_a_plane_puts_every_weight_in_its_place() -> None:
+    torch.manual_seed(0)
+    start = pb.bayesianize(nn.Linear(50, 20, bias=False), pb.MeanFieldVI())
+    mean = start.posterior.moments()[0].detach()
+    std = 0.01 + 0.01 * torch.rand_like(mean)
+    survey = pb.plane.survey(mean, std, None, pb.plane.PlaneSettings(k=8, n_min=5, tau_w=0.13))
+    posterior = shared_posterior(start.layout, mean, std, [survey])
+    got = posterior.moments()[0].detach()
+    plain = torch.ones(1000, dtype=torch.bool)
+    plain[survey.outliers] = False
+    plain[survey.ellipses] = False
+    torch.testing.assert_close(got[plain], survey.mixture.means[survey.index[plain], 0].float())
+    assert torch.equal(got[survey.outliers], mean[survey.outliers])
+    blended = (survey.blend_alpha * survey.mixture.means[survey.blend_index, 0]).sum(1)
+    torch.testing.assert_close(got[survey.ellipses], blended.float())
+
+
+def test_wrong_settings_say_so() -> None:
+    for settings, message in (
+        ({"merge": "mean"}, "unknown merge rule 'mean'"),
+        ({"k": 0}, "k=0"),
+        ({"scope": "block"}, "unknown scope 'block'"),
+    ):
+        with pytest.raises(pb.UserError, match=message):
+            pb.WeightSharing(**settings)
+    with pytest.raises(pb.UserError, match="unknown draw 'all'"):
+        pb.bayesianize(tiny_model(), pb.WeightSharing(**SMALL, draw="all"))
