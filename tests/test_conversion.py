@@ -162,7 +162,7 @@ EXAMPLES = {
     "keywords": Example(Keywords, floats((3, 4))),
     "custom": Example(Custom, floats((3, 4))),
     "no biases": Example(NoBiases, floats((3, 4))),
-    "batch norm": Example(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()), floats((3, 2, 5, 5))),
+    "batch norm": Example(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), floats((3, 2, 5, 5))),
     "weight norm": Example(lambda: parametrizations.weight_norm(nn.Linear(4, 2)), floats((3, 4))),
     "spectral norm": Example(
         lambda: nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(2, 3, 3)), nn.ReLU()), floats((3, 2, 5, 5))
@@ -184,7 +184,7 @@ def gradients(
     else:
         parameters = dict(model.named_parameters())
         flat = torch.cat([parameters[name].grad.reshape(-1) for name in names])
-    return [o.detach() for o in outputs], [x.grad for x in inputs if x.requires_grad], flat
+    return [o.detach() for o in outputs], [x.grad for x in inputs if x.requires_grad], [flat]
 
 
 @pytest.mark.parametrize("bayesian_bias", [False, True])

@@ -187,7 +187,7 @@ def test_plan_draws_every_weight_but_those_used_once_by_a_rule(case: str, propag
 @pytest.mark.parametrize("propagation", ["local", "flipout"])
 @pytest.mark.parametrize("case", PLANS)
 def test_drawn_weights_have_the_variance_of_weight_samples(case: str, propagation: str, bayesian_bias: bool) -> None:
-    """Correlated uses (W twice) and hidden uses (a Function) would come out wrong if each use drew anew, or none did."""
+    """Correlated uses (W twice) and hidden uses would come out wrong if each use drew anew, or none did."""
     net = network(PLANS[case][0](), propagation, bayesian_bias=bayesian_bias)
     x = torch.randn(1, 3)
     outputs = draws(net, x, 50_000).double()
