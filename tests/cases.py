@@ -19,17 +19,24 @@ class Case:
         name: The registry name.
         make: The method.
         exact_moments: Whether a draw's mean and std are exactly those of `moments`.
+        has_kl: Whether a random posterior has a KL from the prior: a discrete one has none.
         trainable: Whether the posterior has parameters that gradients reach after `init`.
     """
 
     name: str
     make: Callable[[], pb.Method]
     exact_moments: bool = True
+    has_kl: bool = True
     trainable: bool = True
 
 
 CASES = [
     Case("map", pb.Deterministic),
+    Case("ensemble", lambda: pb.Ensemble(members=2)),
+    Case("mc-dropout", lambda: pb.MCDropout(rate=0.2), has_kl=False),
+    Case("swag", lambda: pb.SWAG(swag_epochs=3, rank=2)),
+    Case("laplace", pb.Laplace),
+    Case("int8", lambda: pb.Int8(sigma_bits=4, method=pb.MeanFieldVI(propagation="local", std_init=0.05))),
     Case("bbb", lambda: pb.MeanFieldVI(std_init=0.05)),
     Case("lrt", lambda: pb.MeanFieldVI(propagation="local", std_init=0.05)),
     Case(

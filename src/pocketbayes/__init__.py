@@ -10,11 +10,24 @@ from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout
-from pocketbayes.methods import METHODS, PBN, Deterministic, MeanFieldVI, Method, WeightSharing
+from pocketbayes.methods import (
+    METHODS,
+    PBN,
+    SWAG,
+    Deterministic,
+    Ensemble,
+    Int8,
+    Laplace,
+    MCDropout,
+    MeanFieldVI,
+    Method,
+    WeightSharing,
+)
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.predict import Prediction, predict
+from pocketbayes.recalibrate import recalibrate
 from pocketbayes.train import bayesianize, fit
 from pocketbayes.training import Training
 
@@ -38,12 +51,17 @@ def census(net: Net) -> Census:
 
 __all__ = [
     "PBN",
+    "SWAG",
     "Categorical",
     "Census",
     "Deterministic",
+    "Ensemble",
     "Gaussian",
     "GaussianNoise",
+    "Int8",
+    "Laplace",
     "Layout",
+    "MCDropout",
     "MeanFieldVI",
     "Method",
     "Mixture",
@@ -63,5 +81,6 @@ __all__ = [
     "methods",
     "models",
     "predict",
+    "recalibrate",
     "save",
 ]

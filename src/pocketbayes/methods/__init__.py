@@ -8,15 +8,25 @@ from typing import Any
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.ensemble import Ensemble
+from pocketbayes.methods.int8 import Int8
+from pocketbayes.methods.laplace import Laplace
+from pocketbayes.methods.mcdropout import MCDropout
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.methods.pbn import PBN
+from pocketbayes.methods.swag import SWAG
 from pocketbayes.methods.weight_sharing import WeightSharing
 
 METHODS: dict[str, Any] = {
     "map": Deterministic,
+    "ensemble": Ensemble,
+    "mc-dropout": MCDropout,
+    "swag": SWAG,
+    "laplace": Laplace,
     "bbb": partial(MeanFieldVI, propagation="sample"),
     "lrt": partial(MeanFieldVI, propagation="local"),
     "flipout": partial(MeanFieldVI, propagation="flipout"),
+    "int8": Int8,
     "2dgbnn": WeightSharing,
     "pbn": PBN,
 }
@@ -24,7 +34,12 @@ METHODS: dict[str, Any] = {
 __all__ = [
     "METHODS",
     "PBN",
+    "SWAG",
     "Deterministic",
+    "Ensemble",
+    "Int8",
+    "Laplace",
+    "MCDropout",
     "MeanFieldVI",
     "Method",
     "Run",

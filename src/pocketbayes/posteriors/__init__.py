@@ -10,15 +10,35 @@ from torch import Tensor
 from pocketbayes.errors import UnknownNameError
 from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Census, Posterior
+from pocketbayes.posteriors.dropped import Dropped
+from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
+from pocketbayes.posteriors.quantized import Quantized
 from pocketbayes.posteriors.shared import Shared
 from pocketbayes.posteriors.sparse import Sparse
+from pocketbayes.posteriors.trajectory import Trajectory
 
-POSTERIORS: dict[str, type[Posterior]] = {cls.name: cls for cls in (Point, MeanField, Partial, Shared, Sparse)}
+POSTERIORS: dict[str, type[Posterior]] = {
+    cls.name: cls for cls in (Point, MeanField, Partial, Shared, Sparse, Dropped, LowRank, Trajectory, Quantized)
+}
 
-__all__ = ["POSTERIORS", "Census", "MeanField", "Partial", "Point", "Posterior", "Shared", "Sparse", "restore"]
+__all__ = [
+    "POSTERIORS",
+    "Census",
+    "Dropped",
+    "LowRank",
+    "MeanField",
+    "Partial",
+    "Point",
+    "Posterior",
+    "Quantized",
+    "Shared",
+    "Sparse",
+    "Trajectory",
+    "restore",
+]
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.gaussian import Gaussian, noise_like
-from pocketbayes.rules.linear_ops import LinearCall, LinearRules, loc
+from pocketbayes.rules.linear_ops import LinearCall, LinearRules, loc, shape_per_example
 
 
 class Flipout(LinearRules):
@@ -25,12 +25,8 @@ class Flipout(LinearRules):
 
 
 def _signs(x: Tensor, feature_axis: int) -> Tensor:
-    """+-1 per example and feature; the positions of a convolution share theirs, as they share its weight."""
-    shape = [1] * x.ndim
-    shape[feature_axis] = x.shape[feature_axis]
-    if x.ndim > -feature_axis:
-        shape[0] = x.shape[0]
-    return torch.randint(0, 2, shape, device=x.device).to(x.dtype).mul(2).sub(1)
+    """+-1 per example and feature."""
+    return torch.randint(0, 2, shape_per_example(x, feature_axis), device=x.device).to(x.dtype).mul(2).sub(1)
 
 
 FLIPOUT = Flipout()

@@ -95,6 +95,15 @@ def loc(value: Tensor | None) -> Tensor | None:
     return value.loc if isinstance(value, Gaussian) else value
 
 
+def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
+    """The shape of noise per example and feature: the positions share it, as they share a draw of the weight."""
+    shape = [1] * x.ndim
+    shape[feature_axis] = x.shape[feature_axis]
+    if x.ndim > -feature_axis:
+        shape[0] = x.shape[0]
+    return shape
+
+
 def draw(value: Gaussian) -> Tensor:
     """One draw."""
     return torch.addcmul(value.loc, value.stddev, noise_like(value.loc))

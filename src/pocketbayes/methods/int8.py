@@ -1,0 +1,62 @@
+"""A mean-field network in integers: mean and std quantised after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from pocketbayes.errors import UserError
+from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
+from pocketbayes.methods.meanfield import MeanFieldVI
+from pocketbayes.network import Net, Network
+from pocketbayes.posteriors.quantized import Quantized, check_sigma_bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8(DerivedMethod):
+    """mean = scale q, std = low + step s per output channel: Quantized x sample (after Subedar et al. 2021).
+
+    Mean-field VI is trained first, unless `fit` is given a Network that has stds, whose moments are quantised as they
+    are. Departures: weights alone are integers, activations and point parameters stay floats, so that any architecture
+    runs; the arithmetic is that of floats. A prior centred on pretrained weights stays in the file in full.
+
+    Attributes:
+        sigma_bits: Bits of a std: 8, 4, 2 or 1 (see `Quantized.quantize` for the levels).
+        method: The mean-field training: a MeanFieldVI, or "bbb", "lrt", "flipout".
+    """
+
+    name = "int8"
+    sigma_bits: int = 8
+    method: Method | str = "lrt"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_sigma_bits(self.sigma_bits)
+        if not isinstance(self.base, MeanFieldVI):
+            raise UserError(f"Int8 quantises mean-field networks: method must be a MeanFieldVI, not {self.method!r}")
+
+    def init(self, model: nn.Module) -> Net:
+        """The mean-field network, in floats."""
+        return self.base.init(model)
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Mean-field training, quantisation at its end; a Network that has stds is only quantised."""
+        if isinstance(model, Network) and bool((model.posterior.moments()[1] > 0).any()):
+            return (Stage("quantize", epochs=0, end=self._end),)
+        *first, last = self.base.stages(model)
+        return [*(replace(s, method=self.base) for s in first), replace(last, method=self.base, end=self._end)]
+
+    def _end(self, net: Net, run: Run) -> Network:
+        assert isinstance(net, Network)
+        return quantized(net, self.sigma_bits)
+
+
+def quantized(network: Network, sigma_bits: int = 8) -> Network:
+    """The network with the moments of its posterior in integers; it takes over the network's model."""
+    with torch.no_grad():
+        mean, std = network.posterior.moments()
+    posterior = Quantized.quantize(network.layout, mean, std, sigma_bits)
+    return Network(network.model, posterior, prior=network.prior, likelihood=network.likelihood)

@@ -1,0 +1,271 @@
+"""The Laplace approximation, through laplace-torch: a Gaussian with the curvature of the loss at its minimum."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.methods.base import Method, Run, Stage, Start
+from pocketbayes.network import Net, Network
+from pocketbayes.objective import Categorical, GaussianNoise, match_target
+from pocketbayes.posteriors import Point
+from pocketbayes.posteriors.lowrank import LowRank
+from pocketbayes.priors import Normal
+from pocketbayes.sensitivity import largest
+
+MAX_DENSE = 2**14
+"""The most weights with a dense covariance: 1 GiB."""
+MAX_JACOBIAN = 2**26
+"""Entries of a Jacobian held at once: 256 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Method):
+    """w ~ N(w_MAP, (H + a I)^-1), H the generalised Gauss-Newton matrix of the NLL (Daxberger et al. 2021).
+
+    A deterministic network is trained first, unless `fit` is given a trained Network. The posterior covers weights of
+    the layout only; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given
+    the bias. Prediction draws weights and runs the network; laplace-torch's default linearises it, which is the same
+    for a last layer and not for a subnetwork. Kronecker factors are kept as the dense covariance they stand for.
+
+    Attributes:
+        subset: "last-layer", or "subnetwork": the weights with the largest variance under a diagonal Laplace
+            approximation (Daxberger et al. 2021b); weights on which no output depends at all are left out, though
+            their variance, the prior's, is the largest.
+        hessian: "full", "kron" (last layer only) or "diag".
+        subnetwork_size: Weights in the subnetwork.
+        prior_precision: a; "marglik" for the value with the largest marginal likelihood.
+    """
+
+    name = "laplace"
+    subset: Literal["last-layer", "subnetwork"] = "last-layer"
+    hessian: Literal["full", "kron", "diag"] = "full"
+    subnetwork_size: int = 1000
+    prior_precision: float | Literal["marglik"] = "marglik"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.subset not in ("last-layer", "subnetwork"):
+            raise UnknownNameError("subset", self.subset, ("last-layer", "subnetwork"))
+        if self.hessian not in ("full", "kron", "diag"):
+            raise UnknownNameError("hessian", self.hessian, ("full", "kron", "diag"))
+        if (self.subset, self.hessian) == ("subnetwork", "kron"):
+            raise UserError("a subnetwork has no Kronecker factors: set hessian='full' or 'diag'")
+        if self.subnetwork_size < 1:
+            raise UserError(f"subnetwork_size must be at least 1, not {self.subnetwork_size}")
+        precision = self.prior_precision
+        if precision != "marglik" and not (isinstance(precision, (int, float)) and precision > 0):
+            raise UserError(f"prior_precision must be positive or 'marglik', not {precision!r}")
+        if importlib.util.find_spec("laplace") is None:
+            raise UserError("Laplace needs laplace-torch: pip install 'pocketbayes[laplace]'")
+
+    def init(self, model: nn.Module) -> Network:
+        """The model's own weights, as a point."""
+        start = Start.of(model, self.bayesian_bias)
+        point = Point(start.layout, start.mean)
+        return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Training, if it is still to be done, and the approximation at its end."""
+        if isinstance(model, Network):
+            return (Stage("laplace", epochs=0, end=self._end),)
+        return (Stage("train", end=self._end),)
+
+    def _end(self, net: Net, run: Run) -> Network:
+        assert isinstance(net, Network)
+        problem = _Problem.of(net, run)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # laplace-torch and what it imports warn of their own affairs
+            if self.subset == "last-layer":
+                fitted, index = self._fit_last_layer(problem)
+            else:
+                fitted, index = self._fit_subnetwork(problem)
+            if self.prior_precision == "marglik":
+                fitted.optimize_prior_precision(method="marglik")
+            std, factor = _covariance(fitted, self.hessian, len(index))
+        mean = net.posterior.moments()[0]
+        precision = float(fitted.prior_precision)
+        run.note(random_weights=len(index), prior_precision=precision)
+        posterior = LowRank(net.layout, mean, std.to(mean), factor.to(mean), index.to(mean.device))
+        return Network(net.model, posterior, prior=Normal(precision**-0.5), likelihood=net.likelihood)
+
+    def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
+        """The approximation for a linear head on the features it gets, on the CPU, where the head is small."""
+        layer, head, index = problem.last_layer()
+        self._check_dense(len(index))
+        loader = _Loader(lambda: problem.features(layer), problem.run.examples)
+        fitted = _laplace_torch(head, problem.kind, "all", self.hessian, **self._settings(problem))
+        fitted.fit(loader)
+        return fitted, index
+
+    def _fit_subnetwork(self, problem: _Problem) -> tuple[Any, Tensor]:
+        """The approximation for the chosen weights, on the whole network."""
+        positions = problem.train_layout_only()
+        size = min(self.subnetwork_size, len(positions))
+        self._check_dense(size)
+        loader = _Loader(lambda: problem.batches(len(positions)), problem.run.examples)
+        diagonal = _laplace_torch(problem.module, problem.kind, "all", "diag", **self._settings(problem))
+        diagonal.fit(loader)
+        variance = torch.where(diagonal.H > 0, diagonal.posterior_variance, -1)
+        chosen = largest(variance, size)
+        fitted = _laplace_torch(
+            problem.module,
+            problem.kind,
+            "subnetwork",
+            self.hessian,
+            subnetwork_indices=chosen.cpu(),
+            **self._settings(problem),
+        )
+        fitted.fit(loader)
+        return fitted, positions[chosen.cpu()]
+
+    def _settings(self, problem: _Problem) -> dict[str, Any]:
+        prior = 1.0 if self.prior_precision == "marglik" else float(self.prior_precision)
+        return {"prior_precision": prior, "sigma_noise": problem.noise}
+
+    def _check_dense(self, size: int) -> None:
+        if self.hessian != "diag" and size > MAX_DENSE:
+            raise UserError(
+                f"hessian={self.hessian!r} over {size} weights needs a covariance of {size}^2 values: set "
+                f"hessian='diag', or subset='subnetwork' with a subnetwork_size of at most {MAX_DENSE}"
+            )
+
+
+def _laplace_torch(*args: Any, **settings: Any) -> Any:
+    from laplace import Laplace as LaplaceTorch
+
+    return LaplaceTorch(*args, **settings)
+
+
+def _covariance(fitted: Any, hessian: str, size: int) -> tuple[Tensor, Tensor]:
+    """Std (k,) and F (k, rank) with diag(std^2) + F F^T the posterior covariance."""
+    if hessian == "diag":
+        std = fitted.posterior_variance.sqrt()
+        return std, std.new_zeros(size, 0)
+    if hessian == "full":
+        factor = fitted.posterior_scale
+    else:
+        identity = torch.eye(size).unsqueeze(0)
+        factor = fitted.posterior_precision.bmm(identity, exponent=-0.5).view(size, size)
+    return factor.new_zeros(size), factor
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A trained network and its data, in laplace-torch's terms."""
+
+    module: nn.Module
+    network: Network
+    run: Run
+    kind: str
+    noise: float
+
+    @classmethod
+    def of(cls, network: Network, run: Run) -> _Problem:
+        module, likelihood = network.to_module().eval(), network.likelihood
+        with torch.no_grad():
+            output = module(next(run.batches())[0])
+            if output.ndim != 2:
+                raise UserError(f"Laplace needs one row of outputs per example, not shape {tuple(output.shape)}")
+            if isinstance(likelihood, Categorical) and likelihood.class_weights is None:
+                return cls(module, network, run, "classification", 1.0)
+            if isinstance(likelihood, GaussianNoise) and likelihood.noise != "predicted":
+                return cls(module, network, run, "regression", float(likelihood.moments(output)[1].flatten()[0]))
+        raise UserError("Laplace knows classes without class weights, and Gaussian noise that is learned or given")
+
+    def targets(self, output: Tensor, y: Tensor) -> Tensor:
+        """The targets in the outputs' shape."""
+        return match_target(output, y) if self.kind == "regression" else y
+
+    def last_layer(self) -> tuple[nn.Linear, nn.Module, Tensor]:
+        """The layer that makes the output, a head with its weights, and the positions of these in the layout."""
+        names = {slot.name for slot in self.network.layout.slots}
+        called: list[tuple[str, nn.Module, Tensor]] = []
+        hooks = [
+            module.register_forward_hook(lambda m, _, output, path=path: called.append((path, m, output)))
+            for path, module in self.module.named_modules()
+            if _join(path, "weight") in names
+        ]
+        with torch.no_grad():
+            output = self.module(next(self.run.batches())[0])
+        for hook in hooks:
+            hook.remove()
+        path, layer, made = called[-1] if called else ("", self.module, None)
+        if not isinstance(layer, nn.Linear) or made is None or not torch.equal(made, output):
+            raise UserError(
+                f"the output of {type(self.module).__name__} is not that of a linear layer: use subset='subnetwork'"
+            )
+        own = (_join(path, "weight"), _join(path, "bias"))
+        slots = [slot for slot in self.network.layout.slots if slot.name in own]
+        head = _Head(layer, random_bias=len(slots) > 1).cpu()
+        return layer, head, torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
+
+    def features(self, layer: nn.Linear) -> Iterator[tuple[Tensor, Tensor]]:
+        """What the layer gets for every batch, and the targets, on the CPU."""
+        seen: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            for x, y in self.run.batches():
+                with torch.no_grad():
+                    output = self.module(x)
+                yield seen.pop().cpu(), self.targets(output, y).cpu()
+        finally:
+            hook.remove()
+
+    def train_layout_only(self) -> Tensor:
+        """Freezes all but the layout's weights; their positions in the layout, in the module's order."""
+        slots = {id(self.module.get_parameter(slot.name)): slot for slot in self.network.layout.slots}
+        positions = []
+        for parameter in self.module.parameters():
+            slot = slots.get(id(parameter))
+            parameter.requires_grad_(slot is not None)
+            if slot is not None:
+                positions.append(torch.arange(slot.start, slot.stop))
+        return torch.cat(positions)
+
+    def batches(self, weights: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The data in batches so small that their Jacobian fits in memory."""
+        for x, y in self.run.batches():
+            with torch.no_grad():
+                output = self.module(x[:1])
+            size = max(1, MAX_JACOBIAN // (weights * output.shape[1]))
+            for part, target in zip(x.split(size), y.split(size)):
+                yield part, self.targets(output.expand(len(part), -1), target)
+
+
+class _Head(nn.Module):
+    """The last layer by itself, its bias a parameter only if it is random."""
+
+    def __init__(self, layer: nn.Linear, random_bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(layer.in_features, layer.out_features, bias=random_bias)
+        self.linear.weight.data = layer.weight.detach().clone()
+        offset = torch.zeros_like(layer.weight[:, 0]) if layer.bias is None else layer.bias.detach().clone()
+        if random_bias:
+            self.linear.bias.data, offset = offset, torch.zeros_like(offset)
+        self.register_buffer("offset", offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x) + self.offset
+        return output
+
+
+class _Loader:
+    """As much of a DataLoader as laplace-torch looks at."""
+
+    def __init__(self, make: Callable[[], Iterator[tuple[Tensor, Tensor]]], examples: int) -> None:
+        self.make, self.dataset = make, range(examples)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.make()
+
+
+def _join(path: str, attribute: str) -> str:
+    return f"{path}.{attribute}" if path else attribute

@@ -1,0 +1,93 @@
+"""SWAG: a Gaussian of the weights that SGD passes at a constant learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UserError
+from pocketbayes.methods.base import Method, Run, Stage, Start
+from pocketbayes.network import Net, Network
+from pocketbayes.posteriors import Point
+from pocketbayes.posteriors.trajectory import Trajectory
+from pocketbayes.recalibrate import recalibrate
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWAG(Method):
+    """w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2) over the collected weights (Maddox et al. 2019).
+
+    A normal training, unless `fit` is given a trained Network, then `swag_epochs` at a constant rate, after each of
+    which the weights are collected. Departures: the paper's optimiser is SGD, ours the run's; point parameters
+    (biases, normalisation) take their average and have no variance; batch norm is recalibrated once, at the average
+    weights, where the paper does it for every draw.
+
+    Attributes:
+        swag_epochs: Epochs of the collection, and how many weights are collected.
+        swag_lr: Its learning rate; None for the run's `lr`.
+        rank: K, how many of the last deviations are kept.
+        scale: A factor on the covariance.
+    """
+
+    name = "swag"
+    swag_epochs: int = 20
+    swag_lr: float | None = None
+    rank: int = 20
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.swag_epochs < 2 or self.rank < 2:
+            raise UserError(
+                f"a covariance needs swag_epochs and rank of at least 2, not {self.swag_epochs}, {self.rank}"
+            )
+        if not self.scale > 0:
+            raise UserError(f"scale must be positive, not {self.scale}")
+
+    def init(self, model: nn.Module) -> Network:
+        """The model's own weights, as a point."""
+        start = Start.of(model, self.bayesian_bias)
+        point = Point(start.layout, start.mean)
+        return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Training, if it is still to be done, then the collection."""
+        fixed = {"schedule": "constant", "warmup_epochs": 0.0, "keep_best": False}
+        if self.swag_lr is not None:
+            fixed["lr"] = self.swag_lr
+        collect = Stage("collect", epochs=self.swag_epochs, fixed=fixed, begin=self._begin, end=self._end)
+        return (collect,) if isinstance(model, Network) else (Stage("train"), collect)
+
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
+        """Collects the weights, in the stage that does."""
+        if isinstance(net.posterior, Trajectory):
+            net.posterior.collect(_flat_points(net.model, net.posterior.mean))
+
+    def _begin(self, net: Net, run: Run) -> Network:
+        assert isinstance(net, Network)
+        mean = net.posterior.moments()[0]
+        trajectory = Trajectory(net.layout, mean, self.rank, _flat_points(net.model, mean).numel())
+        return Network(net.model, trajectory, likelihood=net.likelihood, propagation="mean")
+
+    def _end(self, net: Net, run: Run) -> Network:
+        assert isinstance(net, Network)
+        assert isinstance(net.posterior, Trajectory)
+        _set_points(net.model, net.posterior.points)
+        swag = Network(net.model, net.posterior.gaussian(self.scale), likelihood=net.likelihood)
+        recalibrate(swag, run.batches(shuffle=True))
+        return swag
+
+
+def _flat_points(model: nn.Module, like: Tensor) -> Tensor:
+    """The parameters outside the posterior, flat."""
+    return torch.cat([like.new_zeros(0), *(parameter.detach().flatten() for parameter in model.parameters())])
+
+
+@torch.no_grad()
+def _set_points(model: nn.Module, flat: Tensor) -> None:
+    parameters = list(model.parameters())
+    for parameter, values in zip(parameters, flat.split([parameter.numel() for parameter in parameters])):
+        parameter.copy_(values.view_as(parameter))

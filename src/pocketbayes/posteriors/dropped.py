@@ -1,0 +1,113 @@
+"""A value per weight and a rate at which whole input units vanish: Monte Carlo dropout as a storage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.gaussian import RuleTable
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior
+from pocketbayes.priors import Prior
+from pocketbayes.rules.dropout import DROPOUT
+
+Units = tuple[int, int]
+"""How a weight's input units lie in it: its view (groups, outputs, units a group, positions) has one mask entry per
+(group, unit); (0, 0) for a weight that is never dropped."""
+
+
+class Dropped(Posterior):
+    """w_ij = mean_ij z_j / (1 - p), z_j ~ Bernoulli(1 - p), one z_j per input unit j (Gal & Ghahramani 2016).
+
+    Mean and std are exact: std = |mean| sqrt(p / (1 - p)). The weights of one unit vanish together, so they are not
+    independent, and the distribution is no Gaussian. A draw is a step function of its noise: unit j is kept where its
+    noise exceeds the normal quantile of p. `local` and `flipout` both drop the inputs of each example apart, which is
+    what flipout approximates for Gaussians; any other rule table sees mean and std.
+    """
+
+    name = "dropped"
+
+    def __init__(self, layout: Layout, mean: Tensor, rate: float, units: Sequence[Units]) -> None:
+        """Takes the values, p, and per slot how its units lie (see `input_units`)."""
+        super().__init__(layout)
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.rate = float(rate)
+        self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The values, and |mean| sqrt(p / (1 - p)) in the layers that are dropped."""
+        spread = (self.rate / (1 - self.rate)) ** 0.5
+        stds = [
+            view.abs() * spread if groups else torch.zeros_like(view)
+            for (groups, _), view in zip(self.units, self.layout.views(self.mean))
+        ]
+        return self.mean, torch.cat([std.flatten() for std in stds])
+
+    @property
+    def noise_size(self) -> int:
+        """One number per input unit."""
+        return sum(groups * inner for groups, inner in self.units)
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """One mask for all weights: units whose noise is below the quantile of p vanish, the others grow."""
+        noise = self._noise(noise, self.mean)
+        quantile = torch.special.ndtri(noise.new_tensor(self.rate))
+        masks = ((noise > quantile).to(self.mean.dtype) / (1 - self.rate)).split([g * i for g, i in self.units])
+        parts = []
+        for (groups, inner), mask, view in zip(self.units, masks, self.layout.views(self.mean)):
+            if groups:
+                positions = view.shape[2:].numel() if view.shape[1] == inner else 1
+                view = view.reshape(groups, -1, inner, positions) * mask.view(groups, 1, inner, 1)
+            parts.append(view.flatten())
+        return torch.cat(parts)
+
+    def kl(self, prior: Prior) -> Tensor:
+        """0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
+        return self.mean.new_zeros(())
+
+    def rules(self, propagation: str) -> RuleTable:
+        """Dropout of inputs for the tables that draw noise per example."""
+        return DROPOUT if propagation in ("local", "flipout") else super().rules(propagation)
+
+    def stored(self) -> dict[str, int]:
+        """n values and the rate."""
+        return {"means": self.mean.numel(), "rates": 1}
+
+    def config(self) -> dict[str, Any]:
+        """The rate, and how the units lie."""
+        return {"rate": self.rate, "units": [list(units) for units in self.units]}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From the values and the config."""
+        return cls(layout, tensors["mean"], config["rate"], config["units"])
+
+
+def input_units(model: nn.Module, layout: Layout) -> list[Units]:
+    """How the input units of every slot lie in its weight.
+
+    The second axis of a weight holds its inputs, in each of a convolution's groups others; a transposed convolution has
+    them in its first axis. The first layer is not dropped, for its inputs are the data, and a bias has no input.
+    """
+    first = _layer(layout.slots[0].name)
+    units: list[Units] = []
+    for slot in layout.slots:
+        module = model.get_submodule(_layer(slot.name))
+        if _layer(slot.name) == first or len(slot.shape) < 2:
+            units.append((0, 0))
+        elif isinstance(module, nn.modules.conv._ConvTransposeNd):
+            units.append((slot.shape[0], 1))
+        else:
+            groups = module.groups if isinstance(module, nn.modules.conv._ConvNd) else 1
+            units.append((groups, slot.shape[1]))
+    return units
+
+
+def _layer(name: str) -> str:
+    """The path of the layer a weight belongs to, of a parametrised one the layer itself."""
+    return re.split(r"(?:^|\.)parametrizations\.", name.rpartition(".")[0])[0]

@@ -1,0 +1,94 @@
+"""A Gaussian with a diagonal and a low-rank part over some of the weights: SWAG's and Laplace's result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior
+from pocketbayes.priors import Prior
+
+
+class LowRank(Posterior):
+    """w ~ N(mean, diag(std^2) + F F^T) over the k weights of `index`, w = mean elsewhere.
+
+    A dense covariance is one with std = 0 and F its square root. Nothing is trained: the tensors are buffers.
+    """
+
+    name = "low-rank"
+
+    def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
+        """Takes all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).
+
+        Without positions k is n.
+        """
+        super().__init__(layout)
+        self.mean: Tensor
+        self.std: Tensor
+        self.factor: Tensor
+        self.index: Tensor | None
+        self.register_buffer("mean", mean.detach().clone())
+        self.register_buffer("std", std.detach().clone())
+        # One memory order, a file's: products with another order differ in the last bit.
+        self.register_buffer("factor", factor.detach().clone(memory_format=torch.contiguous_format))
+        self.register_buffer("index", None if index is None else index.detach().clone())
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means and the marginal stds sqrt(std^2 + sum_r F_r^2), 0 outside the index."""
+        std = self._marginal_std()
+        if self.index is not None:
+            std = torch.zeros_like(self.mean).index_copy(0, self.index, std)
+        return self.mean, std
+
+    @property
+    def noise_size(self) -> int:
+        """k numbers for the diagonal, one per column of F."""
+        return self.std.numel() + self.factor.shape[1]
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """Mean + std eps + F xi."""
+        own, shared = self._noise(noise, self.mean).split([self.std.numel(), self.factor.shape[1]])
+        change = torch.addcmul(self.factor @ shared, self.std, own)
+        return self.mean + change if self.index is None else self.mean.index_add(0, self.index, change)
+
+    def kl(self, prior: Prior) -> Tensor:
+        """KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q: exact, for priors are independent."""
+        return super().kl(prior) + self.total_correlation()
+
+    def total_correlation(self) -> Tensor:
+        """-log det(R) / 2 in nats, R the correlation matrix of the random weights; infinite if it is singular.
+
+        With a diagonal part, det(D^2 + G G^T) = det(D^2) det(I + G^T D^-2 G) needs no matrix larger than the rank.
+        """
+        marginal = self._marginal_std()
+        random = marginal > 0
+        scale = marginal[random].double()
+        own, factor = self.std[random].double() / scale, self.factor[random].double() / scale[:, None]
+        if bool((own > 0).all()):
+            ratio = factor / own[:, None]
+            small = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device) + ratio.T @ ratio
+            log_det = 2 * own.log().sum() + torch.linalg.slogdet(small).logabsdet
+        elif int((own == 0).sum()) > factor.shape[1]:
+            log_det = own.new_tensor(-torch.inf)
+        else:
+            log_det = torch.linalg.slogdet(torch.diag(own.square()) + factor @ factor.T).logabsdet
+        result: Tensor = -0.5 * log_det
+        return result.to(self.mean.dtype)
+
+    def stored(self) -> dict[str, int]:
+        """n means, k stds, k x rank factors and the positions, if not all."""
+        positions = {} if self.index is None else {"positions": self.index.numel()}
+        return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": self.factor.numel(), **positions}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From its tensors."""
+        return cls(layout, tensors["mean"], tensors["std"], tensors["factor"], tensors.get("index"))
+
+    def _marginal_std(self) -> Tensor:
+        return (self.std.square() + self.factor.square().sum(1)).sqrt()

@@ -1,0 +1,134 @@
+"""Mean and std of every weight as small integers, with a scale per channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from pocketbayes.errors import UserError
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior
+
+SIGMA_BITS = (8, 4, 2, 1)
+
+
+class Quantized(Posterior):
+    """mean = scale_c q, q in -127..127; std = low_c + step_c s, s in 0..2^bits - 1; c the weight's channel.
+
+    A channel is a row of the weight's first axis, the output channel of all but transposed convolutions; a vector is
+    one channel. The integers are plain int8 and uint8 tensors, 8 / bits of the stds' codes to a byte, and become floats
+    only for the time of a pass.
+    """
+
+    name = "quantized"
+
+    def __init__(
+        self, layout: Layout, means: Tensor, scale: Tensor, stds: Tensor, low: Tensor, step: Tensor, sigma_bits: int
+    ) -> None:
+        """Takes what `quantize` made: codes of means (n,) and, packed, of stds; three numbers a channel."""
+        super().__init__(layout)
+        self.sigma_bits = check_sigma_bits(sigma_bits)
+        self.means: Tensor
+        self.scale: Tensor
+        self.stds: Tensor
+        self.low: Tensor
+        self.step: Tensor
+        for name, value in {"means": means, "scale": scale, "stds": stds, "low": low, "step": step}.items():
+            self.register_buffer(name, value.detach().clone())
+
+    @classmethod
+    def quantize(cls, layout: Layout, mean: Tensor, std: Tensor, sigma_bits: int = 8) -> Self:
+        """The nearest codes.
+
+        Means: scale = max |mean| / 127, error at most scale / 2. Stds: levels at equal distances from the channel's
+        smallest to its largest, error at most step / 2. With one bit the two levels are the root mean squares of the
+        stds below and above the channel's mean, which keeps the channel's mean variance.
+        """
+        check_sigma_bits(sigma_bits)
+        parts = [_quantize_rows(m, s, sigma_bits) for m, s in zip(rows(layout, mean), rows(layout, std))]
+        means, scale, codes, low, step = (torch.cat(column) for column in zip(*parts))
+        return cls(layout, means, scale, pack(codes, sigma_bits), low, step, sigma_bits)
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The codes times their channels' scales."""
+        means = rows(self.layout, self.means)
+        codes = rows(self.layout, unpack(self.stds, self.sigma_bits, self.layout.size))
+        channels = [len(part) for part in means]
+        scale, low, step = (each[:, None].split(channels) for each in (self.scale, self.low, self.step))
+        mean = torch.cat([(q * s).flatten() for q, s in zip(means, scale)])
+        std = torch.cat([torch.addcmul(lo, q, st).flatten() for q, lo, st in zip(codes, low, step)])
+        return mean, std
+
+    def stored(self) -> dict[str, int]:
+        """n codes of means, n of stds, three numbers a channel."""
+        return {"means": self.means.numel(), "stds": self.layout.size, "scales": 3 * self.scale.numel()}
+
+    def config(self) -> dict[str, Any]:
+        """Bits of a std."""
+        return {"sigma_bits": self.sigma_bits}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From its tensors."""
+        return cls(layout, **tensors, sigma_bits=config["sigma_bits"])
+
+
+def rows(layout: Layout, flat: Tensor) -> list[Tensor]:
+    """A flat vector as one (channels, weights a channel) view per slot."""
+    return [view.view(view.shape[0] if view.ndim > 1 else 1, -1) for view in layout.views(flat)]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Codes (n,) of so many bits, 8 / bits to a byte, the first in the lowest bits; the last byte is filled with 0."""
+    per_byte = 8 // bits
+    padded = torch.nn.functional.pad(codes, (0, -len(codes) % per_byte)).view(-1, per_byte)
+    packed = padded[:, 0].clone()
+    for place in range(1, per_byte):
+        packed |= padded[:, place] << (bits * place)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
+    """The first `size` codes, uint8: the inverse of `pack`."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    codes: Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
+    return codes.flatten()[:size]
+
+
+def check_sigma_bits(bits: int) -> int:
+    """The number itself, or an error that names the known ones."""
+    if bits not in SIGMA_BITS:
+        raise UserError(f"sigma_bits must be one of {', '.join(map(str, SIGMA_BITS))}, not {bits!r}")
+    return bits
+
+
+def _quantize_rows(mean: Tensor, std: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Codes of means, their scales, codes of stds, their lowest level and step, for rows of one slot."""
+    scale = mean.abs().amax(1) / 127
+    codes = _steps(mean, scale[:, None]).clamp(-127, 127)
+    levels = 2**bits - 1
+    low, high = std.amin(1), std.amax(1)
+    if bits == 1:
+        above = std > std.mean(1, keepdim=True)
+        low, high = _rms(std, ~above, low), _rms(std, above, high)
+        std_codes = above
+    else:
+        std_codes = _steps(std - low[:, None], (high - low)[:, None] / levels).clamp(0, levels)
+    step = (high - low) / levels
+    return codes.to(torch.int8).flatten(), scale, std_codes.to(torch.uint8).flatten(), low, step
+
+
+def _steps(values: Tensor, step: Tensor) -> Tensor:
+    """The nearest whole number of steps; 0 where the step is 0."""
+    return torch.where(step > 0, values / torch.where(step > 0, step, 1), 0).round()
+
+
+def _rms(values: Tensor, chosen: Tensor, otherwise: Tensor) -> Tensor:
+    """sqrt of the mean square of each row's chosen values; `otherwise` where there are none."""
+    count = chosen.sum(1)
+    mean_square = (values.square() * chosen).sum(1) / count.clamp(min=1)
+    return torch.where(count > 0, mean_square.sqrt(), otherwise)
