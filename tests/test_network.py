@@ -1,4 +1,4 @@
-"""Network: planning leaves no trace, compiling keeps one graph, checkpointing is refused, blocks restore what they change."""
+"""Network: planning leaves no trace, compiling keeps one graph, checkpointing is refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import weakref
 
 import pytest
 import torch
-from cases import TinyNet, tiny_data
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pocketbayes as pb
+from cases import TinyNet, tiny_data
 from pocketbayes.errors import UserError
 from pocketbayes.network import frozen_batch_norm
 from pocketbayes.posteriors import MeanField, Point
@@ -220,7 +220,7 @@ class Checkpointed(nn.Module):
 @pytest.mark.parametrize("propagation", PROPAGATIONS)
 def test_checkpointing_inside_the_model_is_refused(propagation: str) -> None:
     net = pb.bayesianize(Checkpointed(False), pb.MeanFieldVI())
-    with net.using(propagation), pytest.raises(RuntimeError, match="checkpointing inside the model .* switch it off"):
+    with net.using(propagation), pytest.raises(RuntimeError, match=r"checkpointing inside the model .* switch it off"):
         net(torch.randn(2, 3))
 
 
@@ -263,8 +263,9 @@ def test_saved_tensors_on_the_cpu_are_allowed_around_the_network() -> None:
 def test_using_restores_even_after_an_error() -> None:
     net = tiny_network("local")
     noise = torch.randn(net.posterior.noise_size)
-    with pytest.raises(KeyError), net.using("sample", noise=noise):
+    with net.using("sample", noise=noise):
         assert torch.equal(net(images()), net(images()))
+    with pytest.raises(KeyError), net.using("sample", noise=noise):
         raise KeyError
     assert net.propagation == "local"
     assert net._noise is None
