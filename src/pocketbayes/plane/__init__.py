@@ -1,0 +1,32 @@
+"""The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks."""
+
+from pocketbayes.plane.centres import kmeans
+from pocketbayes.plane.choose import entropy_bits
+from pocketbayes.plane.ellipses import blend, ellipse_points
+from pocketbayes.plane.gaussians import mahalanobis_squared, merge, w2_squared
+from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
+from pocketbayes.plane.merging import dissolve, merge_all
+from pocketbayes.plane.mixture import PlaneMixture, fit_mixture
+from pocketbayes.plane.surveying import Plane, PlaneSettings, outliers, survey
+
+__all__ = [
+    "Grid",
+    "Histogram",
+    "Plane",
+    "PlaneMixture",
+    "PlaneSettings",
+    "blend",
+    "dissolve",
+    "ellipse_points",
+    "entropy_bits",
+    "fit_mixture",
+    "kmeans",
+    "mahalanobis_squared",
+    "make_grid",
+    "make_histogram",
+    "merge",
+    "merge_all",
+    "outliers",
+    "survey",
+    "w2_squared",
+]

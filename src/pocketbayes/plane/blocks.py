@@ -1,0 +1,250 @@
+"""Cells in tiles, and what a Gaussian can be worth anywhere in a tile: the engine under EM and exact search.
+
+Cells are tiled (sorted along x into slabs, each slab along y). For a box and a Gaussian the score is bounded from
+above and below, so a tile looks at a few candidates instead of all K. Inside a tile the expected score of a cell is
+linear in the cell's moments about the tile's centre: E and M steps are small matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pocketbayes.plane.chunks import ordered_map, slices
+
+# Elements in one chunk's largest intermediate: a few megabytes, which stay in a cache.
+CHUNK = 1 << 18
+# Tiles that are ruled upon together before each is looked at by itself.
+GROUP = 8
+# In EM a Gaussian below the best of its tile by this many nats, everywhere in the tile, is left out.
+NEGLIGIBLE = 10.0
+CANDIDATES = 64
+
+
+@dataclass(frozen=True)
+class Components:
+    """Scores ``constant - |W (x - mean)|^2 / 2``: log densities, or half squared distances below zero.
+
+    Attributes:
+        mean: (..., K, 2).
+        whitener: lower triangles (w11, w21, w22), (..., K, 3).
+        constant: (..., K).
+    """
+
+    mean: Tensor
+    whitener: Tensor
+    constant: Tensor
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def take(self, index: Tensor) -> Components:
+        """The scores at some positions of a flat table."""
+        # Several times as quick as indexing by a tensor of more than one dimension.
+        flat = index.reshape(-1)
+        return Components(
+            self.mean.index_select(0, flat).reshape(*index.shape, 2),
+            self.whitener.index_select(0, flat).reshape(*index.shape, 3),
+            self.constant.index_select(0, flat).reshape(index.shape),
+        )
+
+
+def bounds(low: Tensor, high: Tensor, components: Components) -> tuple[Tensor, Tensor]:
+    """Highest and lowest score of every Gaussian in every box, (..., K).
+
+    By the triangle inequality: ``|W (x - m)|`` differs from ``|W (centre - m)|`` by at most ``max |W (x - centre)|``.
+
+    Args:
+        low: lower corners, (..., 2).
+        high: upper corners, (..., 2).
+        components: batch shape broadcasts against that of the boxes.
+    """
+    centre, half = ((low + high) / 2)[..., None, :], ((high - low) / 2)[..., None, :]
+    # Contiguous columns and few passes: this is the innermost loop of every search.
+    w11, w21, w22 = (w.contiguous() for w in components.whitener.unbind(-1))
+    x, y = (m.contiguous() for m in components.mean.unbind(-1))
+    dx, dy = centre[..., 0] - x, centre[..., 1] - y
+    second = (dx * w21).addcmul_(dy, w22)
+    distance = dx.mul_(w11).square_().addcmul_(second, second).sqrt_()
+    second = (half[..., 0] * w21.abs()).addcmul_(half[..., 1], w22)
+    reach = (half[..., 0] * w11).square_().addcmul_(second, second).sqrt_()
+    lowest = components.constant - (distance + reach).square_().mul_(0.5)
+    highest = components.constant - distance.sub_(reach).clamp_min_(0).square_().mul_(0.5)
+    return highest, lowest
+
+
+def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: float) -> tuple[Tensor, Tensor]:
+    """Highest scores in each box, (..., K), and how many Gaussians may be among the ``k`` best somewhere in it, (...).
+
+    A Gaussian is ruled out where ``k`` others are better everywhere by more than ``slack``.
+    """
+    highest, lowest = bounds(low, high, components)
+    bar = lowest.amax(-1, keepdim=True) if k == 1 else lowest.topk(k, -1).values[..., -1:]
+    return highest, (highest >= bar - slack).sum(-1)
+
+
+def tile(x: Tensor, y: Tensor, size: int) -> Tensor:
+    """Positions in an order whose runs of ``size`` are compact: (tiles, size), the last one repeated at the end."""
+    tiles = -(-len(x) // size)
+    slab_size = size * math.ceil(tiles / max(1, round(math.sqrt(tiles))))
+    by_x = x.argsort(stable=True)
+    slab = torch.arange(len(x), device=x.device) // slab_size
+    by_y = y[by_x].argsort(stable=True)
+    order = by_x[by_y[slab[by_y].argsort(stable=True)]]
+    return torch.cat((order, order[-1:].expand(tiles * size - len(order)))).reshape(tiles, size)
+
+
+def narrow(
+    low: Tensor, high: Tensor, components: Components, k: int, slack: float, width: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Candidates of boxes that are in the order of :func:`tile`: groups of them first, then each by itself.
+
+    Args:
+        low: lower corners, (boxes, 2).
+        high: upper corners, (boxes, 2).
+        components: K scores.
+        k: how many best Gaussians are wanted.
+        slack: see :func:`shortlist`.
+        width: at least so many candidates (or all K) are given for each box.
+
+    Yields:
+        A slice of boxes, their candidates with the highest bounds first, (b, w), and how many of them are needed,
+        (b,).
+    """
+    total, width = len(components), min(width, len(components))
+
+    def chunk(part: slice) -> tuple[slice, Tensor, Tensor]:
+        # The last group is filled up with its last box.
+        boxes = torch.arange(part.start, part.stop + (part.start - part.stop) % GROUP, device=low.device)
+        boxes = boxes.clamp_max(part.stop - 1).reshape(-1, GROUP)
+        few_low, few_high = low[boxes], high[boxes]
+        highest, needed = shortlist(few_low.amin(1), few_high.amax(1), components, k, slack)
+        chosen = highest.topk(min(max(int(needed.max()), width), total), -1, sorted=False).indices
+        highest, needed = shortlist(few_low, few_high, components.take(chosen[:, None]), k, slack)
+        top = highest.topk(max(int(needed.max()), width), -1).indices
+        found = chosen[:, None].expand(-1, GROUP, -1).gather(2, top)
+        count = part.stop - part.start
+        return part, found.flatten(0, 1)[:count], needed.flatten()[:count]
+
+    step = GROUP * max(1, CHUNK // total)
+    return ordered_map(chunk, slices(len(low), step), low.device)
+
+
+class Blocks:
+    """Weighted cells in tiles, ready for sweeps.
+
+    Args:
+        weight: (m,).
+        mean: (m, 2).
+        cov: within each cell, (m, 3) as (xx, xy, yy).
+        size: cells in a tile.
+    """
+
+    def __init__(self, weight: Tensor, mean: Tensor, cov: Tensor, size: int) -> None:
+        order = tile(mean[:, 0], mean[:, 1], size)
+        flat = order.flatten()
+        mean = mean[flat].reshape(*order.shape, 2)
+        self.low, self.high = mean.amin(1), mean.amax(1)
+        self.centre = (self.low + self.high) / 2
+        dx, dy = (mean - self.centre[:, None]).unbind(-1)
+        xx, xy, yy = cov[flat].reshape(*order.shape, 3).unbind(-1)
+        # The padding repeats a cell: it must weigh nothing.
+        filled = torch.arange(len(flat), device=flat.device).reshape(order.shape) < len(weight)
+        self.weight = weight[flat].reshape(order.shape) * filled
+        self.total = float(weight.sum())
+        self.features = torch.stack((torch.ones_like(dx), dx, dy, xx + dx * dx, xy + dx * dy, yy + dy * dy), -1)
+        # The squared width of one cell here, which is the resolution of the data.
+        self.cell_variance = ((self.high - self.low) / math.sqrt(size)).square()
+
+    def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
+        """Tiles and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
+        tiles, width = len(self.low), min(CANDIDATES, len(components))
+        table = torch.empty((tiles, width), dtype=torch.int64, device=self.low.device)
+        needed = torch.empty(tiles, dtype=torch.int64, device=self.low.device)
+        for part, chosen, need in narrow(self.low, self.high, components, 1, NEGLIGIBLE, CANDIDATES):
+            table[part] = chosen[:, :width]
+            needed[part] = need.clamp_max(width)
+        order = needed.argsort(stable=True)
+        groups, start = [], 0
+        while start < len(order):
+            # Wide enough for the last tile of the group, whose size depends on that width: two looks are enough.
+            width = int(needed[order[start]])
+            stop = min(start + max(1, CHUNK // (width * self.weight.shape[1])), len(order))
+            width = int(needed[order[stop - 1]])
+            groups.append((order[start:stop], table[order[start:stop], :width]))
+            start = stop
+        return groups
+
+    def sweep(
+        self, components: Components, candidates: list[tuple[Tensor, Tensor]], hard: bool = False
+    ) -> tuple[Tensor, float]:
+        """One E step and the sums of the M step.
+
+        Args:
+            components: the current Gaussians.
+            candidates: from :meth:`candidates`, of these Gaussians or slightly older ones.
+            hard: each cell belongs to its best Gaussian, instead of being shared by responsibility.
+
+        Returns:
+            Sums ``(1, dx, dy, dx^2, dx dy, dy^2, vx, vy)`` about each Gaussian's mean, (K, 8), where ``vx, vy`` are
+            squared widths of cells; and the mean over points of the best score (hard) or the log density (soft).
+        """
+        k = len(components)
+
+        def chunk(group: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            rows, chosen = group
+            few = components.take(chosen)
+            gap = self.centre[rows, None] - few.mean
+            features, weight = self.features[rows], self.weight[rows]
+            score = features @ _coefficients(gap, few).mT
+            best = score.max(-1, keepdim=True)
+            if hard:
+                share = torch.zeros_like(score).scatter_(-1, best.indices, weight[..., None])
+                value = best.values[..., 0]
+            else:
+                share = score.sub_(best.values).exp_()
+                mass = share.sum(-1, keepdim=True)
+                share *= weight[..., None] / mass
+                value = (best.values + mass.log())[..., 0]
+            moments = share.mT @ features
+            widths = moments[..., :1] * self.cell_variance[rows, None]
+            sums = torch.cat((_shift(moments, gap), widths), -1).reshape(-1, 8)
+            index = chosen.reshape(-1)
+            totals = torch.stack([torch.bincount(index, column.contiguous(), k) for column in sums.unbind(1)], 1)
+            return totals, (weight * value).sum()
+
+        totals, objective = self.low.new_zeros((k, 8)), self.low.new_zeros(())
+        for part_totals, part_objective in ordered_map(chunk, candidates, self.low.device):
+            totals += part_totals
+            objective += part_objective
+        return totals, float(objective) / self.total
+
+
+def _coefficients(gap: Tensor, components: Components) -> Tensor:
+    """Coefficients, (..., 6), that turn a cell's moments about the tile's centre into its expected score."""
+    w11, w21, w22 = components.whitener.unbind(-1)
+    xx, xy, yy = w11.square() + w21.square(), w21 * w22, w22.square()
+    gx, gy = gap.unbind(-1)
+    first = gx * w11
+    second = gx * w21 + gy * w22
+    at_centre = components.constant - (first.square() + second.square()) / 2
+    return torch.stack((at_centre, -(xx * gx + xy * gy), -(xy * gx + yy * gy), -xx / 2, -xy, -yy / 2), -1)
+
+
+def _shift(moments: Tensor, gap: Tensor) -> Tensor:
+    """Moments about the tile's centre, (..., 6), as moments about a point that lies ``-gap`` from it."""
+    n, x, y, xx, xy, yy = moments.unbind(-1)
+    gx, gy = gap.unbind(-1)
+    shifted = (
+        n,
+        x + n * gx,
+        y + n * gy,
+        xx + 2 * gx * x + n * gx * gx,
+        xy + gx * y + gy * x + n * gx * gy,
+        yy + 2 * gy * y + n * gy * gy,
+    )
+    return torch.stack(shifted, -1)

@@ -1,0 +1,53 @@
+"""How many Gaussians: by the bits that an index may cost, or by the Bayesian information criterion."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pocketbayes.plane.histogram import Histogram
+from pocketbayes.plane.mixture import PlaneMixture, fit_mixture
+
+MOST = 8192
+# Close enough to the wanted bits, from below.
+BITS_TOLERANCE = 0.05
+
+
+def entropy_bits(counts: Tensor) -> float:
+    """``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``: what an ideal code spends on one index."""
+    shares = counts[counts > 0].to(torch.float64)
+    shares = shares / shares.sum()
+    return max(0.0, float(-(shares * shares.log2()).sum()))
+
+
+def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 30) -> PlaneMixture:
+    """The largest mixture whose shares have an entropy of at most ``bits`` (within 0.05), in four fits or fewer.
+
+    ``2^bits`` Gaussians never cost more; unequal shares leave room for some more.
+    """
+    k = min(max(1, math.floor(2**bits)), MOST)
+    fitted = trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
+    for _ in range(3):
+        spent = entropy_bits(trial.weights)
+        aim = min(max(1, math.floor(k * 2 ** (bits - BITS_TOLERANCE / 2 - spent))), MOST)
+        if bits - BITS_TOLERANCE <= spent <= bits or aim == k or len(trial) < k // 2:
+            break
+        k, trial = aim, fit_mixture(cloud, aim, seed=seed, iterations=iterations)
+        if entropy_bits(trial.weights) <= bits:
+            fitted = trial
+    return fitted
+
+
+def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMixture:
+    """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ...: doubled until it rises."""
+    n = float(cloud.sums[:, 0].sum())
+    fitted, lowest, k = fit_mixture(cloud, 1, seed=seed, iterations=iterations), math.inf, 1
+    while k <= MOST:
+        trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
+        criterion = -2 * n * trial.log_likelihood + (6 * len(trial) - 1) * math.log(n)
+        if criterion >= lowest:
+            break
+        fitted, lowest, k = trial, criterion, 2 * k
+    return fitted

@@ -1,0 +1,72 @@
+"""The same bits from any number of threads: work is cut into fixed chunks, each done by one thread, summed in order.
+
+torch splits its own loops by the number of threads, which changes the order of float sums (and whether an element
+falls into a vector or a scalar tail). Here every operation runs on one thread and the parallelism is over chunks
+instead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# None in worker threads too, so that nested maps there run serially.
+_workers: ContextVar[int | None] = ContextVar("_workers", default=None)
+
+
+@contextmanager
+def fixed_order() -> Iterator[None]:
+    """Run torch's operations on one thread each inside this block, and hand the threads to :func:`ordered_map`."""
+    if _workers.get() is not None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    token = _workers.set(threads)
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        _workers.reset(token)
+
+
+def workers() -> int:
+    """How many threads the caller had when it entered :func:`fixed_order`."""
+    return _workers.get() or 1
+
+
+def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> Iterator[Result]:
+    """Results in the order of the items, with only a few of them in memory at a time.
+
+    Args:
+        function: what to do with an item; it must not touch what another item writes.
+        items: fixed whatever the number of threads.
+        device: anything but a CPU works through the items one by one: it is parallel inside.
+    """
+    threads = workers()
+    if threads == 1 or device.type != "cpu":
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(pool.submit(function, item))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def slices(n: int, size: int) -> list[slice]:
+    """Consecutive slices of at most ``size`` that cover ``range(n)``."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]

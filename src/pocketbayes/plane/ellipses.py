@@ -1,0 +1,84 @@
+"""Ellipse points: weights that fit no Gaussian well, blended from several."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UnknownNameError
+from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
+from pocketbayes.plane.gaussians import log_peak, mahalanobis_squared
+from pocketbayes.plane.mixture import PlaneMixture
+from pocketbayes.plane.search import best
+
+EllipseMode = Literal["nearest", "own"]
+MODES: tuple[str, ...] = ("nearest", "own")
+CHUNK = 1 << 18
+
+
+@fixed_order()
+def ellipse_points(
+    points: Tensor,
+    mixture: PlaneMixture,
+    chi2: float = 5.991,
+    mode: EllipseMode = "nearest",
+    index: Tensor | None = None,
+) -> Tensor:
+    """Points with ``(x - m)^T S^(-1) (x - m) > chi2`` for every Gaussian (``nearest``) or for their own (``own``).
+
+    A true Gaussian has 5 % of its points outside 5.991, so ``own`` flags about that many by construction.
+
+    Args:
+        points: (n, 2).
+        mixture: K Gaussians.
+        chi2: squared Mahalanobis distance of the ellipse.
+        mode: which ellipses count.
+        index: the Gaussian of every point, -1 for points to pass over; found by :meth:`PlaneMixture.assign` by
+            default.
+
+    Returns:
+        Positions, ascending, int64.
+    """
+    if mode not in MODES:
+        raise UnknownNameError("ellipse mode", mode, MODES)
+    if len(mixture) == 0 or len(points) == 0:
+        return torch.empty(0, dtype=torch.int64, device=points.device)
+    owner = mixture.assign(points) if index is None else index
+
+    def outside(rows: Tensor, own: Tensor) -> Tensor:
+        few = points[rows].detach().to(torch.float64)
+        return mahalanobis_squared(few, mixture.means, mixture.covs, own.clamp_min(0)[:, None])[:, 0] > chi2
+
+    def chunk(part: slice) -> Tensor:
+        rows = torch.arange(part.start, part.stop, device=points.device)
+        return rows[outside(rows, owner[part]) & (owner[part] >= 0)]
+
+    found = torch.cat(list(ordered_map(chunk, slices(len(points), CHUNK), points.device)))
+    if mode == "nearest":
+        nearest = best(points[found], mixture.components(weighted=False))[:, 0]
+        found = found[outside(found, nearest)]
+    return found
+
+
+@fixed_order()
+def blend(points: Tensor, mixture: PlaneMixture, k: int = 5, keep: int | None = None) -> tuple[Tensor, Tensor]:
+    """``alpha_j = N(x; j) / sum_i N(x; i)`` over the ``k`` Gaussians nearest to each point by Mahalanobis distance.
+
+    Args:
+        points: (p, 2).
+        mixture: K Gaussians; where there are fewer than ``k``, all are used.
+        k: how many.
+        keep: only so many of them, the best by density (2 in the authors' code).
+
+    Returns:
+        Numbers of the Gaussians, (p, k) int64, and their shares, (p, k) float64; each row sums to 1.
+    """
+    index = best(points, mixture.components(weighted=False), k)
+    few = points.detach().to(torch.float64)
+    density = log_peak(mixture.covs)[index] - mahalanobis_squared(few, mixture.means, mixture.covs, index) / 2
+    if keep is not None and keep < index.shape[1]:
+        density, column = density.topk(keep, 1)
+        index = index.gather(1, column)
+    return index, density.softmax(1)

@@ -1,0 +1,229 @@
+"""A fine histogram of the plane: a summary of millions of points that is small, exact in its moments, and adds up.
+
+Each axis is warped to 2^16 levels, half of them given out by mass (so that stds of 1e-8 beside stds of 1e-2 keep
+their shape, whatever the tails), half evenly. A cell is a quadtree node over these levels, that is a range of Morton
+codes, split while its scatter is large: cells are fine where points are dense. Of each cell we keep count, mean and
+second moments. Histograms over one grid merge by adding, which is also how several machines would share the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UserError
+from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
+
+CHUNK = 1 << 18
+BITS = 16
+TABLE_BITS = 22
+SAMPLE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A monotone, piecewise linear map from values to levels 0 .. 2^16 - 1, as fast as three table lookups.
+
+    Its pieces are the values that share the upper half of their float32 bits (sign, exponent, 7 bits of mantissa).
+
+    Attributes:
+        left: where each piece starts, (2^16,), float64.
+        base: the level there.
+        slope: levels per unit.
+    """
+
+    left: Tensor
+    base: Tensor
+    slope: Tensor
+
+    @classmethod
+    def fit(cls, values: Tensor) -> Axis:
+        """Give each piece levels by its share of the values and by its share of their range, half and half."""
+        pieces = torch.arange(1 << BITS, dtype=torch.int32, device=values.device) - (1 << (BITS - 1))
+        bits = pieces << BITS
+        left = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32).double()
+        low, high = values.amin(), values.amax()
+        # Outside the range (and for the codes of NaN and infinity) a piece has no width.
+        start = left.nan_to_num(nan=float("inf")).clamp(low, high)
+        start = torch.where(pieces < 0, torch.where(left.isnan(), low, start), start)
+        width = torch.cat((start[1:], high[None])) - start
+        mass = torch.bincount(_piece(values), minlength=1 << BITS) / len(values)
+        spread = (width / (high - low).clamp_min(1e-300) + mass) / 2
+        levels = spread * ((1 << BITS) / spread.sum().clamp_min(1e-300))
+        base = levels.cumsum(0) - levels
+        return cls(start, base, torch.where(width > 0, levels / width.clamp_min(1e-300), 0.0))
+
+    def level(self, values: Tensor) -> Tensor:
+        """The level of each value, int64."""
+        piece = _piece(values)
+        left, base, slope = (column.index_select(0, piece) for column in (self.left, self.base, self.slope))
+        level = torch.addcmul(base, slope, (values.to(torch.float64) - left).clamp_min_(0))
+        return level.to(torch.int64).clamp_(0, (1 << BITS) - 1)
+
+
+def _piece(values: Tensor) -> Tensor:
+    """The upper 16 bits of a float32 as a number that grows with the value."""
+    bits = values.to(torch.float32).contiguous().view(torch.int32)
+    return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> BITS) + (1 << (BITS - 1))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the cells are. Made once (on one machine), used for every part of the cloud.
+
+    Attributes:
+        x: levels of the first axis.
+        y: levels of the second axis.
+        starts: first Morton code of each cell, (cells,), ascending from 0.
+        anchors: a point in or near each cell, (cells, 2): sums are taken about it, so that none cancels.
+        table: the cell of every 22-bit prefix of a code, -1 where it has several, (2^22,) int32.
+    """
+
+    x: Axis
+    y: Axis
+    starts: Tensor
+    anchors: Tensor
+    table: Tensor
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def code(self, points: Tensor) -> Tensor:
+        """Morton codes: the bits of both levels interleaved."""
+        points = points.detach()
+        spread = _spread(torch.arange(1 << BITS, device=points.device))
+        even, odd = (spread[axis.level(points[:, column])] for column, axis in enumerate((self.x, self.y)))
+        return even + 2 * odd
+
+    def locate(self, points: Tensor) -> Tensor:
+        """The cell of every point, (n,) int64; chunk the points where memory matters."""
+        code = self.code(points)
+        cell = self.table.index_select(0, code >> (2 * BITS - TABLE_BITS)).to(torch.int64)
+        rows = (cell < 0).nonzero()[:, 0]
+        cell[rows] = torch.searchsorted(self.starts, code[rows], right=True) - 1
+        return cell
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Sums ``(1, dx, dy, dx^2, dx dy, dy^2)`` over the points of each cell, (cells, 6), about the grid's anchors."""
+
+    grid: Grid
+    sums: Tensor
+
+    def __add__(self, other: Histogram) -> Histogram:
+        """The histogram of both clouds together."""
+        if self.grid is not other.grid and not (
+            torch.equal(self.grid.starts, other.grid.starts) and torch.equal(self.grid.anchors, other.grid.anchors)
+        ):
+            raise UserError("histograms of different grids cannot be added: make one grid and use it for every part")
+        return Histogram(self.grid, self.sums + other.sums)
+
+    def cells(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights (m,), means (m, 2) and covariances (m, 3) as (xx, xy, yy) of the cells that hold something."""
+        held = self.sums[:, 0] > 0
+        sums = self.sums[held]
+        weight = sums[:, 0]
+        first = sums[:, 1:3] / weight[:, None]
+        second = sums[:, 3:] / weight[:, None]
+        xx = (second[:, 0] - first[:, 0].square()).clamp_min(0)
+        yy = (second[:, 2] - first[:, 1].square()).clamp_min(0)
+        bound = (xx * yy).sqrt()
+        xy = torch.minimum(torch.maximum(second[:, 1] - first[:, 0] * first[:, 1], -bound), bound)
+        return weight, self.grid.anchors[held] + first, torch.stack((xx, xy, yy), 1)
+
+
+@fixed_order()
+def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
+    """A grid of about ``cells`` cells (at most 1.5 times as many that hold points) fitted to the cloud.
+
+    Args:
+        points: (n, 2); beyond two million a random sample of them is looked at.
+        cells: how many. With as many cells as points, every distinct point gets its own.
+        seed: of the sample.
+    """
+    points = points.detach()
+    if len(points) > SAMPLE:
+        generator = torch.Generator().manual_seed(seed)
+        points = points[torch.randint(len(points), (SAMPLE,), generator=generator).to(points.device)]
+    points = points.to(torch.float64)
+    x, y = Axis.fit(points[:, 0]), Axis.fit(points[:, 1])
+    i, j = x.level(points[:, 0]), y.level(points[:, 1])
+    codes, order = (_spread(i) + 2 * _spread(j)).sort()
+    starts, first = _split(codes, i[order], j[order], cells)
+    # How many cells start up to the first and up to the last code of each prefix.
+    unit, prefixes = 1 << (2 * BITS - TABLE_BITS), 1 << TABLE_BITS
+    lowest = torch.bincount((starts + unit - 1) // unit, minlength=prefixes)[:prefixes].cumsum(0) - 1
+    highest = torch.bincount(starts // unit, minlength=prefixes).cumsum(0) - 1
+    table = torch.where(lowest == highest, lowest, -1).to(torch.int32)
+    return Grid(x, y, starts, points[order[first]], table)
+
+
+@fixed_order()
+def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) -> Histogram:
+    """Bin the points, a bounded chunk at a time.
+
+    Args:
+        points: (n, 2).
+        grid: from :func:`make_grid`.
+        weights: how much each point counts, (n,); 1 by default.
+    """
+
+    def chunk(part: slice) -> Tensor:
+        cell = grid.locate(points[part])
+        gap = points[part].detach().to(torch.float64) - grid.anchors.index_select(0, cell)
+        dx, dy = gap[:, 0].contiguous(), gap[:, 1].contiguous()
+        w = None if weights is None else weights[part].detach().to(torch.float64)
+        terms = [None, dx, dy, dx * dx, dx * dy, dy * dy]
+        if w is not None:
+            terms = [w if term is None else w * term for term in terms]
+        return torch.stack([torch.bincount(cell, term, len(grid)).to(torch.float64) for term in terms], 1)
+
+    sums = points.new_zeros((len(grid), 6), dtype=torch.float64)
+    for part in ordered_map(chunk, slices(len(points), CHUNK), points.device):
+        sums += part
+    return Histogram(grid, sums)
+
+
+def _spread(v: Tensor) -> Tensor:
+    v = (v | (v << 8)) & 0x00FF00FF
+    v = (v | (v << 4)) & 0x0F0F0F0F
+    v = (v | (v << 2)) & 0x33333333
+    return (v | (v << 1)) & 0x55555555
+
+
+def _split(codes: Tensor, i: Tensor, j: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+    """Halve every node whose scatter is above a threshold, and lower the threshold until there are cells enough.
+
+    A node's scatter is count times squared width, so equal scatter puts about sqrt(density) nodes per area, which is
+    how the centres of an optimal quantiser are spread too. Sums are integers: no rounding, whatever the size.
+    """
+    zero = codes.new_zeros(1)
+    count_i, count_j = torch.cat((zero, i.cumsum(0))), torch.cat((zero, j.cumsum(0)))
+    square = torch.cat((zero, (i * i + j * j).cumsum(0)))
+
+    def scatter(low: Tensor, high: Tensor) -> Tensor:
+        n = (high - low).clamp_min(1).double()
+        si, sj = (count_i[high] - count_i[low]).double(), (count_j[high] - count_j[low]).double()
+        return ((square[high] - square[low]).double() - (si * si + sj * sj) / n).clamp_min(0)
+
+    start, bits = zero.clone(), zero + 2 * BITS
+    low, high = zero.clone(), zero + len(codes)
+    error = scatter(low, high)
+    threshold = float(error[0])
+    while int((high > low).sum()) < cells and threshold > 0.1:
+        # With cells for all there is nothing to choose.
+        threshold = threshold / 2 if cells < len(codes) else 0.0
+        while bool((wide := (error > threshold) & (bits > 0)).any()):
+            bit = bits[wide] - 1
+            middle = start[wide] + (torch.ones_like(bit) << bit)
+            cut = torch.searchsorted(codes, middle)
+            stay = ~wide
+            start = torch.cat((start[stay], start[wide], middle))
+            bits = torch.cat((bits[stay], bit, bit))
+            error = torch.cat((error[stay], scatter(low[wide], cut), scatter(cut, high[wide])))
+            low, high = torch.cat((low[stay], low[wide], cut)), torch.cat((high[stay], cut, high[wide]))
+    start, order = start.sort()
+    return start, ((low + high) // 2)[order].clamp_max(len(codes) - 1)

@@ -1,0 +1,162 @@
+"""A Gaussian mixture over the plane, fitted to a histogram: K-means start, then EM on the log-likelihood."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UserError
+from pocketbayes.plane.blocks import Blocks, Components
+from pocketbayes.plane.centres import kmeans
+from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
+from pocketbayes.plane.gaussians import log_peak, whitened_norm_squared, whitening
+from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
+from pocketbayes.plane.search import best
+
+# Enough cells for each Gaussian to know its own shape.
+CELLS_PER_GAUSSIAN = 64
+CELLS = (1 << 15, 1 << 18)
+CELL_FLOOR = 0.01
+RELATIVE_FLOOR = 1e-6
+ABSOLUTE_FLOOR = 1e-24
+
+
+@dataclass(frozen=True)
+class PlaneMixture:
+    """``p(x) = sum_k weights_k N(x; means_k, covs_k)`` in the plane, all float64.
+
+    Attributes:
+        means: centres ``(mean, std)``, (K, 2).
+        covs: positive definite covariances, (K, 2, 2).
+        weights: shares that sum to 1, (K,).
+        log_likelihood: mean log density of the points it was fitted to, a lower bound by Jensen within each cell; NaN
+            where the mixture was changed since.
+    """
+
+    means: Tensor
+    covs: Tensor
+    weights: Tensor
+    log_likelihood: float = math.nan
+
+    def __len__(self) -> int:
+        return len(self.means)
+
+    def take(self, kept: Tensor) -> PlaneMixture:
+        """The Gaussians at some positions or under a mask, their weights summing to 1 again."""
+        weights = self.weights[kept]
+        return PlaneMixture(self.means[kept], self.covs[kept], weights / weights.sum())
+
+    def components(self, weighted: bool = True) -> Components:
+        """Scores ``log weights_k + log N(x; k)``; not ``weighted``: minus half the squared Mahalanobis distance."""
+        whiteners, _ = whitening(self.covs)
+        constant = self.weights.log() + log_peak(self.covs) if weighted else torch.zeros_like(self.weights)
+        return Components(self.means, whiteners, constant)
+
+    def assign(self, points: Tensor, grid: Grid | None = None) -> Tensor:
+        """``argmax_k weights_k N(x; k)``, the most probable Gaussian of every point, exactly and in bounded memory.
+
+        Args:
+            points: (n, 2).
+            grid: cells that fit the points, where they are known already.
+
+        Returns:
+            Numbers, (n,) int64; -1 where there are no Gaussians.
+        """
+        if len(self) == 0:
+            return torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
+        return best(points, self.components(), grid=grid)[:, 0]
+
+    @fixed_order()
+    def log_density(self, points: Tensor) -> Tensor:
+        """``log p(x)`` for every point, (n,) float64, over all K Gaussians."""
+        parts = self.components()
+
+        def chunk(part: slice) -> Tensor:
+            gap = points[part, None].detach().to(torch.float64) - parts.mean
+            return torch.logsumexp(parts.constant - whitened_norm_squared(gap, parts.whitener) / 2, 1)
+
+        pieces = slices(len(points), max(1, (1 << 19) // max(1, len(self))))
+        return torch.cat(list(ordered_map(chunk, pieces, points.device)))
+
+
+def default_bins(k: int) -> int:
+    """Cells for a fit of ``k`` Gaussians."""
+    return min(max(CELLS_PER_GAUSSIAN * k, CELLS[0]), CELLS[1])
+
+
+@fixed_order()
+def fit_mixture(
+    points: Tensor | Histogram,
+    k: int,
+    *,
+    weights: Tensor | None = None,
+    seed: int = 0,
+    bins: int | None = None,
+    iterations: int = 30,
+    tolerance: float = 1e-4,
+    kmeans_iterations: int = 20,
+) -> PlaneMixture:
+    """Maximise ``sum_i log sum_k pi_k N(x_i; m_k, S_k)`` over the histogram (2DGBNN Eq. 3; its sign is a misprint).
+
+    The same for a seed whatever the number of threads (on a CPU).
+
+    Args:
+        points: the cloud, (n, 2), or its histogram, as merged from several machines.
+        k: Gaussians. Fewer come back where there are fewer distinct points.
+        weights: how much each point counts, (n,).
+        seed: of the histogram's sample and the K-means start.
+        bins: cells of the histogram: 64 a Gaussian by default, between 2^15 and 2^18. With as many as points the fit
+            is on the points themselves.
+        iterations: at most so many EM steps; 0 stops at K-means.
+        tolerance: stop when the mean log-likelihood gains less.
+        kmeans_iterations: at most so many of Lloyd's steps.
+    """
+    if k < 1:
+        raise UserError(f"a mixture needs at least one Gaussian, k={k} was asked for")
+    if not isinstance(points, Histogram):
+        if points.ndim != 2 or points.shape[1] != 2 or len(points) == 0:
+            raise UserError(f"points must be a non-empty (n, 2) tensor of (mean, std), got shape {tuple(points.shape)}")
+        points = make_histogram(points, make_grid(points, bins or default_bins(k), seed), weights)
+    weight, mean, cov = points.cells()
+    centres = kmeans(weight, mean, k, seed, kmeans_iterations)
+    blocks = Blocks(weight, mean, cov, size=min(max(len(weight) // len(centres), 4), 64))
+    return _expectation_maximisation(blocks, centres, iterations, tolerance)
+
+
+def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int, tolerance: float) -> PlaneMixture:
+    identity = centres.new_tensor([1.0, 0.0, 1.0]).expand(len(centres), 3)
+    nearest = Components(centres, identity, centres.new_zeros(len(centres)))
+    sums, _ = blocks.sweep(nearest, blocks.candidates(nearest), hard=True)
+    means, covs, weights = _maximise(centres, sums)
+    before = -math.inf
+    for step in range(iterations):
+        components = PlaneMixture(means, covs, weights).components()
+        # Shapes change fast at first and slowly later: look for candidates at steps 0, 1, 2, 4, 8, 16, ...
+        if step & (step - 1) == 0:
+            candidates = blocks.candidates(components)
+        sums, likelihood = blocks.sweep(components, candidates)
+        if likelihood < before + tolerance:
+            break
+        before = likelihood
+        means, covs, weights = _maximise(means, sums)
+    return replace(PlaneMixture(means, covs, weights).take(weights > 0), log_likelihood=before)
+
+
+def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, covariances and weights from a sweep's sums about the old means; an empty Gaussian keeps its place."""
+    counts = sums[:, 0]
+    held = counts > 0
+    averages = sums[:, 1:] / counts.clamp_min(1e-300)[:, None]
+    dx, dy = averages[:, 0], averages[:, 1]
+    means = means + torch.where(held[:, None], averages[:, :2], 0.0)
+    xx = (averages[:, 2] - dx * dx).clamp_min(0)
+    yy = (averages[:, 4] - dy * dy).clamp_min(0)
+    bound = (xx * yy).sqrt()
+    xy = torch.minimum(torch.maximum(averages[:, 3] - dx * dy, -bound), bound)
+    # Positive definite always: a tenth of a cell's width, and something where all points are equal.
+    floor = CELL_FLOOR * averages[:, 5:] + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
+    covs = torch.stack((xx + floor[:, 0], xy, xy, yy + floor[:, 1]), 1).reshape(-1, 2, 2)
+    return means, covs, counts / counts.sum()

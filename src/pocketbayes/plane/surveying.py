@@ -1,0 +1,277 @@
+"""Stage 2 of 2DGBNN: from a mean and a std per weight to a Gaussian's number per weight, outliers and blends.
+
+Steps, each a function of its own that can be left out: outliers, mixture, assignment, small clusters dissolved, close
+Gaussians merged, ellipse points found and blended. Merging comes before the ellipse points (the paper has them the
+other way round), so that these are judged by, and blended from, the Gaussians that are kept.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.plane.choose import entropy_bits, fit_by_bic, fit_by_bits
+from pocketbayes.plane.chunks import fixed_order, slices
+from pocketbayes.plane.ellipses import MODES, EllipseMode, blend, ellipse_points
+from pocketbayes.plane.gaussians import MERGE_RULES, MergeRule
+from pocketbayes.plane.histogram import Grid, make_grid, make_histogram
+from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
+from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
+
+CHUNK = 1 << 20
+# How many Gaussians the histogram must serve where BIC is to choose their number.
+BIC_CELLS_FOR = 2048
+
+
+@dataclass(frozen=True)
+class PlaneSettings:
+    """Every setting of stage 2, with the paper's values where it gives them.
+
+    Attributes:
+        k: Gaussians to fit (2000 in the paper's text, 6000 in its table), or ``"bic"``.
+        bits_per_weight: instead of ``k``: as many Gaussians as this entropy of the index allows, before merging.
+        tau_w: a larger ``|mean|`` makes a weight an outlier; None for no such outliers.
+        gradient_fraction: this share of the weights with the largest absolute gradients are outliers; 0 for none.
+        n_min: clusters with fewer weights are dissolved into outliers (30 in the text, 20 in the table); 0 for none.
+        ellipse: ``nearest``: weights outside the ellipses of all Gaussians; ``own``: outside that of their own; None
+            for none.
+        chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
+        neighbours: Gaussians that an ellipse point is blended from.
+        keep: how many of these to keep, the best by density (2 in the authors' code); None for all.
+        merge: rule by which two Gaussians become one; None for no merging.
+        tau_d: see :func:`merge_all`; None for relative to the cloud.
+        tau_g: see :func:`merge_all`.
+        tau_v: see :func:`merge_all`.
+        reading: see :func:`merge_all`.
+        seed: of all that is drawn.
+        iterations: EM steps at most.
+        bins: cells of the histogram; see :func:`fit_mixture`.
+    """
+
+    k: int | Literal["bic"] = 2000
+    bits_per_weight: float | None = None
+    tau_w: float | None = 0.2
+    gradient_fraction: float = 0.01
+    n_min: int = 30
+    ellipse: EllipseMode | None = "nearest"
+    chi2: float = 5.991
+    neighbours: int = 5
+    keep: int | None = None
+    merge: MergeRule | None = "moments"
+    tau_d: float | None = None
+    tau_g: float = 0.15
+    tau_v: float = 1e-3
+    reading: Reading = "value"
+    seed: int = 0
+    iterations: int = 30
+    bins: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.k == "bic" or (isinstance(self.k, int) and self.k >= 1)):
+            raise UserError(f"k={self.k!r}: give a number of Gaussians of at least 1, or 'bic'")
+        if self.bits_per_weight is not None and self.bits_per_weight <= 0:
+            raise UserError(f"bits_per_weight={self.bits_per_weight}: must be above 0")
+        if not 0 <= self.gradient_fraction < 1:
+            raise UserError(f"gradient_fraction={self.gradient_fraction}: must be at least 0 and below 1")
+        for kind, name, known in (
+            ("ellipse mode", self.ellipse, MODES),
+            ("merge rule", self.merge, MERGE_RULES),
+            ("reading of the merge thresholds", self.reading, READINGS),
+        ):
+            if name is not None and name not in known:
+                raise UnknownNameError(kind, name, known)
+
+
+@dataclass(frozen=True)
+class Plane:
+    """What stage 2 found. Positions are those of the flat weight vector, int64, ascending.
+
+    Attributes:
+        mixture: the Gaussians that are left.
+        index: the Gaussian of every weight, (n,) int64, -1 for outliers. Ellipse points keep the number of their own.
+        counts: weights of each Gaussian, (K,).
+        value_outliers: positions with a large mean.
+        gradient_outliers: positions with a large gradient, those with a large mean left out.
+        small_outliers: positions whose cluster was dissolved.
+        ellipses: positions of the ellipse points, (p,).
+        blend_index: Gaussians that each is blended from, (p, neighbours).
+        blend_alpha: their shares, which sum to 1, (p, neighbours).
+        k_fitted: Gaussians after the fit.
+        k_before_merging: Gaussians after small clusters were dissolved.
+        index_bits: entropy of the index in bits per weight that has one.
+        timings: seconds by step.
+    """
+
+    mixture: PlaneMixture
+    index: Tensor
+    counts: Tensor
+    value_outliers: Tensor
+    gradient_outliers: Tensor
+    small_outliers: Tensor
+    ellipses: Tensor
+    blend_index: Tensor
+    blend_alpha: Tensor
+    k_fitted: int
+    k_before_merging: int
+    index_bits: float
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def outliers(self) -> Tensor:
+        """Positions of all outliers, whatever the cause."""
+        return (self.index < 0).nonzero()[:, 0]
+
+
+@fixed_order()
+def outliers(
+    mean: Tensor, gradient: Tensor | None, tau_w: float | None = 0.2, gradient_fraction: float = 0.01
+) -> dict[str, Tensor]:
+    """``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest: weights that keep a mean and a std of their own.
+
+    Args:
+        mean: (n,).
+        gradient: of the loss with respect to the means, averaged over batches, (n,); None where it is not known.
+        tau_w: None for none.
+        gradient_fraction: share of all weights; 0 for none. Ties at the threshold stay inside.
+
+    Returns:
+        Masks ``value`` and ``gradient``, (n,) each; they may overlap.
+    """
+    nothing = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
+    value = nothing if tau_w is None else mean.detach().abs() > tau_w
+    many = round(gradient_fraction * len(mean))
+    if gradient is None or many == 0:
+        return {"value": value, "gradient": nothing.clone()}
+    size = gradient.detach().abs()
+    return {"value": value, "gradient": size > size.kthvalue(len(size) - many).values}
+
+
+@fixed_order()
+def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: PlaneSettings | None = None) -> Plane:
+    """All of stage 2. The same for a seed whatever the number of threads (on a CPU).
+
+    Where every cluster is too small, all weights become outliers and a warning says so.
+
+    Args:
+        mean: (n,).
+        std: (n,).
+        gradient: of the loss with respect to the means, averaged over batches, (n,); None for no gradient outliers.
+        settings: the defaults are the paper's.
+    """
+    settings = settings or PlaneSettings()
+    mean, std = mean.detach(), std.detach()
+    if mean.ndim != 1 or mean.shape != std.shape or (gradient is not None and gradient.shape != mean.shape):
+        shapes = [None if t is None else tuple(t.shape) for t in (mean, std, gradient)]
+        raise UserError(f"mean, std and gradient must be flat and equally long, got the shapes {shapes}")
+    timings: dict[str, float] = {}
+    with _timed(timings, "outliers", mean.device):
+        masks = outliers(mean, gradient, settings.tau_w, settings.gradient_fraction)
+        inside = ~(masks["value"] | masks["gradient"])
+        points = torch.stack((mean[inside], std[inside]), 1)
+        if not bool(torch.isfinite(points).all()):
+            raise UserError("means and stds must be finite: the network these weights come from has diverged")
+    with _timed(timings, "fit", mean.device):
+        mixture, grid = _fit(points, settings)
+        k_fitted = len(mixture)
+    with _timed(timings, "assign", mean.device):
+        index = mixture.assign(points, grid)
+        counts = torch.bincount(index, minlength=k_fitted)
+    with _timed(timings, "dissolve", mean.device):
+        mixture, mapping = dissolve(mixture, counts, max(settings.n_min, 1))
+        counts = counts[mapping >= 0]
+        k_before = len(mixture)
+        if k_before:
+            _renumber(index, mapping)
+        else:
+            index.fill_(-1)
+            warnings.warn(
+                f"no cluster of {len(points)} weights has n_min={settings.n_min} members: all weights are outliers "
+                f"(ask for fewer Gaussians than k={k_fitted}, or a smaller n_min)",
+                stacklevel=2,
+            )
+    with _timed(timings, "merge", mean.device):
+        if settings.merge is not None and k_before > 1:
+            sizes = None if gradient is None else _mean_size(gradient.detach(), inside, index, counts)
+            mixture, counts, mapping = merge_all(
+                mixture,
+                counts,
+                sizes,
+                tau_d=settings.tau_d,
+                tau_g=settings.tau_g,
+                tau_v=settings.tau_v,
+                how=settings.merge,
+                reading=settings.reading,
+            )
+            _renumber(index, mapping)
+    with _timed(timings, "ellipses", mean.device):
+        rows = index.new_empty(0)
+        if settings.ellipse is not None:
+            rows = ellipse_points(points, mixture, settings.chi2, settings.ellipse, index)
+        blend_index, blend_alpha = blend(points[rows], mixture, settings.neighbours, settings.keep)
+    positions = inside.nonzero()[:, 0]
+    numbers = torch.full((len(mean),), -1, dtype=torch.int64, device=mean.device)
+    numbers[positions] = index
+    return Plane(
+        mixture=mixture,
+        index=numbers,
+        counts=counts,
+        value_outliers=masks["value"].nonzero()[:, 0],
+        gradient_outliers=(masks["gradient"] & ~masks["value"]).nonzero()[:, 0],
+        small_outliers=positions[index < 0],
+        ellipses=positions[rows],
+        blend_index=blend_index,
+        blend_alpha=blend_alpha,
+        k_fitted=k_fitted,
+        k_before_merging=k_before,
+        index_bits=entropy_bits(counts),
+        timings=timings,
+    )
+
+
+def _fit(points: Tensor, settings: PlaneSettings) -> tuple[PlaneMixture, Grid | None]:
+    if len(points) == 0:
+        nothing = points.new_zeros(0, dtype=torch.float64)
+        return PlaneMixture(nothing.reshape(0, 2), nothing.reshape(0, 2, 2), nothing), None
+    if settings.bits_per_weight is not None:
+        expected = round(2**settings.bits_per_weight)
+    else:
+        expected = BIC_CELLS_FOR if settings.k == "bic" else int(settings.k)
+    grid = make_grid(points, settings.bins or default_bins(expected), settings.seed)
+    cloud = make_histogram(points, grid)
+    if settings.bits_per_weight is not None:
+        return fit_by_bits(cloud, settings.bits_per_weight, settings.seed, settings.iterations), grid
+    if settings.k == "bic":
+        return fit_by_bic(cloud, settings.seed, settings.iterations), grid
+    return fit_mixture(cloud, expected, seed=settings.seed, iterations=settings.iterations), grid
+
+
+def _renumber(index: Tensor, mapping: Tensor) -> None:
+    """Put new numbers in place of the old ones; -1 stays."""
+    for part in slices(len(index), CHUNK):
+        index[part] = torch.where(index[part] >= 0, mapping.index_select(0, index[part].clamp_min(0)), -1)
+
+
+def _mean_size(gradient: Tensor, inside: Tensor, index: Tensor, counts: Tensor) -> Tensor:
+    """The mean absolute gradient over the weights of each Gaussian, (K,)."""
+    gradient = gradient[inside]
+    sums = torch.zeros(len(counts) + 1, dtype=torch.float64, device=gradient.device)
+    for part in slices(len(index), CHUNK):
+        sums += torch.bincount(index[part] + 1, gradient[part].abs().to(torch.float64), len(sums))
+    return sums[1:] / counts.clamp_min(1)
+
+
+@contextmanager
+def _timed(timings: dict[str, float], step: str, device: torch.device) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    timings[step] = time.perf_counter() - start
