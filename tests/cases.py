@@ -43,6 +43,8 @@ CASES = [
         "2dgbnn",
         lambda: pb.WeightSharing(k=6, n_min=4, tau_w=0.3, pretrain_epochs=1, refresh_epochs=1, draw="shared-noise"),
     ),
+    Case("ssvi", lambda: pb.SSVI(density=0.3, swap_every=2, swap_until=1.0)),
+    Case("rigl", lambda: pb.RigL(density=0.3, swap_every=2, swap_until=1.0)),
     Case("pbn", lambda: pb.PBN(rate=0.2, pretrain_epochs=1, train_samples=2)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]

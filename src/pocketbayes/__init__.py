@@ -13,6 +13,7 @@ from pocketbayes.layout import Layout
 from pocketbayes.methods import (
     METHODS,
     PBN,
+    SSVI,
     SWAG,
     Deterministic,
     Ensemble,
@@ -21,6 +22,7 @@ from pocketbayes.methods import (
     MCDropout,
     MeanFieldVI,
     Method,
+    RigL,
     WeightSharing,
 )
 from pocketbayes.network import Mixture, Net, Network
@@ -51,6 +53,7 @@ def census(net: Net) -> Census:
 
 __all__ = [
     "PBN",
+    "SSVI",
     "SWAG",
     "Categorical",
     "Census",
@@ -68,6 +71,7 @@ __all__ = [
     "Network",
     "Posterior",
     "Prediction",
+    "RigL",
     "Training",
     "UserError",
     "WeightSharing",

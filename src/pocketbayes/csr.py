@@ -89,8 +89,8 @@ class SparseMatrix(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         raise RuntimeError(
-            f"a sparse weight was planned for F.linear, but {getattr(func, '__name__', func)} uses it: the model's flow "
-            "changed since its first call; call net.forget_plan() or choose kernel='dense'"
+            f"a sparse weight was planned for F.linear, but {getattr(func, '__name__', func)} uses it: the model's "
+            "flow changed since its first call; call net.forget_plan() or choose kernel='dense'"
         )
 
 
@@ -99,7 +99,7 @@ def _linear(input: Tensor, weight: SparseMatrix, bias: Tensor | None = None) -> 
     rows, columns = weight.pattern.shape
     x = input.reshape(-1, columns).t()
     if torch.is_grad_enabled() and (weight.values_.requires_grad or x.requires_grad):
-        product = _Product.apply(weight.values_, x, weight.pattern)
+        product: Tensor = _Product.apply(weight.values_, x, weight.pattern)
         product = product if bias is None else product + bias[:, None]
     elif bias is None:
         product = weight.pattern.matrix(weight.values_) @ x
@@ -119,7 +119,7 @@ class _Product(torch.autograd.Function):
         return pattern.matrix(values) @ x
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """grad X^T at the present places, and W^T grad."""
         values, x = ctx.saved_tensors

@@ -14,6 +14,8 @@ from pocketbayes.methods.laplace import Laplace
 from pocketbayes.methods.mcdropout import MCDropout
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.methods.pbn import PBN
+from pocketbayes.methods.rigl import RigL
+from pocketbayes.methods.ssvi import SSVI
 from pocketbayes.methods.swag import SWAG
 from pocketbayes.methods.weight_sharing import WeightSharing
 
@@ -29,11 +31,14 @@ METHODS: dict[str, Any] = {
     "int8": Int8,
     "2dgbnn": WeightSharing,
     "pbn": PBN,
+    "ssvi": SSVI,
+    "rigl": RigL,
 }
 
 __all__ = [
     "METHODS",
     "PBN",
+    "SSVI",
     "SWAG",
     "Deterministic",
     "Ensemble",
@@ -42,6 +47,7 @@ __all__ = [
     "MCDropout",
     "MeanFieldVI",
     "Method",
+    "RigL",
     "Run",
     "Stage",
     "Start",

@@ -76,7 +76,7 @@ def _exp_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
     ratio, width = _ratio(size, std), scale * std
     one, two = (_tilt(ratio, k * width, k * scale * size).log1p() for k in (1, 2))
     growth = width.square() + two - 2 * one
-    # log(exp(g) - 1) = g + log(1 - exp(-g)), and log(g) + g / 2 for small g = a^2 k2 + a^3 k3, ki |w|'s cumulants / std^i.
+    # log(exp(g) - 1) = g + log(1 - exp(-g)); log(g) + g / 2 for small g = a^2 k2 + a^3 k3, k the cumulants of |w| / std.
     excess = _excess(ratio)
     log_series = _variance(ratio, excess).log() + (width * _skewness(ratio, excess)).log1p()
     log_series = log_series + 2 * width.clamp(min=torch.finfo(width.dtype).tiny).log()
@@ -104,13 +104,20 @@ def _ratio(size: Tensor, std: Tensor) -> Tensor:
     return (size / std.clamp(min=torch.finfo(std.dtype).tiny)).clamp(max=1e100)
 
 
+def _below(bound: Tensor) -> Tensor:
+    """Phi, the probability of a standard normal number below the bound."""
+    probability: Tensor = torch.special.ndtr(bound)
+    return probability
+
+
 def _density(ratio: Tensor) -> Tensor:
+    """phi, the standard normal density."""
     return torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
 
 
 def _excess(ratio: Tensor) -> Tensor:
     """d(r) = E|z + r| - r = 2 (phi(r) - r Phi(-r)) for a standard normal z and r >= 0."""
-    return (2 * (_density(ratio) - ratio * torch.special.ndtr(-ratio))).clamp(min=0)
+    return (2 * (_density(ratio) - ratio * _below(-ratio))).clamp(min=0)
 
 
 def _variance(ratio: Tensor, excess: Tensor) -> Tensor:
@@ -120,12 +127,11 @@ def _variance(ratio: Tensor, excess: Tensor) -> Tensor:
 
 def _skewness(ratio: Tensor, excess: Tensor) -> Tensor:
     """The third cumulant of |z + r| over its second."""
-    tail = torch.special.ndtr(-ratio)
-    third = 2 * (ratio.square() + 2) * _density(ratio) - 2 * (ratio**3 + 3 * ratio) * tail
+    third = 2 * (ratio.square() + 2) * _density(ratio) - 2 * (ratio**3 + 3 * ratio) * _below(-ratio)
     third = third - 3 * excess + 3 * ratio.square() * excess + 6 * ratio * excess.square() + 2 * excess**3
     return third / _variance(ratio, excess)
 
 
 def _tilt(ratio: Tensor, width: Tensor, shift: Tensor) -> Tensor:
     """q(a) = Phi(a - r) exp(-2 a r) - Phi(-a - r), with a = l std and a r = l |mean|."""
-    return torch.special.ndtr(width - ratio) * torch.exp(-2 * shift) - torch.special.ndtr(-width - ratio)
+    return _below(width - ratio) * torch.exp(-2 * shift) - _below(-width - ratio)

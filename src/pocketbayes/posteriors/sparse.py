@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -259,7 +260,7 @@ class Sparse(Posterior):
         if self._tables is None or self._tables.index is not self.index or self._tables.version != version:
             edges = torch.tensor([slot.start for slot in self.layout.slots] + [self.layout.size])
             places = torch.searchsorted(self.index, edges.to(self.index)).tolist()
-            self._tables = _Tables(self.index, version, list(zip(places[:-1], places[1:])))
+            self._tables = _Tables(self.index, version, list(itertools.pairwise(places)))
         return self._tables
 
 

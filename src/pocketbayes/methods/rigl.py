@@ -1,0 +1,37 @@
+"""RigL (Evci et al. 2020): sparse training of point values, the deterministic twin of SSVI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from pocketbayes.methods.base import Start
+from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.network import Network
+from pocketbayes.posteriors.sparse import Sparse
+
+
+@dataclass(frozen=True, kw_only=True)
+class RigL(SparseTraining):
+    """min NLL over s values and their places: the smallest |values| leave, the largest |gradients| come in with 0."""
+
+    name = "rigl"
+    mean_init: float | Literal["model"] = "model"
+
+    def first_std(self, mean: Tensor) -> None:
+        """Point values have none."""
+        return None
+
+    def scores(self, posterior: Sparse) -> Tensor:
+        """|value|."""
+        return posterior.mean.detach().abs()
+
+    def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> None:
+        """Point values have none."""
+        return None
+
+    def make_network(self, start: Start, posterior: Sparse) -> Network:
+        """A deterministic network."""
+        return Network(start.model, posterior, likelihood=start.likelihood, propagation="mean")

@@ -1,0 +1,227 @@
+"""Training with few weights from the first step to the last: what sparse methods share."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.layout import Layout
+from pocketbayes.methods.base import Method, Run, Start
+from pocketbayes.network import Network, frozen_batch_norm
+from pocketbayes.objective import Likelihood
+from pocketbayes.posteriors.sparse import Kernel, Sparse, carry
+from pocketbayes.sensitivity import largest
+from pocketbayes.sparsity import Distribution, layer_counts
+
+Batch = Sequence[tuple[Tensor, Tensor]]
+"""A batch, in the parts that are held in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseTraining(Method):
+    """Gradient steps on the present weights, and now and then a swap: some leave, as many others come in with mean 0.
+
+    The weights with the lowest score leave. Those absent ones come in to which the loss has the largest |gradient|;
+    this dense gradient lives in the swap step only, which takes the place of an optimiser step.
+
+    Attributes:
+        density: The fraction of weights that are present, exactly, at every step.
+        distribution: How they are shared out over the layers: "uniform", "erdos-renyi" or "erdos-renyi-kernel", whose
+            layers each keep their number; or "global", where layers compete.
+        dense_first: Keeps the first layer dense, outside the count.
+        dense_last: Keeps the last layer dense, outside the count.
+        static: Keeps the first, random choice for ever: the control.
+        swap_every: Steps from swap to swap.
+        swap_until: The fraction of training after which no more are swapped.
+        swap_fraction: The fraction of present weights in the first swap; it falls by a cosine to 0 at `swap_until`.
+        addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged", the mean of |gradient|
+            over batches with fresh weights each.
+        addition_batches: The batches of "averaged".
+        mean_init: The std of the first means, normal around 0; or "model" for the model's own values.
+        kernel: How linear layers multiply: "csr", "dense" or "auto" (see `Sparse`).
+    """
+
+    density: float = 0.1
+    distribution: Distribution = "uniform"
+    dense_first: bool = False
+    dense_last: bool = False
+    static: bool = False
+    swap_every: int = 100
+    swap_until: float = 0.75
+    swap_fraction: float = 0.3
+    addition: Literal["sampled", "mean", "averaged"] = "sampled"
+    addition_batches: int = 5
+    mean_init: float | Literal["model"] = 0.01
+    kernel: Kernel = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layer_counts([(1, 1)], self.density, self.distribution)
+        if self.swap_every < 1 or self.addition_batches < 1:
+            raise UserError(
+                f"swap_every and addition_batches must be at least 1, not {self.swap_every} and {self.addition_batches}"
+            )
+        for name in ("swap_until", "swap_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        if self.addition not in ("sampled", "mean", "averaged"):
+            raise UnknownNameError("addition", self.addition, ("sampled", "mean", "averaged"))
+        if not (self.mean_init == "model" or (isinstance(self.mean_init, (int, float)) and self.mean_init >= 0)):
+            raise UserError(f"mean_init must be a std or 'model', not {self.mean_init!r}")
+
+    # -- what a sparse method decides ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def first_std(self, mean: Tensor) -> Tensor | None:
+        """The stds that weights with these means start with; None for point values."""
+
+    @abstractmethod
+    def scores(self, posterior: Sparse) -> Tensor:
+        """(s,) scores of the present weights; the lowest leave."""
+
+    @abstractmethod
+    def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor | None:
+        """The stds that weights come in with; None for point values.
+
+        Args:
+            posterior: The posterior before the swap.
+            kept: Places of the present weights that stay.
+            added: Positions of the new ones.
+        """
+
+    @abstractmethod
+    def make_network(self, start: Start, posterior: Sparse) -> Network:
+        """The network around the posterior."""
+
+    # -- the start ----------------------------------------------------------------------------------------------------
+
+    def init(self, model: nn.Module) -> Network:
+        """A random choice of weights in every layer; a network that is sparse already is gone on with."""
+        start = Start.of(model, self.bayesian_bias)
+        if isinstance(model, Network) and isinstance(model.posterior, Sparse):
+            return self.make_network(start, copy.deepcopy(model.posterior))
+        layout, device = start.layout, start.mean.device
+        counts = layer_counts(
+            [slot.shape for slot in layout.slots], self.density, self.distribution, self._dense(layout)
+        )
+        places = [
+            slot.start + torch.randperm(slot.size, device=device)[:count].sort().values
+            for slot, count in zip(layout.slots, counts)
+        ]
+        index = torch.cat(places)
+        if self.mean_init == "model":
+            mean = start.mean[index]
+        else:
+            mean = self.mean_init * torch.randn(len(index), dtype=start.mean.dtype, device=device)
+        return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
+
+    def _dense(self, layout: Layout) -> list[bool]:
+        """The slots of the first and the last layer, if these stay dense."""
+        owners = [slot.name.rpartition(".")[0] for slot in layout.slots]
+        kept = {owners[0]} if self.dense_first else set()
+        kept |= {owners[-1]} if self.dense_last else set()
+        return [owner in kept for owner in owners]
+
+    # -- swaps --------------------------------------------------------------------------------------------------------
+
+    def fraction(self, step: int, steps: int) -> float:
+        """a/2 (1 + cos(pi t / T)) in a swap step, else 0; t the steps that are over, T the end of swapping."""
+        end = self.swap_until * steps
+        if self.static or step == 0 or step % self.swap_every or step >= end:
+            return 0.0
+        return 0.5 * self.swap_fraction * (1 + math.cos(math.pi * step / end))
+
+    def replace_step(
+        self, net: Network, run: Run, batch: Batch, optimizer: torch.optim.Optimizer, step: int, steps: int
+    ) -> float | None:
+        """A swap, every `swap_every` steps."""
+        fraction = self.fraction(step, steps)
+        if not fraction:
+            return None
+        assert isinstance(net.posterior, Sparse)
+        gradient, nll = self._mean_gradient(net, run, batch, step)
+        self.swap(net.posterior, gradient, fraction, optimizer)
+        return nll
+
+    def swap(
+        self, posterior: Sparse, gradient: Tensor, fraction: float, optimizer: torch.optim.Optimizer | None = None
+    ) -> int:
+        """Swaps a fraction of the present weights; returns how many.
+
+        Args:
+            posterior: Changed in place.
+            gradient: (n,) the size of the loss's gradient to every weight, present and absent.
+            fraction: Of each layer's present weights, or of all, as `distribution` says.
+            optimizer: Its state follows the weights, cleared for new ones.
+        """
+        scores, index = self.scores(posterior), posterior.index.long()
+        removed, added = [], []
+        for begin, end in self._pools(posterior.layout):
+            first, last = torch.searchsorted(index, torch.tensor([begin, end], device=index.device)).tolist()
+            count = min(round(fraction * (last - first)), (end - begin) - (last - first))
+            removed.append(first + largest(-scores[first:last], count))
+            candidates = gradient[begin:end].clone()
+            candidates[index[first:last] - begin] = -1
+            added.append(begin + largest(candidates, count))
+        gone, new = torch.cat(removed), torch.cat(added)
+        stays = torch.ones_like(index, dtype=torch.bool)
+        stays[gone] = False
+        source = posterior.swap(gone, new, self.added_std(posterior, stays.nonzero().flatten(), new))
+        for parameter in (posterior.mean, posterior.rho):
+            state = optimizer.state.get(parameter, {}) if optimizer and parameter is not None else {}
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == source.shape:
+                    state[key] = carry(value, source)
+        return len(new)
+
+    def _pools(self, layout: Layout) -> list[tuple[int, int]]:
+        """The ranges of the flat vector within which weights compete."""
+        if self.distribution != "global":
+            return [(slot.start, slot.stop) for slot in layout.slots]
+        free = [slot for slot, dense in zip(layout.slots, self._dense(layout)) if not dense]
+        return [(free[0].start, free[-1].stop)] if free else []
+
+    def _mean_gradient(self, net: Network, run: Run, batch: Batch, step: int) -> tuple[Tensor, float]:
+        """|gradient| of the NLL to all n weights, and the batch's NLL."""
+        gradient, nll = self._gradient(net, batch)
+        if self.addition == "averaged":
+            others: Iterator[tuple[Tensor, Tensor]] = run.batches(shuffle=True, turn=step)
+            for pair in itertools.islice(others, self.addition_batches - 1):
+                gradient += self._gradient(net, [pair])[0]
+        return gradient, nll
+
+    def _gradient(self, net: Network, batch: Batch) -> tuple[Tensor, float]:
+        """|gradient| of a batch's NLL at one draw of the weights, or at the mean: dense, and gone after the swap."""
+        posterior, likelihood = net.posterior, net.likelihood
+        assert isinstance(likelihood, Likelihood)
+        with torch.no_grad():
+            flat = posterior.moments()[0] if self.addition == "mean" else posterior.sample()
+        flat.requires_grad_()
+        size, total = sum(len(y) for _, y in batch), 0.0
+        gradient = torch.zeros_like(flat)
+        for x, y in batch:
+            with frozen_batch_norm(net.model):
+                output = net.run_at(flat, x.to(flat.dtype) if x.is_floating_point() else x)
+            nll = likelihood.nll(output, y) * (len(y) / size)
+            gradient += torch.autograd.grad(nll, flat)[0]
+            total += float(nll.detach())
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(gradient)
+        return gradient.abs_(), total
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
+        """How many weights have been swapped so far, and how dense every layer is."""
+        posterior = net.posterior
+        assert isinstance(posterior, Sparse)
+        return {"swapped": int(posterior.swapped), "densities": posterior.densities()}

@@ -1,0 +1,106 @@
+"""Sparse subspace variational inference: a Bayesian network that is sparse from the first step to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.methods.base import Start, VariationalMethod
+from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.network import Network, check_propagation
+from pocketbayes.objective import Annealing
+from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
+from pocketbayes.sparsity import removal_overlap
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSVI(SparseTraining, VariationalMethod):
+    """min NLL + beta KL(q || prior) / N over q = prod N(mean_j, std_j^2) of s weights and over the choice of these s.
+
+    Li et al. 2024. The authors train by SGD with momentum 0.9, rate 0.01, weight decay 5e-4 and a cosine schedule, and
+    keep the first layer dense.
+
+    Attributes:
+        removal: The score by which weights leave (see `removal_score`).
+        removal_scale: l, of the scores exp-mean and exp-snr.
+        std_init: The first stds are |N(std_init, std_spread^2)|.
+        std_spread: See `std_init`.
+        added_std_init: The std of a new weight; or "layer", the mean std of its layer's present weights. At 0 local
+            noise would never reach its gradient.
+        propagation: "local" (one noise per example and output), "sample" or "flipout".
+    """
+
+    name = "ssvi"
+    removal: Score = "abs-snr"
+    removal_scale: float = 1.0
+    std_init: float = 6e-4
+    std_spread: float = 5e-4
+    added_std_init: float | Literal["layer"] = "layer"
+    propagation: Literal["local", "sample", "flipout"] = "local"
+    prior_std: float = 0.005
+    beta: float = 0.01
+    annealing: Annealing = "warm-up"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_propagation(self.propagation)
+        if self.removal not in SCORES:
+            raise UnknownNameError("removal score", self.removal, SCORES)
+        if self.prior == "pretrained":
+            raise UserError("prior='pretrained' keeps a value for every weight, which a sparse network does not have")
+        if self.antithetic and self.propagation != "sample":
+            raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
+        if not (self.std_init > 0 and self.std_spread >= 0 and self.removal_scale > 0):
+            raise UserError("std_init and removal_scale must be positive, std_spread not negative")
+        if self.added_std_init != "layer" and not float(self.added_std_init) > 0:
+            raise UserError(f"added_std_init must be a positive number or 'layer', not {self.added_std_init!r}")
+
+    def first_std(self, mean: Tensor) -> Tensor:
+        """|N(std_init, std_spread^2)|, kept above 0."""
+        return (self.std_init + self.std_spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
+
+    def scores(self, posterior: Sparse) -> Tensor:
+        """The log of the removal score in double precision: small differences and large exponentials keep their order."""
+        with torch.no_grad():
+            std = posterior.present_std()
+            assert std is not None
+            mean = posterior.mean.detach()
+            return removal_score(self.removal, mean.double(), std.double(), self.removal_scale, log=True)
+
+    def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor:
+        """The mean std of each new weight's layer; `std_init` for a layer that has none left."""
+        if self.added_std_init != "layer":
+            return torch.full(added.shape, float(self.added_std_init), dtype=posterior.mean.dtype, device=added.device)
+        starts = torch.tensor([slot.start for slot in posterior.layout.slots], device=added.device)
+        with torch.no_grad():
+            std = posterior.present_std()
+            assert std is not None
+            layer = torch.bucketize(posterior.index[kept].long(), starts, right=True) - 1
+            sums = torch.zeros(len(starts), dtype=torch.float64, device=std.device)
+            sums.index_add_(0, layer, std[kept].double())
+            counts = torch.bincount(layer, minlength=len(starts))
+            means = torch.where(counts > 0, sums / counts, self.std_init).to(std.dtype)
+        return means[torch.bucketize(added, starts, right=True) - 1]
+
+    def make_network(self, start: Start, posterior: Sparse) -> Network:
+        """A network with local noise."""
+        return Network(
+            start.model,
+            posterior,
+            prior=self.make_prior(posterior.mean),
+            likelihood=start.likelihood,
+            propagation=self.propagation,
+        )
+
+    def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
+        """Beside swaps and densities, how far the criteria agree on what to remove."""
+        figures = super().after_epoch(net, stage, epoch)
+        assert isinstance(net.posterior, Sparse)
+        overlap = removal_overlap(net.posterior)
+        pairs = [(i, j) for i in range(len(SCORES)) for j in range(i)]
+        return {**figures, "removal_iou": {f"{SCORES[j]} {SCORES[i]}": float(overlap[i, j]) for i, j in pairs}}
