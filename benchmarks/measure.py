@@ -1,0 +1,63 @@
+"""Timing on a noisy machine: everything interleaved in one run, medians, ratios; results as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(actions: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 1) -> dict[str, float]:
+    """Median seconds of each action, all of them run once per round so that a slow spell hits them alike."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for number in range(warmup + rounds):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            if number >= warmup:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def ratios(seconds: Mapping[str, float], base: str) -> dict[str, float]:
+    """Each time over the base's."""
+    return {name: value / seconds[base] for name, value in seconds.items()}
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, without names or paths."""
+    versions = {}
+    for package in ("torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0] if names else cpu
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Writes NAME.json with the environment beside the figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
+    return path

@@ -1,0 +1,127 @@
+"""What being Bayesian costs: a training step and a 30-sample prediction beside deterministic PyTorch and a peer.
+
+python benchmarks/speed.py [--rounds 15] [--models lenet5,lenet300,resnet20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
+
+import torch
+import torch.nn.functional as F
+from measure import interleaved, ratios, write_result
+from torch import Tensor, nn
+
+import pocketbayes as pb
+
+SHAPES = {"lenet5": (1, 28, 28), "lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
+BATCH = 128
+EXAMPLES = 50_000
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)  # type: ignore[arg-type]
+
+
+def deterministic_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+    optimizer = sgd(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
+def our_step(net: pb.Network, x: Tensor, y: Tensor) -> Callable[[], object]:
+    optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (F.cross_entropy(net(x), y) + net.kl() / EXAMPLES).backward()
+        optimizer.step()
+
+    return step
+
+
+def peer_model(model: nn.Module) -> nn.Module | None:
+    """The model converted by bayesian-torch, if it is installed."""
+    try:
+        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
+    except ImportError:
+        return None
+    model = copy.deepcopy(model)
+    settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -5.0}
+    with redirect_stdout(io.StringIO()):
+        dnn_to_bnn(model, {**settings, "type": "Reparameterization", "moped_enable": False, "moped_delta": 0.5})
+    return model
+
+
+def peer_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+    from bayesian_torch.models.dnn_to_bnn import get_kl_loss
+
+    optimizer = sgd(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) + get_kl_loss(model) / EXAMPLES).backward()
+        optimizer.step()
+
+    return step
+
+
+def thirty_passes(model: nn.Module, x: Tensor) -> Callable[[], object]:
+    def predict() -> Tensor:
+        with torch.no_grad():
+            return torch.stack([model(x).softmax(1) for _ in range(30)]).mean(0)
+
+    return predict
+
+
+def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
+    torch.manual_seed(0)
+    model = pb.models.build(name)
+    x, y = torch.randn(BATCH, *SHAPES[name]), torch.randint(0, 10, (BATCH,))
+    plain = copy.deepcopy(model)
+    nets = {how: pb.bayesianize(model, pb.MeanFieldVI(propagation=how)).train() for how in ("sample", "local", "flipout")}
+    peer = peer_model(model)
+    steps = {"deterministic": deterministic_step(plain, x, y)}
+    steps |= {f"pocketbayes {how}": our_step(net, x, y) for how, net in nets.items()}
+    if peer is not None:
+        steps["bayesian-torch"] = peer_step(peer.train(), x, y)
+    training = interleaved(steps, rounds)
+    net = nets["sample"].eval()
+    predictions: dict[str, Callable[[], object]] = {
+        "deterministic, one pass": lambda: plain.eval()(x),
+        "pocketbayes": lambda: pb.predict(net, x, samples=30, propagation="sample"),
+    }
+    if peer is not None:
+        predictions["bayesian-torch"] = thirty_passes(peer.eval(), x)
+    predicting = interleaved(predictions, max(rounds // 3, 3))
+    return {
+        "training step over deterministic": ratios(training, "deterministic"),
+        "30-sample prediction over one deterministic pass": ratios(predicting, "deterministic, one pass"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", default="lenet5,lenet300,resnet20")
+    parser.add_argument("--name", default="speed", help="of the result file")
+    arguments = parser.parse_args()
+    result = {}
+    for name in arguments.models.split(","):
+        result[name] = measure(name, arguments.rounds)
+        print(name, result[name])
+    path = write_result(arguments.name, {"batch": BATCH, "rounds": arguments.rounds, "models": result})
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Writes the tables of README and docs from the JSON files in results/: nothing in them is typed.
+
+python benchmarks/tables.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def speed(result: dict[str, Any]) -> str:
+    rows = []
+    for model, parts in result["models"].items():
+        step, prediction = parts.values()
+        for name, ratio in step.items():
+            passes = prediction.get("pocketbayes" if name == "pocketbayes sample" else name)
+            rows.append([model, name, f"{ratio:.2f}", "" if passes is None else f"{passes:.1f}"])
+    return markdown(["model", "", "training step", "30 samples"], rows)
+
+
+def weight_sharing(result: dict[str, Any]) -> str:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, row in result["rows"].items():
+        groups.setdefault(name.split(", seed")[0], []).append(row)
+    rows = []
+    for name, group in groups.items():
+        first = group[0]
+        settings = first.get("settings", {})
+        conditions = (
+            f"{settings['samples']} samples, {len(group)} seed{'s' * (len(group) > 1)}" if settings else "one pass"
+        )
+        rows.append(
+            [
+                name,
+                f"{100 * mean(group, 'accuracy'):.2f}",
+                f"{mean(group, 'nll'):.3f}",
+                f"{mean(group, 'ece'):.3f}",
+                *(str(first.get(key, "")) for key in ("gaussians", "outliers", "ellipse points")),
+                f"{first['index bits']:.2f}" if "index bits" in first else "",
+                conditions,
+            ]
+        )
+    head = ["", "accuracy", "NLL", "ECE", "Gaussians", "outliers", "ellipse points", "index bits", "conditions"]
+    return markdown(head, rows)
+
+
+def mean(group: list[dict[str, Any]], key: str) -> float:
+    return statistics.fmean(row[key] for row in group)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"speed": speed, "weight-sharing": weight_sharing}
+
+
+def table(name: str) -> str:
+    path = RESULTS / f"{name}.json"
+    return TABLES[name](json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
+
+
+def renewed(text: str) -> str:
+    return MARK.sub(lambda match: match[1] + "\n" + table(match["name"]) + "\n" + match[3], text)
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is not what its JSON says")
+    check = parser.parse_args().check
+    stale = [page for page in pages() if renewed(page.read_text()) != page.read_text()]
+    for page in stale:
+        if not check:
+            page.write_text(renewed(page.read_text()))
+        print(page.relative_to(ROOT), "is not what its results say" if check else "renewed")
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""2DGBNN on CIFAR-10, ResNet-20 from given weights: accuracy, NLL, ECE, OOD and what is stored, row by row.
+
+python benchmarks/weight_sharing.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th [--only NAME,...]
+
+Each finished row is written to results/weight-sharing.json at once, and a row that is there is not run again: the script can
+be stopped and started at will. All rows start from one mean-field network (one epoch around the given weights).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import RESULTS, write_result
+
+import pocketbayes as pb
+from pocketbayes.batches import batches
+from pocketbayes.metrics import ood_scores
+from pocketbayes.predict import run_passes
+
+NAME = "weight-sharing"
+KEPT = ("accuracy", "nll", "ece", "brier", "count")
+MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005}
+PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01}
+
+ROWS: dict[str, dict[str, Any]] = {
+    **{f"main, seed {s}": {"method": MAIN, "seed": s, "epochs": 1, "samples": 30, "ood": True} for s in range(3)},
+    "paper setting": {"method": PAPER, "seed": 0, "epochs": 1, "samples": 30, "ood": True},
+    **{
+        f"K = {k}": {"method": {**MAIN, "k": k}, "seed": 0, "epochs": 1, "samples": 10, "subset": 12_800}
+        for k in (4, 8, 16, 32, 64, 256)
+    },
+    **{
+        name: {"method": {**MAIN, **off}, "seed": 0, "epochs": 1, "samples": 10, "subset": 12_800}
+        for name, off in {
+            "no ellipses": {"ellipse": None},
+            "no outliers": {"tau_w": None, "gradient_fraction": 0.0},
+            "neither": {"ellipse": None, "tau_w": None, "gradient_fraction": 0.0},
+            "no merging": {"merge": None},
+            **{f"tau_w = {tau}": {"tau_w": tau} for tau in (0.1, 0.2, 0.4, 0.6)},
+        }.items()
+    },
+}
+
+
+class Bench:
+    """The data, the networks that rows start from, and the rows that are done."""
+
+    def __init__(self, data_dir: Path, weights: Path, work: Path, batch: int) -> None:
+        self.data_dir, self.work, self.batch = data_dir, work, batch
+        self.path = RESULTS / f"{NAME}.json"
+        self.rows: dict[str, Any] = json.loads(self.path.read_text())["rows"] if self.path.exists() else {}
+        model = pb.models.build("resnet20")
+        pb.models.load_weights(model, weights)
+        self.given = pb.bayesianize(model, pb.Deterministic())
+        self.given.likelihood = pb.Categorical()
+        self.test = self.images("test")
+
+    def images(self, split: str, name: str = "cifar10", **options: Any) -> Any:
+        return pb.data.load(name, split, self.data_dir, mean="imagenet", val_fraction=0.0, **options)
+
+    def keep(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row
+        write_result(NAME, {"model": "resnet20", "data": "cifar10", "rows": self.rows})
+        print(name, json.dumps(row), flush=True)
+
+    def mean_field(self) -> pb.Network:
+        path = self.work / "mean-field.pocket"
+        if path.exists():
+            return pb.load(path)  # type: ignore[return-value]
+        method = pb.MeanFieldVI(std_init="xavier", prior="pretrained", prior_std=0.1)
+        train = self.images("train", augment=True)
+        net = pb.fit(
+            method, self.given, train, epochs=1, lr=1e-4, std_lr=1e-3, batch_size=128, out=self.work / "mean-field"
+        )
+        pb.save(net, path)
+        return net  # type: ignore[return-value]
+
+    def ood(self, net: pb.Network, samples: int) -> dict[str, Any]:
+        """By maximum probability, as the authors' script, and by entropy; a larger score is further out."""
+        scores = {name: self.scores(net, data, samples) for name, data in self.outside().items()}
+        inside = self.scores(net, self.test, samples)
+        return {
+            name: {score: ood_scores(inside[score], out[score]) for score in inside} for name, out in scores.items()
+        }
+
+    def outside(self) -> dict[str, Any]:
+        return {name: self.images("test", name, std="imagenet") for name in ("svhn", "cifar100")}
+
+    def scores(self, net: pb.Network, data: Any, samples: int) -> dict[str, torch.Tensor]:
+        parts: dict[str, list[torch.Tensor]] = {"max probability": [], "entropy": []}
+        for x, _ in batches(data, self.batch):
+            summary = run_passes(net, x, samples).summary()
+            parts["max probability"].append(-summary.mean.max(1).values)
+            parts["entropy"].append(summary.entropy)
+        return {name: torch.cat(values) for name, values in parts.items()}
+
+    def deterministic(self) -> None:
+        if "deterministic" not in self.rows:
+            measures = pb.evaluate(self.given, self.test, batch_size=self.batch)
+            row = {k: measures[k] for k in KEPT} | {"ood": self.ood(self.given, 1)}
+            row["bytes"] = pb.save(self.given, self.work / "deterministic.pocket")
+            self.keep("deterministic", row)
+
+    def run(self, name: str, row: dict[str, Any]) -> None:
+        if name in self.rows:
+            return
+        start = time.perf_counter()
+        method = pb.WeightSharing(**row["method"], beta=0.01)
+        train = self.images("train", augment=True, subset=row.get("subset"))
+        folder = self.work / name.replace(" ", "-").replace(",", "")
+        net = pb.fit(
+            method, self.mean_field(), train, epochs=row["epochs"], seed=row["seed"], batch_size=128, lr=1e-4,
+            std_lr=1e-4, out=folder, resume=True,
+        )  # fmt: skip
+        assert isinstance(net, pb.Network)
+        posterior = net.posterior
+        assert isinstance(posterior, pb.posteriors.Shared)
+        measures = pb.evaluate(net, self.test, samples=row["samples"], batch_size=self.batch)
+        result = {k: measures[k] for k in KEPT} | {
+            "settings": row,
+            "gaussians": posterior.gaussians,
+            "outliers": posterior.outliers,
+            "ellipse points": posterior.blends,
+            "weights": posterior.layout.size,
+            "index bits": posterior.index_bits(),
+            "bytes": pb.save(net, self.work / "row.pocket"),
+        }
+        if row.get("ood"):
+            result["ood"] = self.ood(net, 10)
+        self.keep(name, result | {"seconds": round(time.perf_counter() - start)})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-weight-sharing")
+    parser.add_argument("--only", help="names of rows, separated by semicolons")
+    arguments = parser.parse_args()
+    bench = Bench(arguments.data_dir, arguments.weights, arguments.work, batch=500)
+    bench.deterministic()
+    for name, row in ROWS.items():
+        if arguments.only is None or name in arguments.only.split(";"):
+            bench.run(name, row)
+
+
+if __name__ == "__main__":
+    main()
