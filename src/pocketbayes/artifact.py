@@ -60,26 +60,32 @@ def describe(net: Net) -> dict[str, Any]:
 
 def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str = "the file") -> Net:
     """The network that `describe` described."""
-    if "networks" in tree:
-        networks = [rebuild(item, model, source) for item in tree["networks"]]
-        return Mixture([network for network in networks if isinstance(network, Network)])
     try:
-        layout = Layout.from_json(tree["layout"])
-        posterior_, prior, likelihood = tree["posterior"], tree["prior"], tree["likelihood"]
-        posterior = posteriors.restore(posterior_["name"], layout, posterior_["tensors"], posterior_["config"])
-        module = _module_for(tree, model, source)
-        layout.check(module)
-        net = Network(
-            module,
-            posterior,
-            prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
-            likelihood=likelihood
-            and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
-            propagation=tree["propagation"],
-        )
-        net.info = None if tree.get("data") is None else Info(**tree["data"])
-    except (KeyError, TypeError, RuntimeError) as error:
+        if "networks" in tree:
+            return Mixture([_rebuild_one(item, model, source) for item in tree["networks"]])
+        return _rebuild_one(tree, model, source)
+    except UserError:
+        raise
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(f"{source} does not describe a network: {error}") from error
+
+
+def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> Network:
+    layout = Layout.from_json(tree["layout"])
+    posterior_, prior, likelihood = tree["posterior"], tree["prior"], tree["likelihood"]
+    posterior = posteriors.restore(posterior_["name"], layout, posterior_["tensors"], posterior_["config"])
+    if (found := len(posterior.moments()[0])) != layout.size:
+        raise UserError(f"{source} has a posterior over {found} weights and a layout of {layout.size}")
+    module = _module_for(tree, model, source)
+    layout.check(module)
+    net = Network(
+        module,
+        posterior,
+        prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
+        likelihood=likelihood and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
+        propagation=tree["propagation"],
+    )
+    net.info = None if tree.get("data") is None else Info(**tree["data"])
     _load_points(net.model, tree["state"], source)
     return net.eval()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    skeleton = _dismantle(tree, tensors, 0)
-    metadata = {"format": FORMAT, "kind": kind, "tree": json.dumps(skeleton), "checksum": _checksum(tensors)}
+    skeleton = json.dumps(_dismantle(tree, tensors, 0))
+    metadata = {"format": FORMAT, "kind": kind, "tree": skeleton, "checksum": _checksum(kind, skeleton, tensors)}
     data = save(tensors, metadata)
     write_atomically(path, lambda file: file.write(data))
     return len(data)
@@ -56,10 +57,9 @@ def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any
             if metadata.get("kind") != kind:
                 raise UserError(f"{str(path)!r} is a {metadata.get('kind')!r} file where a {kind!r} file is expected")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        skeleton = json.loads(metadata["tree"])
-        if _checksum(tensors) != metadata.get("checksum"):
+        if _checksum(kind, metadata["tree"], tensors) != metadata.get("checksum"):
             raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
-        return _assemble(skeleton, tensors, 0)
+        return _assemble(json.loads(metadata["tree"]), tensors, 0)
     except UserError:
         raise
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, OSError) as error:
@@ -69,26 +69,25 @@ def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any
 def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
     """Lets `fill` write a temporary file beside `path`, then renames it."""
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"cannot write {str(path)!r}: it is a folder")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # opened as any file: the usual permissions
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from error
-        raise
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # renamed, or never made
+            temporary.unlink()
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _checksum(kind: str, tree: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{tree}\n".encode(), digest_size=16)
     for name in sorted(tensors, key=int):
         tensor = tensors[name]
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
