@@ -127,9 +127,9 @@ class WeightSharing(VariationalMethod):
     def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
         """Lets weights change to the Gaussian under which their old mean and std are most probable."""
         posterior = net.posterior
-        if isinstance(posterior, Shared) and posterior.points is not None and self.refresh_epochs:
-            if (epoch + 1) % self.refresh_epochs == 0:
-                refresh(posterior)
+        due = self.refresh_epochs is not None and (epoch + 1) % self.refresh_epochs == 0
+        if due and isinstance(posterior, Shared) and posterior.points is not None:
+            refresh(posterior)
 
     def _mean_field(self) -> MeanFieldVI:
         shared = (
