@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pocketbayes.plane.centres import nearest
 from pocketbayes.plane.chunks import ordered_map, slices
 
 # Elements in one chunk's largest intermediate: a few megabytes, which stay in a cache.
@@ -179,21 +180,26 @@ class Blocks:
             start = stop
         return groups
 
-    def sweep(
-        self, components: Components, candidates: list[tuple[Tensor, Tensor]], hard: bool = False
-    ) -> tuple[Tensor, float]:
+    def start(self, centres: Tensor) -> Tensor:
+        """The sums of an M step, as :meth:`sweep` gives them, where each cell belongs to its nearest centre."""
+        features = self.features.flatten(0, 1)
+        tiles = self.centre.repeat_interleave(self.weight.shape[1], 0)
+        index = nearest(tiles + features[:, 1:3], centres)[1][:, 0]
+        moments = self.weight.flatten()[:, None] * features
+        widths = moments[:, :1] * self.cell_variance.repeat_interleave(self.weight.shape[1], 0)
+        return _total(index, torch.cat((_shift(moments, tiles - centres[index]), widths), 1), len(centres))
+
+    def sweep(self, components: Components, candidates: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
         """One E step and the sums of the M step.
 
         Args:
             components: the current Gaussians.
             candidates: from :meth:`candidates`, of these Gaussians or slightly older ones.
-            hard: each cell belongs to its best Gaussian, instead of being shared by responsibility.
 
         Returns:
             Sums ``(1, dx, dy, dx^2, dx dy, dy^2, vx, vy)`` about each Gaussian's mean, (K, 8), where ``vx, vy`` are
-            squared widths of cells; and the mean over points of the best score (hard) or the log density (soft).
+            squared widths of cells; and the mean log density over points.
         """
-        k = len(components)
 
         def chunk(group: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
             rows, chosen = group
@@ -201,27 +207,25 @@ class Blocks:
             gap = self.centre[rows, None] - few.mean
             features, weight = self.features[rows], self.weight[rows]
             score = features @ _coefficients(gap, few).mT
-            best = score.max(-1, keepdim=True)
-            if hard:
-                share = torch.zeros_like(score).scatter_(-1, best.indices, weight[..., None])
-                value = best.values[..., 0]
-            else:
-                share = score.sub_(best.values).exp_()
-                mass = share.sum(-1, keepdim=True)
-                share *= weight[..., None] / mass
-                value = (best.values + mass.log())[..., 0]
+            best = score.amax(-1, keepdim=True)
+            share = score.sub_(best).exp_()
+            mass = share.sum(-1, keepdim=True)
+            share *= weight[..., None] / mass
             moments = share.mT @ features
             widths = moments[..., :1] * self.cell_variance[rows, None]
             sums = torch.cat((_shift(moments, gap), widths), -1).reshape(-1, 8)
-            index = chosen.reshape(-1)
-            totals = torch.stack([torch.bincount(index, column.contiguous(), k) for column in sums.unbind(1)], 1)
-            return totals, (weight * value).sum()
+            return _total(chosen.reshape(-1), sums, len(components)), (weight * (best + mass.log())[..., 0]).sum()
 
-        totals, objective = self.low.new_zeros((k, 8)), self.low.new_zeros(())
+        totals, objective = self.low.new_zeros((len(components), 8)), self.low.new_zeros(())
         for part_totals, part_objective in ordered_map(chunk, candidates, self.low.device):
             totals += part_totals
             objective += part_objective
         return totals, float(objective) / self.total
+
+
+def _total(index: Tensor, values: Tensor, k: int) -> Tensor:
+    """Sums of the rows of each number, (k, columns), in the order of the rows."""
+    return torch.stack([torch.bincount(index, column.contiguous(), k) for column in values.unbind(1)], 1)
 
 
 def _coefficients(gap: Tensor, components: Components) -> Tensor:

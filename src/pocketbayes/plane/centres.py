@@ -33,6 +33,11 @@ def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor
 
         distance, index = cKDTree(centres.numpy()).query(points.numpy(), k=[*range(1, k + 1)], workers=workers())
         return torch.from_numpy(distance).square(), torch.from_numpy(index)
+    return nearest_by_matrix(points, centres, k)
+
+
+def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What :func:`nearest` gives, from all distances: for devices that have no trees."""
     found = [
         torch.cdist(points[part], centres, compute_mode="donot_use_mm_for_euclid_dist").topk(k, largest=False)
         for part in slices(len(points), max(1, DISTANCES // len(centres)))

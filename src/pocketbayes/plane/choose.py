@@ -43,11 +43,15 @@ def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 
 def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMixture:
     """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ...: doubled until it rises."""
     n = float(cloud.sums[:, 0].sum())
-    fitted, lowest, k = fit_mixture(cloud, 1, seed=seed, iterations=iterations), math.inf, 1
-    while k <= MOST:
+
+    def criterion(mixture: PlaneMixture) -> float:
+        return -2 * n * mixture.log_likelihood + (6 * len(mixture) - 1) * math.log(n)
+
+    k, fitted = 1, fit_mixture(cloud, 1, seed=seed, iterations=iterations)
+    while k < MOST:
+        k *= 2
         trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
-        criterion = -2 * n * trial.log_likelihood + (6 * len(trial) - 1) * math.log(n)
-        if criterion >= lowest:
+        if criterion(trial) >= criterion(fitted):
             break
-        fitted, lowest, k = trial, criterion, 2 * k
+        fitted = trial
     return fitted

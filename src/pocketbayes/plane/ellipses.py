@@ -47,18 +47,18 @@ def ellipse_points(
         return torch.empty(0, dtype=torch.int64, device=points.device)
     owner = mixture.assign(points) if index is None else index
 
-    def outside(rows: Tensor, own: Tensor) -> Tensor:
-        few = points[rows].detach().to(torch.float64)
+    def outside(few: Tensor, own: Tensor) -> Tensor:
+        few = few.detach().to(torch.float64)
         return mahalanobis_squared(few, mixture.means, mixture.covs, own.clamp_min(0)[:, None])[:, 0] > chi2
 
     def chunk(part: slice) -> Tensor:
-        rows = torch.arange(part.start, part.stop, device=points.device)
-        return rows[outside(rows, owner[part]) & (owner[part] >= 0)]
+        own = owner[part]
+        return (outside(points[part], own) & (own >= 0)).nonzero()[:, 0] + int(part.start)
 
     found = torch.cat(list(ordered_map(chunk, slices(len(points), CHUNK), points.device)))
     if mode == "nearest":
         nearest = best(points[found], mixture.components(weighted=False))[:, 0]
-        found = found[outside(found, nearest)]
+        found = found[outside(points[found], nearest)]
     return found
 
 

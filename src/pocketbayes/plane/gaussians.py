@@ -106,7 +106,8 @@ def merge(
     counts1 = torch.as_tensor(n1, dtype=torch.float64, device=m1.device)
     counts2 = torch.as_tensor(n2, dtype=torch.float64, device=m1.device)
     total = counts1 + counts2
-    w1, w2 = (counts1 / total)[..., None], (counts2 / total)[..., None]
+    w1 = torch.where(total > 0, counts1 / total, 0.5)[..., None]
+    w2 = 1 - w1
     W1, W2 = w1[..., None], w2[..., None]
     gap = _outer(m1 - m2)
     mean = w1 * m1 + w2 * m2

@@ -18,7 +18,8 @@ from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 
 CHUNK = 1 << 18
 BITS = 16
-TABLE_BITS = 22
+# A large table pays for many points only.
+TABLE_BITS = (16, 22)
 SAMPLE = 1 << 20
 
 
@@ -78,7 +79,7 @@ class Grid:
         y: levels of the second axis.
         starts: first Morton code of each cell, (cells,), ascending from 0.
         anchors: a point in or near each cell, (cells, 2): sums are taken about it, so that none cancels.
-        table: the cell of every 22-bit prefix of a code, -1 where it has several, (2^22,) int32.
+        table: the cell of every prefix of a code, -1 where it has several, (2^16,) or (2^22,) int32.
     """
 
     x: Axis
@@ -100,7 +101,7 @@ class Grid:
     def locate(self, points: Tensor) -> Tensor:
         """The cell of every point, (n,) int64; chunk the points where memory matters."""
         code = self.code(points)
-        cell = self.table.index_select(0, code >> (2 * BITS - TABLE_BITS)).to(torch.int64)
+        cell = self.table.index_select(0, code // ((1 << 2 * BITS) // len(self.table))).to(torch.int64)
         rows = (cell < 0).nonzero()[:, 0]
         cell[rows] = torch.searchsorted(self.starts, code[rows], right=True) - 1
         return cell
@@ -140,21 +141,22 @@ def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
     """A grid of about ``cells`` cells (at most 1.5 times as many that hold points) fitted to the cloud.
 
     Args:
-        points: (n, 2); beyond two million a random sample of them is looked at.
-        cells: how many. With as many cells as points, every distinct point gets its own.
+        points: (n, 2); beyond a million a random sample of them is looked at.
+        cells: how many. With as many cells as points, nearly every distinct point gets its own.
         seed: of the sample.
     """
-    points = points.detach()
-    if len(points) > SAMPLE:
+    points, total = points.detach(), len(points)
+    if total > SAMPLE:
         generator = torch.Generator().manual_seed(seed)
-        points = points[torch.randint(len(points), (SAMPLE,), generator=generator).to(points.device)]
+        points = points[torch.randint(total, (SAMPLE,), generator=generator).to(points.device)]
     points = points.to(torch.float64)
     x, y = Axis.fit(points[:, 0]), Axis.fit(points[:, 1])
     i, j = x.level(points[:, 0]), y.level(points[:, 1])
     codes, order = (_spread(i) + 2 * _spread(j)).sort()
     starts, first = _split(codes, i[order], j[order], cells)
     # How many cells start up to the first and up to the last code of each prefix.
-    unit, prefixes = 1 << (2 * BITS - TABLE_BITS), 1 << TABLE_BITS
+    prefixes = 1 << TABLE_BITS[total >= SAMPLE]
+    unit = (1 << 2 * BITS) // prefixes
     lowest = torch.bincount((starts + unit - 1) // unit, minlength=prefixes)[:prefixes].cumsum(0) - 1
     highest = torch.bincount(starts // unit, minlength=prefixes).cumsum(0) - 1
     table = torch.where(lowest == highest, lowest, -1).to(torch.int32)

@@ -121,16 +121,15 @@ def fit_mixture(
             raise UserError(f"points must be a non-empty (n, 2) tensor of (mean, std), got shape {tuple(points.shape)}")
         points = make_histogram(points, make_grid(points, bins or default_bins(k), seed), weights)
     weight, mean, cov = points.cells()
+    if len(weight) == 0 or not bool(torch.isfinite(points.sums).all()):
+        raise UserError("no mixture fits these points: means and stds must be finite, and some must have a weight")
     centres = kmeans(weight, mean, k, seed, kmeans_iterations)
     blocks = Blocks(weight, mean, cov, size=min(max(len(weight) // len(centres), 4), 64))
     return _expectation_maximisation(blocks, centres, iterations, tolerance)
 
 
 def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int, tolerance: float) -> PlaneMixture:
-    identity = centres.new_tensor([1.0, 0.0, 1.0]).expand(len(centres), 3)
-    nearest = Components(centres, identity, centres.new_zeros(len(centres)))
-    sums, _ = blocks.sweep(nearest, blocks.candidates(nearest), hard=True)
-    means, covs, weights = _maximise(centres, sums)
+    means, covs, weights = _maximise(centres, blocks.start(centres))
     before = -math.inf
     for step in range(iterations):
         components = PlaneMixture(means, covs, weights).components()
@@ -142,7 +141,8 @@ def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int, 
             break
         before = likelihood
         means, covs, weights = _maximise(means, sums)
-    return replace(PlaneMixture(means, covs, weights).take(weights > 0), log_likelihood=before)
+    mixture = PlaneMixture(means, covs, weights).take(weights > 0)
+    return replace(mixture, log_likelihood=before) if iterations else mixture
 
 
 def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -176,8 +176,6 @@ def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: 
         masks = outliers(mean, gradient, settings.tau_w, settings.gradient_fraction)
         inside = ~(masks["value"] | masks["gradient"])
         points = torch.stack((mean[inside], std[inside]), 1)
-        if not bool(torch.isfinite(points).all()):
-            raise UserError("means and stds must be finite: the network these weights come from has diverged")
     with _timed(timings, "fit", mean.device):
         mixture, grid = _fit(points, settings)
         k_fitted = len(mixture)
