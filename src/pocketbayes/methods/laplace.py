@@ -235,7 +235,8 @@ class _Problem:
         for x, y in self.run.batches():
             with torch.no_grad():
                 output = self.module(x[:1])
-            size = max(1, MAX_JACOBIAN // (weights * output.shape[1]))
+            # laplace-torch goes back through the whole batch for each of its outputs: small batches cost less.
+            size = min(8, max(1, MAX_JACOBIAN // (weights * output.shape[1])))
             for part, target in zip(x.split(size), y.split(size)):
                 yield part, self.targets(output.expand(len(part), -1), target)
 

@@ -94,6 +94,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
     """The first `size` codes, uint8: the inverse of `pack`."""
+    if bits == 8:
+        return packed
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
     codes: Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
     return codes.flatten()[:size]

@@ -1,0 +1,148 @@
+"""SWAG: the moments of the path, the stages around them, and batch norm afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes.network import Network
+from pocketbayes.posteriors import LowRank, Trajectory
+
+LAYOUT = pb.Layout.of(nn.Linear(4, 3))
+
+
+def walk(steps: int, rank: int) -> tuple[Trajectory, Tensor, Tensor]:
+    """A trajectory that collected random weights (steps, 12) and points (steps, 2)."""
+    weights, points = 3 + 0.01 * torch.randn(steps, 12), torch.randn(steps, 2)
+    trajectory = Trajectory(LAYOUT, torch.zeros(12), rank, 2)
+    for weight, point in zip(weights, points):
+        trajectory.mean.data.copy_(weight)
+        trajectory.collect(point)
+    return trajectory, weights.double(), points
+
+
+@pytest.mark.parametrize("steps", [3, 4, 9])
+def test_the_gaussian_is_the_papers(steps: int) -> None:
+    """Against Eq. 1 of Maddox et al. from all collected weights at once."""
+    trajectory, weights, points = walk(steps, rank=4)
+    deviations = torch.stack([weights[t] - weights[: t + 1].mean(0) for t in range(steps)])[-4:]
+    columns = len(deviations)
+    expected = 0.5 * torch.diag(weights.var(0, correction=0)) + deviations.T @ deviations / (2 * (columns - 1))
+    gaussian = trajectory.gaussian(scale=1.0)
+    covariance = torch.diag(gaussian.std.square()) + gaussian.factor @ gaussian.factor.T
+    torch.testing.assert_close(gaussian.mean.double(), weights.mean(0), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(covariance.double(), expected, rtol=5e-3, atol=1e-8)
+    torch.testing.assert_close(trajectory.points, points.mean(0))
+    wider = trajectory.gaussian(scale=4.0)
+    torch.testing.assert_close(wider.moments()[1], 2 * gaussian.moments()[1])
+
+
+def test_small_variances_of_large_weights_do_not_cancel() -> None:
+    trajectory = Trajectory(LAYOUT, torch.zeros(12), 2, 0)
+    values = 100 + 1e-3 * torch.randn(50, 12)
+    for value in values:
+        trajectory.mean.data.copy_(value)
+        trajectory.collect(torch.zeros(0))
+    var = values.double().var(0, correction=0)
+    torch.testing.assert_close((trajectory.squares / 50).double(), var, rtol=0.05, atol=0)
+
+
+def test_the_weights_at_the_end_of_each_epoch_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    collect = Trajectory.collect
+
+    def watch(self: Trajectory, points: Tensor) -> None:
+        seen.append((self.mean.detach().clone(), points.clone()))
+        collect(self, points)
+
+    monkeypatch.setattr(Trajectory, "collect", watch)
+    method = pb.SWAG(swag_epochs=4, rank=3)
+    net = pb.fit(method, tiny_model(), tiny_data(), epochs=1, batch_size=16, lr=1e-2, progress=False)
+    assert len(seen) == 4
+    assert isinstance(net.posterior, LowRank)
+    assert net.posterior.factor.shape == (net.layout.size, 3)
+    torch.testing.assert_close(net.posterior.mean, torch.stack([weight for weight, _ in seen]).mean(0))
+    points = torch.cat([parameter.detach().flatten() for parameter in net.model.parameters()])
+    torch.testing.assert_close(points, torch.stack([point for _, point in seen]).mean(0))
+
+
+def test_the_collection_keeps_its_own_rate(tmp_path: Path) -> None:
+    method = pb.SWAG(swag_epochs=2, swag_lr=0.003, rank=2)
+    settings = {"epochs": 2, "lr": 0.01, "schedule": "cosine", "warmup_epochs": 1.0, "keep_best": True}
+    pb.fit(method, tiny_model(), tiny_data(), out=tmp_path, batch_size=16, progress=False, **settings)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["train", "train", "collect", "collect"]
+    assert [row["lr"] for row in rows[2:]] == [0.003, 0.003]
+    assert rows[1]["lr"] < 0.01
+
+
+def test_a_trained_network_is_only_collected(tmp_path: Path) -> None:
+    start = pb.fit("map", tiny_model(), tiny_data(), epochs=1, progress=False)
+    pb.fit(pb.SWAG(swag_epochs=2, rank=2), start, tiny_data(), out=tmp_path, progress=False)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["stage"] for row in rows] == ["collect", "collect"]
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(pb.UserError, match="at least 2"):
+        pb.SWAG(swag_epochs=1)
+    with pytest.raises(pb.UserError, match="at least 2"):
+        pb.SWAG(rank=1)
+    with pytest.raises(pb.UserError, match="scale must be positive"):
+        pb.SWAG(scale=0.0)
+
+
+def test_recalibration_averages_the_batches_at_the_mean() -> None:
+    net = pb.bayesianize(tiny_model(), pb.MeanFieldVI(std_init=1.0))
+    assert isinstance(net, Network)
+    x, y = tiny_data()
+    pb.recalibrate(net, DataLoader(TensorDataset(x, y), batch_size=16))
+    features = net.to_module().conv(x).detach()
+    batches = features.split(16)
+    means = torch.stack([batch.mean((0, 2, 3)) for batch in batches]).mean(0)
+    variances = torch.stack([batch.var((0, 2, 3)) for batch in batches]).mean(0)
+    torch.testing.assert_close(net.model.norm.running_mean, means)
+    torch.testing.assert_close(net.model.norm.running_var, variances)
+    assert int(net.model.norm.num_batches_tracked) == 3
+
+
+def test_recalibration_takes_whatever_data_there_are_and_leaves_all_else_alone() -> None:
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Dropout(0.5), nn.Linear(4, 3)
+    )
+    net = pb.bayesianize(model, pb.Ensemble(members=2))
+    net.train()
+    next(iter(net)).model[3].eval()
+    modes = [module.training for module in net.modules()]
+    x, y = tiny_data()
+    results = []
+    for data in ((x, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=48), iter([x])):
+        pb.recalibrate(net, data)
+        results.append(torch.stack([network.model[2].running_var for network in net]))
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other)
+    assert not torch.equal(results[0][0], results[0][1])
+    assert [module.training for module in net.modules()] == modes
+    assert all(network.model[2].momentum == 0.3 for network in net)
+
+
+def test_recalibration_sees_every_class_in_a_batch_of_sorted_data() -> None:
+    """Within-batch variances of data sorted by class would miss what lies between the classes."""
+    x = torch.arange(4.0).repeat_interleave(64)[:, None] + 0.01 * torch.randn(256, 1)
+    net = pb.bayesianize(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), "map")
+    pb.recalibrate(net, (x, torch.zeros(256, dtype=torch.long)), batch_size=64)
+    assert float(net.model[0].running_var) == pytest.approx(1.25, rel=0.15)
+
+
+def test_recalibration_without_batch_norm_does_nothing() -> None:
+    net = pb.bayesianize(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), "map")
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    pb.recalibrate(net, tiny_data())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
