@@ -150,7 +150,7 @@ def training_flops(network: Network, x: Tensor) -> dict[str, float]:
 
 
 class _Counter(TorchFunctionMode):
-    """Takes down the cost of every product with a weight of the layout, and its passes: one forward, one or two back."""
+    """Takes down the cost of every product with a weight of the layout, and its passes: one forward, 1 or 2 back."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from abc import abstractmethod
@@ -43,7 +42,7 @@ class SparseTraining(Method):
         swap_every: Steps from swap to swap.
         swap_until: The fraction of training after which no more are swapped.
         swap_fraction: The fraction of present weights in the first swap; it falls by a cosine to 0 at `swap_until`.
-        addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged", the mean of |gradient|
+        addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged": the mean of its size
             over batches with fresh weights each.
         addition_batches: The batches of "averaged".
         mean_init: The std of the first means, normal around 0; or "model" for the model's own values.
@@ -108,7 +107,7 @@ class SparseTraining(Method):
         """A random choice of weights in every layer; a network that is sparse already is gone on with."""
         start = Start.of(model, self.bayesian_bias)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
-            return self.make_network(start, copy.deepcopy(model.posterior))
+            return self.make_network(start, self._again(model.posterior))
         layout, device = start.layout, start.mean.device
         counts = layer_counts(
             [slot.shape for slot in layout.slots], self.density, self.distribution, self._dense(layout)
@@ -123,6 +122,13 @@ class SparseTraining(Method):
         else:
             mean = self.mean_init * torch.randn(len(index), dtype=start.mean.dtype, device=device)
         return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
+
+    def _again(self, trained: Sparse) -> Sparse:
+        """The same weights, with stds if the method has stds."""
+        mean, std = trained.mean.detach(), trained.present_std()
+        first = self.first_std(mean)
+        kept = first if first is None or std is None else std
+        return Sparse(trained.layout, trained.index, mean, kept, self.kernel)
 
     def _dense(self, layout: Layout) -> list[bool]:
         """The slots of the first and the last layer, if these stay dense."""
@@ -164,7 +170,7 @@ class SparseTraining(Method):
             optimizer: Its state follows the weights, cleared for new ones.
         """
         scores, index = self.scores(posterior), posterior.index.long()
-        removed, added = [], []
+        removed, added = [index[:0]], [index[:0]]
         for begin, end in self._pools(posterior.layout):
             first, last = torch.searchsorted(index, torch.tensor([begin, end], device=index.device)).tolist()
             count = min(round(fraction * (last - first)), (end - begin) - (last - first))

@@ -65,7 +65,7 @@ class SSVI(SparseTraining, VariationalMethod):
         return (self.std_init + self.std_spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
 
     def scores(self, posterior: Sparse) -> Tensor:
-        """The log of the removal score in double precision: small differences and large exponentials keep their order."""
+        """The log of the removal score in double precision: close scores and large exponentials keep their order."""
         with torch.no_grad():
             std = posterior.present_std()
             assert std is not None

@@ -76,7 +76,8 @@ def _exp_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
     ratio, width = _ratio(size, std), scale * std
     one, two = (_tilt(ratio, k * width, k * scale * size).log1p() for k in (1, 2))
     growth = width.square() + two - 2 * one
-    # log(exp(g) - 1) = g + log(1 - exp(-g)); log(g) + g / 2 for small g = a^2 k2 + a^3 k3, k the cumulants of |w| / std.
+    # log(exp(g) - 1) = g + log(1 - exp(-g)); for small g it is log(g) + g / 2, and g = a^2 k2 + a^3 k3, with a = l std
+    # and k the cumulants of |w| / std.
     excess = _excess(ratio)
     log_series = _variance(ratio, excess).log() + (width * _skewness(ratio, excess)).log1p()
     log_series = log_series + 2 * width.clamp(min=torch.finfo(width.dtype).tiny).log()

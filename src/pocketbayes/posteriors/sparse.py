@@ -230,14 +230,13 @@ class Sparse(Posterior):
         return values.new_zeros(slot.size).index_copy_(0, index, own).view(slot.shape)
 
     def _can_multiply_sparsely(self) -> bool:
+        if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or self.kernel == "dense":
+            return False
         return (
-            self.kernel != "dense"
-            and self.mean.device.type == "cpu"
+            self.mean.device.type == "cpu"
             and self.mean.dtype in (torch.float32, torch.float64)
             and torch.backends.mkl.is_available()
             and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()
-            and not torch.onnx.is_in_onnx_export()
         )
 
     def _is_fast(self, slot: Slot, span: tuple[int, int]) -> bool:

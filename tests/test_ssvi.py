@@ -1,0 +1,385 @@
+"""SSVI and RigL: swaps by hand, the exact density at every step, the schedule, optimiser state, ranks and resuming."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.network import Network
+from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
+from pocketbayes.sparsity import layer_counts
+from test_distributed import run as run_ranks
+
+QUICK = {"batch_size": 16, "lr": 1e-2, "progress": False}
+BOTH = pytest.mark.parametrize("method", [pb.SSVI, pb.RigL])
+
+
+def by_hand(mean: list[float], std: list[float], index: list[int], weights: int = 6) -> Sparse:
+    layout = pb.Layout.of(nn.Linear(weights, 1))
+    return Sparse(layout, torch.tensor(index), torch.tensor(mean), torch.tensor(std))
+
+
+# -- swaps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_swap_takes_the_lowest_score_and_the_largest_absent_gradient() -> None:
+    """Ratios 10, 2, 5: the second leaves. Gradients at the absent 1, 3, 5 are 3, 9, 1: the fourth weight comes in."""
+    posterior = by_hand([1.0, 2.0, -0.5], [0.1, 1.0, 0.1], [0, 2, 4])
+    swapped = pb.SSVI(density=0.5).swap(posterior, torch.tensor([99.0, 3, 50, 9, 70, 1]), fraction=0.3)
+    assert swapped == 1
+    assert posterior.index.tolist() == [0, 3, 4]
+    assert posterior.mean.tolist() == [1, 0, -0.5]
+    torch.testing.assert_close(posterior.present_std(), torch.tensor([0.1, 0.1, 0.1]))  # the mean of those that stay
+
+
+def test_rigl_removes_the_smallest_value() -> None:
+    layout = pb.Layout.of(nn.Linear(6, 1))
+    posterior = Sparse(layout, torch.tensor([0, 2, 4]), torch.tensor([1.0, 2.0, -0.5]))
+    pb.RigL(density=0.5).swap(posterior, torch.tensor([99.0, 3, 50, 9, 70, 1]), fraction=0.3)
+    assert posterior.index.tolist() == [0, 2, 3]
+    assert posterior.mean.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("removal", SCORES)
+def test_each_score_decides_what_leaves(removal: str) -> None:
+    torch.manual_seed(4)
+    mean, std = torch.randn(20), torch.rand(20) + 0.01
+    posterior = by_hand(mean.tolist(), std.tolist(), list(range(0, 40, 2)), weights=40)
+    lowest = removal_score(removal, mean, std).argsort()[:6]
+    pb.SSVI(removal=removal).swap(posterior, torch.rand(40), 0.3)
+    assert not set((2 * lowest).tolist()) & set(posterior.index.tolist())
+    assert int((posterior.index % 2).sum()) == 6
+
+
+def test_new_stds_are_the_layers_mean_or_a_constant() -> None:
+    layout = pb.Layout.of(nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 4)))
+    start = (torch.tensor([0, 1, 4, 5]), torch.tensor([0.01, 1.0, 0.01, 1.0]), torch.tensor([1.0, 0.2, 1.0, 0.6]))
+    gradient = torch.tensor([0.0, 0, 1, 0, 0, 0, 1, 0])
+    for setting, expected in (("layer", [0.2, 0.6]), (0.05, [0.05, 0.05])):
+        posterior = Sparse(layout, *start)
+        pb.SSVI(added_std_init=setting).swap(posterior, gradient, 0.5)  # type: ignore[arg-type]
+        assert posterior.index.tolist() == [1, 2, 5, 6]
+        torch.testing.assert_close(posterior.present_std()[[1, 3]], torch.tensor(expected))
+    emptied = Sparse(layout, *(part[[0, 2]] for part in start))
+    pb.SSVI(std_init=0.007).swap(emptied, gradient, 1.0)
+    torch.testing.assert_close(emptied.present_std(), torch.full((2,), 0.007))
+
+
+def test_global_layers_compete_and_dense_ones_stay_out() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 5), nn.Linear(5, 2))
+    method = pb.SSVI(density=0.4, distribution="global", dense_first=True, dense_last=True)
+    posterior = pb.bayesianize(model, method).posterior
+    assert [b - a for a, b in posterior.spans()] == [20, 12, 12, 10]
+    posterior.mean.data[20:32] = 1e-6  # all of the second layer
+    gradient = torch.zeros(posterior.layout.size)
+    gradient[50:80] = 1 + torch.rand(30)
+    assert method.swap(posterior, gradient, 0.5) == 12
+    assert [b - a for a, b in posterior.spans()] == [20, 0, 24, 10]
+    assert posterior.densities() == {"0.weight": 1.0, "1.weight": 0.0, "2.weight": 0.8, "3.weight": 1.0}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@BOTH
+def test_optimiser_state_follows_its_weight_and_is_cleared_for_new_ones(
+    optimizer: str, method: type[SparseTraining]
+) -> None:
+    net = pb.bayesianize(tiny_model(), method(density=0.4))
+    steps = pb.Training(optimizer=optimizer).make_optimizer(net)  # type: ignore[arg-type]
+    for _ in range(2):
+        steps.zero_grad()
+        net(tiny_data()[0]).square().sum().backward()
+        steps.step()
+    posterior = net.posterior
+    keys = ["momentum_buffer"] if optimizer == "sgd" else ["exp_avg", "exp_avg_sq"]
+    parameters = [p for p in (posterior.mean, posterior.rho) if p is not None]
+    before = {
+        (i, key): dict(zip(posterior.index.tolist(), steps.state[p][key].tolist()))
+        for i, p in enumerate(parameters)
+        for key in keys
+    }
+    count = method(density=0.4).swap(posterior, torch.rand(net.layout.size), 0.3, steps)
+    assert count > 10
+    for i, parameter in enumerate(parameters):
+        for key in keys:
+            for position, value in zip(posterior.index.tolist(), steps.state[parameter][key].tolist()):
+                assert value == before[i, key].get(position, 0.0)
+    steps.step()  # the state still fits
+
+
+# -- density ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    st.floats(0.02, 1.0),
+    st.sampled_from(["uniform", "erdos-renyi", "erdos-renyi-kernel", "global"]),
+    st.booleans(),
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_density_is_exact_after_any_swaps(
+    widths: list[int], density: float, distribution: str, dense: bool, fractions: list[float]
+) -> None:
+    model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+    method = pb.SSVI(density=density, distribution=distribution, dense_first=dense, dense_last=dense)  # type: ignore[arg-type]
+    posterior = pb.bayesianize(model, method).posterior
+    full = [dense and i in (0, len(widths) - 2) for i in range(len(widths) - 1)]
+    counts = layer_counts([slot.shape for slot in posterior.layout.slots], density, distribution, full)  # type: ignore[arg-type]
+    for fraction in fractions:
+        method.swap(posterior, torch.rand(posterior.layout.size), fraction)
+        assert len(posterior.index) == sum(counts)
+        assert bool((posterior.index.diff() > 0).all())
+        present = [b - a for a, b in posterior.spans()]
+        if distribution == "global":
+            assert all(present[i] == counts[i] for i in range(len(counts)) if full[i])
+        else:
+            assert present == counts
+
+
+@BOTH
+@pytest.mark.parametrize("distribution", ["uniform", "erdos-renyi-kernel", "global"])
+def test_the_density_is_exact_at_every_step_of_training(
+    method: type[SparseTraining], distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    class Counting(method):  # type: ignore[valid-type, misc]
+        def after_step(self, net: Network, *args: object) -> None:
+            assert len(net.posterior.mean) == len(net.posterior.index) == len(net.posterior.index.unique())
+            counted.append(int((net.posterior.moments()[0].detach() != 0).sum()))
+
+    settings = {"density": 0.3, "distribution": distribution, "swap_every": 2, "swap_until": 1.0}
+    pb.fit(Counting(**settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
+    total = round(0.3 * (27 + 144))
+    assert len(counted) == 9 - 4  # swaps take the place of steps 2, 4, 6 and 8
+    assert counted == [total] * 5
+
+
+# -- the schedule -----------------------------------------------------------------------------------------------------
+
+
+def test_the_fraction_falls_by_a_cosine_until_the_end() -> None:
+    method = pb.SSVI()
+    assert method.fraction(0, 1000) == 0
+    assert method.fraction(150, 1000) == 0
+    assert method.fraction(300, 1000) == pytest.approx(0.15 * (1 + math.cos(math.pi * 300 / 750)))
+    assert method.fraction(700, 1000) > 0
+    assert method.fraction(800, 1000) == 0
+    assert replace(method, static=True).fraction(300, 1000) == 0
+
+
+class Recorded:
+    """A run that hands out marked batches."""
+
+    seed, examples = 0, 48
+
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+
+    def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        self.turns.append(turn)
+        x, y = tiny_data()
+        for begin in range(0, 48, 8):
+            yield x[begin : begin + 8], y[begin : begin + 8]
+
+    def note(self, **figures: object) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("addition", ["sampled", "mean", "averaged"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_gradient_for_addition(addition: str, parts: int) -> None:
+    """1/K sum_k |g_k| at draws (or the mean), summed over the parts of a batch, batch norm left as it is."""
+    method = pb.SSVI(density=0.3, addition=addition, addition_batches=3, mean_init="model")  # type: ignore[arg-type]
+    net = pb.bayesianize(tiny_model().double(), method).train()
+    net.likelihood = pb.Categorical()
+    net.model.norm.eval()  # batch norm would see other parts
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    x, y = (value.double() if value.is_floating_point() else value for value in tiny_data(12))
+    batch = list(zip(x.chunk(parts), y.chunk(parts)))
+    run = Recorded()
+    torch.manual_seed(5)
+    gradient, nll = method._mean_gradient(net, run, batch, step=7)  # type: ignore[arg-type]
+    torch.manual_seed(5)
+    others = [(a.double(), b) for a, b in list(run.batches())[:2]] if addition == "averaged" else []
+    expected = torch.zeros_like(gradient)
+    for inputs, targets in [(x, y), *others]:
+        with torch.no_grad():
+            flat = net.posterior.moments()[0] if addition == "mean" else net.posterior.sample()
+        flat.requires_grad_()
+        loss = net.likelihood.nll(net.run_at(flat, inputs), targets)
+        expected += torch.autograd.grad(loss, flat)[0].abs()
+        if inputs is x:
+            assert nll == pytest.approx(float(loss.detach()))
+    torch.testing.assert_close(gradient, expected)
+    assert run.turns == ([7, 0] if addition == "averaged" else [])
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_no_optimiser_step_in_a_swap_step_and_batch_norm_stays() -> None:
+    method = pb.SSVI(density=0.3, swap_every=1, swap_until=1.0)
+    net = pb.bayesianize(tiny_model(), method).train()
+    net.likelihood = pb.Categorical()
+    optimizer = pb.Training(weight_decay=0.1).make_optimizer(net)
+    points = {name: value.clone() for name, value in net.model.state_dict().items()}
+    old = dict(zip(net.posterior.index.tolist(), net.posterior.mean.tolist()))
+    nll = method.replace_step(net, Recorded(), [tiny_data(16)], optimizer, step=1, steps=10)  # type: ignore[arg-type]
+    assert nll == pytest.approx(math.log(3), rel=0.1)
+    assert all(torch.equal(points[name], value) for name, value in net.model.state_dict().items())
+    for position, value in zip(net.posterior.index.tolist(), net.posterior.mean.tolist()):
+        assert value == old.get(position, 0.0)
+    assert int(net.posterior.swapped) > 0
+    assert not optimizer.state
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_swaps_are_recorded_with_densities_and_agreement(tmp_path: Path) -> None:
+    method = pb.SSVI(density=0.3, swap_every=2, swap_until=1.0)
+    pb.fit(method, tiny_model(), tiny_data(), epochs=3, out=tmp_path, **QUICK)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    swapped = [row["swapped"] for row in rows]
+    assert 0 < swapped[0] < swapped[1] <= swapped[2]
+    assert rows[0]["densities"] == pytest.approx({"conv.weight": 8 / 27, "head.weight": 43 / 144})
+    assert len(rows[0]["removal_iou"]) == 15
+    assert rows[2]["removal_iou"]["snr abs-snr"] == 1
+    assert all(row["nll"] > 0.1 for row in rows)  # swap steps report their NLL too
+
+
+def test_a_static_mask_never_moves() -> None:
+    settings = {"density": 0.3, "swap_every": 2, "swap_until": 1.0}
+    start = pb.fit(pb.SSVI(static=True, **settings), tiny_model(), tiny_data(), epochs=0, **QUICK)
+    end = pb.fit(pb.SSVI(static=True, **settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
+    moved = pb.fit(pb.SSVI(**settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
+    assert torch.equal(start.posterior.index, end.posterior.index)
+    assert not torch.equal(start.posterior.mean, end.posterior.mean)
+    assert not torch.equal(start.posterior.index, moved.posterior.index)
+
+
+# -- the start --------------------------------------------------------------------------------------------------------
+
+
+def test_the_start_is_the_papers() -> None:
+    torch.manual_seed(0)
+    net = pb.bayesianize(pb.models.build("lenet300"), pb.SSVI(density=0.1))
+    assert float(net.posterior.mean.detach().std()) == pytest.approx(0.01, rel=0.05)
+    std = net.posterior.present_std().detach()
+    expected = (6e-4 + 5e-4 * torch.randn(1_000_000)).abs()
+    assert float(std.mean()) == pytest.approx(float(expected.mean()), rel=0.03)
+    assert float(std.std()) == pytest.approx(float(expected.std()), rel=0.05)
+    assert net.propagation == "local"
+    assert float(net.prior.std) == 0.005
+    method = pb.SSVI()
+    assert [method.kl_weight(progress) for progress in (0.0, 0.25, 0.75)] == [0.0, 0.005, 0.01]
+
+
+def test_means_may_be_the_models_own() -> None:
+    model = tiny_model()
+    net = pb.bayesianize(model, pb.SSVI(mean_init="model", density=0.3))
+    assert torch.equal(net.posterior.mean.detach(), net.layout.read(model)[net.posterior.index.long()])
+
+
+def test_a_sparse_network_is_gone_on_with() -> None:
+    rigl = pb.fit(pb.RigL(density=0.3), tiny_model(), tiny_data(), epochs=2, **QUICK)
+    net = pb.fit(pb.SSVI(std_init=0.05), rigl, tiny_data(), epochs=0, **QUICK)
+    assert torch.equal(net.posterior.index, rigl.posterior.index)
+    assert torch.equal(net.posterior.mean, rigl.posterior.mean)
+    assert float(net.posterior.present_std().detach().mean()) == pytest.approx(0.05, rel=0.1)
+    again = pb.fit(pb.SSVI(), net, tiny_data(), epochs=0, **QUICK)
+    torch.testing.assert_close(again.posterior.rho, net.posterior.rho)
+    point = pb.fit(pb.RigL(), net, tiny_data(), epochs=0, **QUICK)
+    assert point.posterior.rho is None
+
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("addition", ["sampled", "averaged"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_resumed_amid_its_swaps_is_the_uninterrupted_run(
+    method: type[SparseTraining], addition: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"density": 0.3, "swap_every": 2, "swap_until": 0.9, "addition": addition, "addition_batches": 2}
+
+    def train(name: str, **more: object) -> Network:
+        out = tmp_path / name
+        options = {"epochs": 4, "out": out, "checkpoint_steps": 1, "optimizer": optimizer, **QUICK, **more}
+        return pb.fit(method(**settings), tiny_model(), tiny_data(), **options)
+
+    class StopError(Exception):
+        pass
+
+    write, left = pb.checkpoint.write, 6  # after the sixth of twelve steps, two of four swaps
+
+    def write_and_stop(*args: object) -> None:
+        nonlocal left
+        write(*args)
+        left -= 1
+        if not left:
+            raise StopError
+
+    whole = train("whole")
+    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    with pytest.raises(StopError):
+        train("parts")
+    monkeypatch.setattr(pb.checkpoint, "write", write)
+    resumed = train("parts", resume=True)
+    assert int(whole.posterior.swapped) > 0
+    assert all(torch.equal(one, two) for one, two in zip(whole.state_dict().values(), resumed.state_dict().values()))
+    assert (tmp_path / "whole/metrics.jsonl").read_text() == (tmp_path / "parts/metrics.jsonl").read_text()
+
+
+def test_two_ranks_swap_the_same_weights(tmp_path: Path) -> None:
+    method = "pb.SSVI(density=0.3, swap_every=2, swap_until=1.0, mean_init='model', addition='averaged')"
+    one, two = run_ranks(method, tmp_path / "two", 2)
+    assert int(one.posterior.swapped) > 0
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+
+
+@BOTH
+def test_sparse_training_learns(method: type[SparseTraining]) -> None:
+    x, y = tiny_data(96)
+    net = pb.fit(method(density=0.2, swap_every=10), tiny_model(), (x, y), epochs=25, **QUICK)
+    assert pb.evaluate(net, (x, y))["accuracy"] > 0.95
+    assert len(net.posterior.index) == round(0.2 * net.layout.size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"density": 0.0}, "density must lie above 0"),
+        ({"distribution": "even"}, "unknown distribution 'even'"),
+        ({"removal": "size"}, "unknown removal score 'size'"),
+        ({"addition": "all"}, "unknown addition 'all'"),
+        ({"swap_every": 0}, "swap_every and addition_batches must be at least 1"),
+        ({"swap_fraction": 2.0}, "swap_fraction must lie between 0 and 1"),
+        ({"prior": "pretrained"}, "which a sparse network does not have"),
+        ({"mean_init": "zero"}, "mean_init must be a std or 'model'"),
+        ({"added_std_init": 0.0}, "added_std_init must be a positive number or 'layer'"),
+        ({"std_init": 0.0}, "std_init and removal_scale must be positive"),
+        ({"antithetic": True, "train_samples": 2}, "antithetic noise needs propagation='sample'"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(pb.UserError, match=message):
+        pb.SSVI(**settings)  # type: ignore[arg-type]
+
+
+def test_a_wrong_kernel_is_named() -> None:
+    with pytest.raises(pb.UserError, match="unknown kernel 'coo'"):
+        pb.bayesianize(tiny_model(), pb.SSVI(kernel="coo"))  # type: ignore[arg-type]
