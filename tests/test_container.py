@@ -6,6 +6,7 @@ import math
 import os
 import pickle
 import random
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,27 @@ def test_a_file_has_the_usual_permissions_and_new_folders_are_made(tmp_path: Pat
     (tmp_path / "ordinary").write_bytes(b"")
     container.write(tmp_path / "new" / "folder" / "file", {}, "test")
     assert (tmp_path / "new" / "folder" / "file").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8), st.sampled_from([8, 15, 16, 31, 32, 63]))
+def test_integers_are_narrow_on_disk_and_exact_in_memory(values: list[int], bits: int) -> None:
+    tensor = torch.tensor(
+        [value % 2**bits - (2 ** (bits - 1) if bits < 63 else 0) for value in values], dtype=torch.int64
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        container.write(path, {"x": tensor}, "test")
+        again = container.read(path, "test")["x"]
+    assert again.dtype == torch.int64
+    assert torch.equal(again, tensor)
+
+
+def test_narrow_types_by_their_limits() -> None:
+    for values, dtype in (
+        ([0, 255], torch.uint8),
+        ([0, 256], torch.int16),
+        ([-1, 5], torch.int16),
+        ([0, 2**15], torch.int32),
+        ([0, 2**31], torch.int64),
+    ):
+        assert container.narrowed(torch.tensor(values)).dtype == dtype

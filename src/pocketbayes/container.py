@@ -96,12 +96,13 @@ def _checksum(kind: str, tree: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _dismantle(node: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    """A JSON value for the node: ["t", i] a tensor, ["d", pairs], ["l", items], ["u", items], ["v", plain value]."""
+    """A JSON value for the node: ["t", n] a tensor, ["i", n] an int64 one, ["d", pairs], ["l", items], ["u", items], ["v", plain value]."""
     if depth > MAX_DEPTH:
         raise ValueError(f"values nested deeper than {MAX_DEPTH}")
     if isinstance(node, Tensor):
-        tensors[name := str(len(tensors))] = node.detach().contiguous().clone()
-        return ["t", name]
+        small = narrowed(node.detach())
+        tensors[name := str(len(tensors))] = small.contiguous().clone()
+        return ["t", name] if small.dtype == node.dtype else ["i", name]
     if isinstance(node, Mapping):
         return ["d", [[_plain(key), _dismantle(value, tensors, depth + 1)] for key, value in node.items()]]
     if isinstance(node, (list, tuple)):
@@ -115,6 +116,8 @@ def _assemble(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
     tag, value = node
     if tag == "t":
         return tensors[value]
+    if tag == "i":
+        return tensors[value].long()
     if tag == "d":
         return {key: _assemble(item, tensors, depth + 1) for key, item in value}
     if tag in ("l", "u"):
@@ -123,6 +126,17 @@ def _assemble(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
     if tag == "v":
         return value
     raise ValueError(f"unknown mark {tag!r}")
+
+
+def narrowed(tensor: Tensor) -> Tensor:
+    """An int64 tensor in the smallest type that holds its values: indices are small on disk. Others as they are."""
+    if tensor.dtype != torch.int64 or tensor.numel() == 0:
+        return tensor
+    low, high = int(tensor.min()), int(tensor.max())
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max:
+            return tensor.to(dtype)
+    return tensor
 
 
 def _plain(value: Any) -> Any:
