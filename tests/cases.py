@@ -36,7 +36,11 @@ CASES = [
     Case("mc-dropout", lambda: pb.MCDropout(rate=0.2), has_kl=False),
     Case("swag", lambda: pb.SWAG(swag_epochs=3, rank=2)),
     Case("laplace", pb.Laplace),
-    Case("int8", lambda: pb.Int8(sigma_bits=4, method=pb.MeanFieldVI(propagation="local", std_init=0.05))),
+    Case(
+        "int8",
+        lambda: pb.Int8(sigma_bits=4, method=pb.MeanFieldVI(propagation="local", std_init=0.05)),
+        trainable=False,
+    ),
     Case("bbb", lambda: pb.MeanFieldVI(std_init=0.05)),
     Case("lrt", lambda: pb.MeanFieldVI(propagation="local", std_init=0.05)),
     Case(

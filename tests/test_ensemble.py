@@ -93,6 +93,16 @@ def test_several_stages_a_member() -> None:
     assert not torch.equal(*means(net))
 
 
+def test_a_method_whose_training_starts_from_another_kind_of_network() -> None:
+    net = pb.fit("map", tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    method = pb.Ensemble(members=2, reinitialise=False, method=pb.PBN(rate=0.2, train_samples=1))
+    pair = pb.fit(method, net, tiny_data(), epochs=1, batch_size=16, progress=False)
+    assert not torch.equal(*means(pair))
+    assert all(network.census().random == round(0.2 * network.layout.size) for network in members(pair))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
 def test_each_member_has_a_noise_of_its_own() -> None:
     x, y = torch.randn(32, 4), torch.randn(32)
     given = pb.GaussianNoise("learned")

@@ -127,6 +127,17 @@ def test_a_network_that_has_stds_is_not_trained_again() -> None:
     torch.testing.assert_close(got_std, std, rtol=0, atol=float(std.max()) / 255)
 
 
+def test_quantised_without_data() -> None:
+    net = big()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    small = pb.bayesianize(net, pb.Int8())
+    assert isinstance(small.posterior, Quantized)
+    mean, std = (moment.detach() for moment in net.posterior.moments())
+    torch.testing.assert_close(small.posterior.moments()[0], mean, rtol=0, atol=float(mean.abs().max()) / 250)
+    torch.testing.assert_close(small.posterior.moments()[1], std, rtol=0, atol=float(std.max()) / 500)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
 def test_a_network_without_stds_gets_them_by_training() -> None:
     net = pb.fit("map", tiny_model(), tiny_data(), epochs=1, progress=False)
     small = pb.fit(pb.Int8(), net, tiny_data(), epochs=1, lr=0.1, progress=False)
@@ -158,7 +169,8 @@ def test_any_architecture(name: str) -> None:
 
 def test_training_is_that_of_the_mean_field_method() -> None:
     method = pb.Int8(method=pb.MeanFieldVI(propagation="flipout", prior_std=0.5, bayesian_bias=True))
-    start = pb.bayesianize(tiny_model(), method)
+    start = method.start(tiny_model())
+    assert isinstance(start, Network)
     assert isinstance(start.posterior, MeanField)
     assert start.propagation == "flipout"
     net = pb.fit(method, tiny_model(), tiny_data(), epochs=1, progress=False)

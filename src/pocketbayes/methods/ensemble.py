@@ -43,8 +43,11 @@ class Ensemble(DerivedMethod):
 
     def init(self, model: nn.Module) -> Mixture:
         """The members, untrained."""
-        networks = [self._member(model, fresh=self.reinitialise and number > 0) for number in range(self.members)]
-        return Mixture(networks)
+        return self._mixture(model, self.base.init)
+
+    def start(self, model: nn.Module) -> Mixture:
+        """The members as their method's training starts."""
+        return self._mixture(model, self.base.start)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """All stages of the first member, then of the second, ..."""
@@ -61,14 +64,16 @@ class Ensemble(DerivedMethod):
             for stage in self.base.stages(model)
         ]
 
-    def _member(self, model: nn.Module, fresh: bool) -> Network:
-        if fresh:
-            if isinstance(model, Network):
-                raise UserError("a trained Network has no fresh weights: give the plain model, or reinitialise=False")
-            model = reinitialised(model)
-        network = self.base.init(model)
-        assert isinstance(network, Network)
-        return network
+    def _mixture(self, model: nn.Module, make: Callable[[nn.Module], Net]) -> Mixture:
+        if self.reinitialise and isinstance(model, Network):
+            raise UserError("a trained Network has no fresh weights: give the plain model, or reinitialise=False")
+        networks = []
+        for number in range(self.members):
+            fresh = self.reinitialise and number > 0
+            network = make(reinitialised(model) if fresh else copy.deepcopy(model))
+            assert isinstance(network, Network)
+            networks.append(network)
+        return Mixture(networks)
 
 
 def reinitialised(model: nn.Module) -> nn.Module:

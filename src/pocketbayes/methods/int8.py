@@ -20,8 +20,9 @@ class Int8(DerivedMethod):
     """mean = scale q, std = low + step s per output channel: Quantized x sample (after Subedar et al. 2021).
 
     Mean-field VI is trained first, unless `fit` is given a Network that has stds, whose moments are quantised as they
-    are. Departures: weights alone are integers, activations and point parameters stay floats, so that any architecture
-    runs; the arithmetic is that of floats. A prior centred on pretrained weights stays in the file in full.
+    are; `bayesianize` quantises without data. Departures: weights alone are integers, activations and point parameters
+    stay floats, so that any architecture runs; the arithmetic is that of floats. A prior centred on pretrained weights
+    stays in the file in full.
 
     Attributes:
         sigma_bits: Bits of a std: 8, 4, 2 or 1 (see `Quantized.quantize` for the levels).
@@ -38,9 +39,15 @@ class Int8(DerivedMethod):
         if not isinstance(self.base, MeanFieldVI):
             raise UserError(f"Int8 quantises mean-field networks: method must be a MeanFieldVI, not {self.method!r}")
 
-    def init(self, model: nn.Module) -> Net:
+    def init(self, model: nn.Module) -> Network:
+        """The network's moments, or those that mean-field training would start from, in integers."""
+        network = self.base.init(model)
+        assert isinstance(network, Network)
+        return quantized(network, self.sigma_bits)
+
+    def start(self, model: nn.Module) -> Net:
         """The mean-field network, in floats."""
-        return self.base.init(model)
+        return self.base.start(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Mean-field training, quantisation at its end; a Network that has stds is only quantised."""
