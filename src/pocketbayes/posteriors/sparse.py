@@ -26,7 +26,7 @@ __all__ = ["SCORES", "Kernel", "Score", "Sparse", "carry", "removal_score"]
 Kernel = Literal["auto", "csr", "dense"]
 
 CSR_DENSITY = 0.1
-CSR_SIZE = 20_000
+CSR_SIZE = 100_000
 """Where "auto" takes CSR products: matrices of at least so many entries, of which at most so many are present. Measured
 (benchmarks/sparse.py); a rule rather than a stopwatch, so that the same seed gives the same bits in every process."""
 

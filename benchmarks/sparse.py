@@ -1,0 +1,204 @@
+"""What sparsity saves: bytes in training and on disk, arithmetic, and time, each beside dense mean-field VI.
+
+python benchmarks/sparse.py [--rounds 21] [--threads 1]
+
+Times are medians of interleaved rounds, given as dense time over sparse time. `kernels` is what the rule of
+`pocketbayes.posteriors.sparse` for CSR products rests on; `convolutions` is why they have none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import pocketbayes as pb
+from measure import interleaved, write_result
+from pocketbayes.csr import Pattern, SparseMatrix
+from pocketbayes.sparsity import training_bytes, training_flops
+
+SHAPES = {"lenet300": (1, 28, 28), "resnet-small": (3, 32, 32)}
+MATRICES = ((100, 300), (256, 256), (300, 784), (1024, 1024))
+CONVOLUTIONS = ((32, 32, 3, 16), (64, 64, 3, 8), (512, 512, 3, 4), (512, 256, 1, 8))
+DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.2)
+BATCH = 128
+EXAMPLES = 50_000
+
+
+def networks(model: str, density: float) -> dict[str, pb.Network]:
+    """Dense VI and SSVI with both kernels, all with local noise."""
+    torch.manual_seed(0)
+    plain = pb.models.build(model)
+    methods = {
+        "dense VI": pb.MeanFieldVI(propagation="local"),
+        **{f"SSVI, {kernel}": pb.SSVI(density=density, kernel=kernel) for kernel in ("auto", "dense")},
+    }
+    nets = {name: pb.bayesianize(plain, method) for name, method in methods.items()}
+    for net in nets.values():
+        net.likelihood = pb.Categorical()
+    return nets
+
+
+def step_of(net: pb.Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], object]:
+    """One optimiser step on NLL + KL / N."""
+
+    def step() -> None:
+        net.train()
+        optimizer.zero_grad()
+        (F.cross_entropy(net(x), y) + net.kl() / EXAMPLES).backward()
+        optimizer.step()
+
+    return step
+
+
+def sizes(model: str, density: float) -> dict[str, Any]:
+    """Live bytes after a step, file bytes and arithmetic, as ratios to dense VI."""
+    nets = networks(model, density)
+    dense, sparse = nets["dense VI"], nets["SSVI, auto"]
+    x, y = torch.randn(8, *SHAPES[model]), torch.arange(8)
+    result: dict[str, Any] = {"density": density}
+    for kind in ("sgd", "adamw"):
+        used = {}
+        for name, net in (("dense", dense), ("sparse", sparse)):
+            optimizer = pb.Training(optimizer=kind).make_optimizer(net)
+            step_of(net, optimizer, x, y)()
+            used[name] = training_bytes(net, optimizer)
+        result[f"training bytes, {kind}"] = {
+            **{name: bytes_["total"] for name, bytes_ in used.items()},
+            "ratio": used["sparse"]["total"] / used["dense"]["total"],
+        }
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: pb.save(net, Path(folder) / "x.pocket") for name, net in (("dense", dense), ("sparse", sparse))}
+    result["file bytes"] = {**files, "ratio": files["sparse"] / files["dense"]}
+    counts = training_flops(sparse, x)
+    result["training FLOPs per example, present weights (paper's count)"] = counts["present"]
+    result["training FLOPs per example, executed"] = counts["executed"]
+    result["training FLOPs per example, dense VI"] = counts["dense"]
+    return result
+
+
+def times(model: str, density: float, rounds: int) -> dict[str, Any]:
+    """Dense VI's time over each network's, for a training step and a prediction of 30 samples."""
+    nets = networks(model, density)
+    x, y = torch.randn(BATCH, *SHAPES[model]), torch.arange(BATCH) % 10
+    optimizers = {name: pb.Training(optimizer="sgd").make_optimizer(net) for name, net in nets.items()}
+    steps = interleaved({name: step_of(net, optimizers[name], x, y) for name, net in nets.items()}, rounds)
+    predictions = interleaved({name: _predict(net, x) for name, net in nets.items()}, max(rounds // 3, 3))
+    return {
+        "density": density,
+        "batch": BATCH,
+        "kernels": pb.census(nets["SSVI, auto"]).notes[0],
+        "training step, times faster": {name: steps["dense VI"] / value for name, value in steps.items()},
+        "30-sample prediction, times faster": {
+            name: predictions["dense VI"] / value for name, value in predictions.items()
+        },
+    }
+
+
+def _predict(net: pb.Network, x: Tensor) -> Callable[[], object]:
+    return lambda: pb.predict(net.eval(), x, 30)
+
+
+def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Scattering and a dense product over a CSR product: [forward, forward and backward]."""
+    result: dict[str, dict[str, list[float]]] = {}
+    for rows, columns in MATRICES:
+        row = result.setdefault(f"{rows}x{columns}", {})
+        for density in DENSITIES:
+            index = torch.randperm(rows * columns)[: round(density * rows * columns)].sort().values
+            values = torch.randn(len(index), requires_grad=True)
+            x, bias = torch.randn(BATCH, columns, requires_grad=True), torch.randn(rows)
+            pattern = Pattern.of(index, (rows, columns))
+
+            def dense(index=index, values=values, x=x, bias=bias, shape=(rows, columns)) -> Tensor:  # type: ignore[no-untyped-def]
+                weight = values.new_zeros(shape[0] * shape[1]).index_copy_(0, index, values)
+                return F.linear(x, weight.view(shape), bias)
+
+            def sparse(pattern=pattern, values=values, x=x, bias=bias) -> Tensor:  # type: ignore[no-untyped-def]
+                return F.linear(x, SparseMatrix(pattern, values), bias)
+
+            forward = interleaved({"dense": no_grad(dense), "csr": no_grad(sparse)}, rounds)
+            both = interleaved({"dense": with_backward(dense), "csr": with_backward(sparse)}, rounds)
+            row[str(density)] = [part["dense"] / part["csr"] for part in (forward, both)]
+    return result
+
+
+def no_grad(action: Callable[[], Tensor]) -> Callable[[], object]:
+    """The action as in prediction."""
+
+    def run() -> None:
+        with torch.no_grad():
+            action()
+
+    return run
+
+
+def with_backward(action: Callable[[], Tensor]) -> Callable[[], object]:
+    """The action and its gradients."""
+    return lambda: action().sum().backward()
+
+
+def convolutions(rounds: int) -> dict[str, dict[str, float]]:
+    """A dense convolution over the CSR product of its unfolded input, forward."""
+    result: dict[str, dict[str, float]] = {}
+    for out, channels, kernel, side in CONVOLUTIONS:
+        row = result.setdefault(f"{channels}->{out}, {kernel}x{kernel}, {side}x{side}", {})
+        x = torch.randn(BATCH // 2, channels, side, side)
+        for density in DENSITIES[:3]:
+            columns = channels * kernel * kernel
+            index = torch.randperm(out * columns)[: round(density * out * columns)].sort().values
+            values = torch.randn(len(index))
+            weight = torch.zeros(out * columns).index_copy_(0, index, values).view(out, channels, kernel, kernel)
+            matrix = Pattern.of(index, (out, columns)).matrix(values)
+
+            def dense(x=x, weight=weight, kernel=kernel) -> Tensor:  # type: ignore[no-untyped-def]
+                return F.conv2d(x, weight, padding=kernel // 2)
+
+            def sparse(x=x, matrix=matrix, kernel=kernel, columns=columns) -> Tensor:  # type: ignore[no-untyped-def]
+                patches = F.unfold(x, kernel, padding=kernel // 2).transpose(0, 1).reshape(columns, -1)
+                product = matrix @ patches
+                return product.view(len(product), len(x), *x.shape[2:]).transpose(0, 1).contiguous()
+
+            seconds = interleaved({"dense": no_grad(dense), "csr": no_grad(sparse)}, max(rounds // 3, 3))
+            row[str(density)] = seconds["dense"] / seconds["csr"]
+    return result
+
+
+def rounded(value: Any) -> Any:
+    """The same with floats to three digits."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Measures everything and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--name", default="sparse", help="of the result file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    result = {
+        "sizes": {model: sizes(model, 0.05) for model in SHAPES},
+        "times": {
+            "lenet300": times("lenet300", 0.02, arguments.rounds),
+            "lenet300, density 0.05": times("lenet300", 0.05, arguments.rounds),
+            "resnet-small": times("resnet-small", 0.05, max(arguments.rounds // 3, 3)),
+        },
+        "kernels, dense over CSR time [forward, forward and backward]": kernels(arguments.rounds),
+        "convolutions, dense over CSR time": convolutions(arguments.rounds),
+    }
+    print(write_result(arguments.name, rounded(result)))
+
+
+if __name__ == "__main__":
+    main()
