@@ -96,7 +96,10 @@ def _checksum(kind: str, tree: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _dismantle(node: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    """A JSON value for the node: ["t", n] a tensor, ["i", n] an int64 one, ["d", pairs], ["l", items], ["u", items], ["v", plain value]."""
+    """A JSON value for the node.
+
+    ["t", n] is tensor n, ["i", n] an int64 one, then ["d", pairs], ["l", items], ["u", items], ["v", plain value].
+    """
     if depth > MAX_DEPTH:
         raise ValueError(f"values nested deeper than {MAX_DEPTH}")
     if isinstance(node, Tensor):
