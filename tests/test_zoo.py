@@ -231,7 +231,9 @@ def check_any(makers: list[tuple[Callable[[], nn.Module], int]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families())
 def test_every_timm_family(name: str) -> None:
-    check_any([(lambda size=size: timm_model(name, size), size) for size in (64, 96, 128, 224, 256, 299, 384)])
+    sizes = (64, 96, 128, 224, 240, 256, 299, 384)
+    told = [(lambda size=size: timm_model(name, size), size) for size in sizes]
+    check_any(told + [(lambda: timm.create_model(name, pretrained=False, num_classes=3), size) for size in sizes])
 
 
 @pytest.mark.slow

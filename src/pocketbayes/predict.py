@@ -29,8 +29,8 @@ class Prediction:
     uncertainty in nats; `aleatoric` the expected entropy; `epistemic` their difference, the mutual information; `mean`
     and `std` the mean and std of the probabilities over the posterior.
 
-    Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the noise
-    std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
+    Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the
+    noise std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
     """
 
     mean: Tensor
@@ -144,7 +144,8 @@ def predict(
 ) -> Prediction:
     """p(y | x) averaged over the posterior.
 
-    Pass s draws the same weights for every batch and whatever the batch size: a prediction depends on the seed only.
+    Pass s draws the same weights for every batch and whatever the batch size: a prediction by weight samples depends on
+    the seed only. Local noise and flipout draw by example, and so by its place in the batch.
 
     Args:
         net: A network or mixture.
@@ -192,16 +193,30 @@ def default_propagation(network: Network) -> str:
 
 
 def _outputs(net: Net, x: Tensor, samples: int, propagation: str | None, seed: int) -> Iterator[Tensor]:
+    """As many outputs of each network, so that each has the same say; one if none of them draws anything."""
     networks = members(net)
     share = math.ceil(samples / len(networks))
-    for number, network in enumerate(networks):
-        how = check_propagation(propagation) if propagation else default_propagation(network)
-        with _TORCH_GENERATOR, network.using(how), _evaluating(network), torch.no_grad():
-            count = share if network.is_random else 1
+    how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
+    with _TORCH_GENERATOR, torch.no_grad(), ExitStack() as stack:
+        for network in networks:
+            stack.enter_context(network.using(how[network]))
+            stack.enter_context(_evaluating(network))
+        count = share if any(network.is_random for network in networks) else 1
+        for number, network in enumerate(networks):
+            inputs = _fitting(x, network)
             for index in range(count):
-                with _seeded(seed * 1_000_003 + number * share + index, network.device):
-                    output = network(x.to(network.device))
+                if index == 0 or network.is_random:
+                    with _seeded(seed * 1_000_003 + number * share + index, network.device):
+                        output = network(inputs)
                 yield output
+
+
+def _fitting(x: Tensor, network: Network) -> Tensor:
+    """The inputs where the network is, and real numbers in its own type: arrays are often float64."""
+    if not x.is_floating_point():
+        return x.to(network.device)
+    point = next(network.model.parameters(), None)
+    return x.to(network.device, network.posterior.moments()[0].dtype if point is None else point.dtype)
 
 
 @contextmanager
