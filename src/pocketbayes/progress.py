@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+Show = bool | Literal["bar"] | None
 
 
 class Display(Protocol):
@@ -37,8 +39,8 @@ class Silent:
 class Bar:
     """A rich progress bar on stderr."""
 
-    def __init__(self, progress: Any) -> None:
-        self.progress = progress
+    def __init__(self, progress: Any, lines: bool = True) -> None:
+        self.progress, self.lines = progress, lines
         self.task: Any = None
 
     def begin(self, title: str, total: int) -> None:
@@ -54,17 +56,18 @@ class Bar:
 
     def line(self, text: str) -> None:
         """Prints a line above the bar."""
-        self.progress.console.print(text, highlight=False, markup=False)
+        if self.lines:
+            self.progress.console.print(text, highlight=False, markup=False)
 
 
 @contextmanager
-def display(show: bool | None = None) -> Iterator[Display]:
+def display(show: Show = None) -> Iterator[Display]:
     """A bar on stderr.
 
     Args:
-        show: Whether to; None for yes if stderr is a terminal.
+        show: Whether to; None for yes if stderr is a terminal, "bar" likewise, but without the lines above the bar.
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if not (sys.stderr.isatty() if show in (None, "bar") else show):
         yield Silent()
         return
     from rich.console import Console
@@ -78,4 +81,4 @@ def display(show: bool | None = None) -> Iterator[Display]:
         TextColumn("{task.fields[figures]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress)
+        yield Bar(progress, lines=show != "bar")

@@ -25,7 +25,7 @@ from pocketbayes.evaluate import evaluate
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, frozen_batch_norm, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood
-from pocketbayes.progress import Display, display
+from pocketbayes.progress import Display, Show, display
 from pocketbayes.training import Plateau, Training
 
 MODEL_FILE = "model.pocket"
@@ -50,7 +50,7 @@ def fit(
     resume: bool = False,
     likelihood: Likelihood | None = None,
     training: Training | None = None,
-    progress: bool | None = None,
+    progress: Show = None,
     **settings: Any,
 ) -> Net:
     """Trains a model by a method: all its stages, one loop.
@@ -66,7 +66,7 @@ def fit(
         resume: Goes on from the folder's checkpoint, if there is one, bit for bit.
         likelihood: The noise model; None for categorical or Gaussian with learned noise, as the targets are.
         training: Settings of the loop.
-        progress: Shows a bar; None for yes on a terminal.
+        progress: Shows a bar and a line an epoch; None for yes on a terminal, "bar" for the bar alone.
         **settings: Single settings of `Training`, such as `lr=1e-3`.
 
     Returns:
@@ -376,7 +376,7 @@ class _Loop:
         at.plateau.after_epoch(loss, self.training)
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
         run._record(row)
-        run.bar.line("  ".join(f"{k} {row[k]:.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
+        run.bar.line("  ".join(f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
         if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:
             run.save_checkpoint(self.net, self.optimizer)
 

@@ -1,0 +1,90 @@
+"""The command line: `pocketbayes train | evaluate | predict | inspect | list | demo`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from pocketbayes.cli import demo, evaluate, inspect, listing, predict, train
+from pocketbayes.cli.output import complain
+from pocketbayes.errors import UserError
+
+MISTAKE = 2
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """Turns every mistake that a user can mend into one line on stderr and exit code 2."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a command and exits."""
+        kwargs["standalone_mode"] = False  # else wrong options would come out in a frame of many lines
+        try:
+            code = super().main(*args, **kwargs)
+        except Exception as error:
+            if not hasattr(error, "format_message"):
+                raise
+            complain(f"{error.format_message()} (see {_help_of(error)})")
+            code = MISTAKE
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            complain(str(error))
+        except KeyboardInterrupt as error:
+            complain(str(error) or "stopped", label="")
+            raise typer.Exit(INTERRUPTED) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader of our output has left, as `head` does
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
+            complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        raise typer.Exit(MISTAKE)
+
+
+def _help_of(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'pocketbayes'} --help"
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Bayesian neural networks small enough to carry and cheap enough to use.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        from pocketbayes import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("predict")(predict.predict)
+app.command("inspect")(inspect.inspect)
+app.command("list")(listing.list_)
+
+
+def main() -> None:
+    """The entry point."""
+    app()

@@ -1,0 +1,114 @@
+"""Files that people want a prediction for, as the inputs of a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pocketbayes.data import Info
+from pocketbayes.data.folders import SUFFIXES, require
+from pocketbayes.data.formats import read_npz
+from pocketbayes.errors import UserError
+
+Array = npt.NDArray[Any]
+
+
+def read_inputs(path: Path, info: Info | None) -> Tensor:
+    """The inputs (n, ...) in a file.
+
+    Images are scaled to the size that the network was trained on. Arrays (.npy, or x in an .npz) hold one input or
+    many: bytes or numbers from 0 to 1 for images, the original units for tables; they are normalised as in training.
+
+    Args:
+        path: The file.
+        info: What the network knows of its data; None takes arrays as they are.
+
+    Raises:
+        UserError: If the file is missing, unreadable, or does not fit the network.
+    """
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES:
+        return _normalised(_read_image(path, info)[None], path, info)
+    if suffix == ".npy":
+        return _inputs(_read_npy(path), path, info)
+    if suffix == ".npz":
+        arrays = read_npz(path, ("x",))
+        if "x" not in arrays:
+            raise UserError(f"{path}: needs the array x")
+        return _inputs(arrays["x"], path, info)
+    raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}) nor an array (.npy .npz)")
+
+
+def _read_image(path: Path, info: Info | None) -> Array:
+    if info is None or len(info.input_shape) != 3 or info.mean is None:
+        raise UserError(f"{path}: the network was not trained on images of a known kind; give it arrays (.npy or .npz)")
+    pillow = require("PIL.Image")
+    channels, height, width = info.input_shape
+    if channels not in (1, 3):
+        raise UserError(f"{path}: the network takes images of {channels} channels; give it arrays (.npy or .npz)")
+    try:
+        with pillow.open(path) as image:
+            pixels = image.convert("L" if channels == 1 else "RGB").resize((width, height), pillow.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise UserError(f"{path}: not a readable image ({error})") from None
+    return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+
+
+def _read_npy(path: Path) -> Array:
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: not a readable npy file ({error})") from None
+    return array
+
+
+def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{path}: holds {array.dtype}, only numbers are read")
+    if not array.size:
+        raise UserError(f"{path}: holds nothing")
+    if info is None:
+        return _finite(torch.from_numpy(array.astype(np.float32)), path)
+    return _normalised(_arranged(array, path, info.input_shape), path, info)
+
+
+def _arranged(array: Array, path: Path, shape: tuple[int, ...]) -> Array:
+    """The array as (n, ...): one input or many, images with their channels first or last or, if it is one, left out."""
+    orders = [array]
+    if len(shape) == 3:
+        orders += [np.moveaxis(array, -1, -3)] if array.ndim >= 3 else []
+        orders += [np.expand_dims(array, -3)] if array.ndim >= 2 else []
+    for order in orders:
+        if order.shape == shape:
+            return order[None]
+        if order.shape[1:] == shape:
+            return order
+    raise UserError(f"{path}: shape {array.shape} is neither one input {shape} of the network nor many (n, ...)")
+
+
+def _normalised(array: Array, path: Path, info: Info | None) -> Tensor:
+    x = _finite(torch.from_numpy(np.ascontiguousarray(array).astype(np.float32)), path)
+    if info is None or info.mean is None or info.std is None:
+        return x
+    if len(info.input_shape) == 3:
+        if array.dtype == np.uint8:
+            x /= 255
+        elif float(x.min()) < 0 or float(x.max()) > 1:
+            raise UserError(f"{path}: pixels from {x.min():.3g} to {x.max():.3g}; give bytes, or numbers from 0 to 1")
+    extra = (1,) * (len(info.input_shape) - 1)
+    mean, std = (torch.tensor(values).reshape(-1, *extra) for values in (info.mean, info.std))
+    return (x - mean) / std
+
+
+def _finite(x: Tensor, path: Path) -> Tensor:
+    if not bool(x.isfinite().all()):
+        where = tuple(x.isfinite().logical_not().nonzero()[0].tolist())
+        raise UserError(f"{path}: {float(x[where])} at position {where}; mend or remove it")
+    return x

@@ -1,0 +1,184 @@
+"""`pocketbayes inspect`."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pocketbayes.cli.options import Json
+from pocketbayes.cli.output import show, show_json
+
+MOST_ROWS = 40
+"""Weights that a table lists; JSON has all of them."""
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or the folder of a run.")],
+    json: Json = False,
+) -> None:
+    """Say what a file holds: storage, weights, values stored, bytes, and what stayed a point and why."""
+    from pocketbayes.artifact import read
+    from pocketbayes.config import network_file
+
+    file = network_file(path)
+    tree = read(file)
+    networks = [_network(part) for part in tree.get("networks", [tree])]
+    found: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size, "networks": networks, **_run(file.parent)}
+    if json:
+        show_json(found)
+    else:
+        _show(found)
+
+
+def _network(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What one network of a file is, without building its model."""
+    from pocketbayes import posteriors
+    from pocketbayes.errors import UserError
+    from pocketbayes.experiment import census_json
+    from pocketbayes.layout import Layout
+    from pocketbayes.posteriors import Census
+
+    try:
+        layout = Layout.from_json(tree["layout"])
+        part = tree["posterior"]
+        posterior = posteriors.restore(part["name"], layout, part["tensors"], part["config"])
+        state = tree["state"]
+        points = Census(
+            weights=0,
+            stored={},
+            random=0,
+            trainable=0,
+            points=sum(tensor.numel() for tensor in state.values()),
+            memory_bytes=sum(tensor.numel() * tensor.element_size() for tensor in state.values()),
+        )
+        return {
+            "model": tree["model"],
+            "model_class": tree["model_class"],
+            "storage": part["name"],
+            "storage_config": part["config"],
+            "propagation": tree["propagation"],
+            "prior": {"name": tree["prior"]["name"], **tree["prior"]["config"]},
+            "likelihood": tree["likelihood"] and {"name": tree["likelihood"]["name"], **tree["likelihood"]["config"]},
+            "data": tree.get("data"),
+            "census": census_json(posterior.census() + points),
+            "weights": [{"name": slot.name, "shape": slot.shape, "sites": slot.sites} for slot in layout.slots],
+            "points": [{"name": name, "reason": reason} for name, reason in layout.points],
+        }
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise UserError(f"the file does not describe a network: {error!r}") from error
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
+    from pocketbayes.config import RECIPE_FILE, read
+    from pocketbayes.train import METRICS_FILE
+
+    found: dict[str, Any] = {}
+    if (folder / RECIPE_FILE).is_file():
+        found["recipe"] = read(folder).to_tree()
+    if (folder / METRICS_FILE).is_file():
+        lines = (folder / METRICS_FILE).read_text().splitlines()
+        if lines:
+            found["last_epoch"] = json_module.loads(lines[-1])
+    return found
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.columns import Columns
+
+    from pocketbayes.report.table import table
+
+    networks = found["networks"]
+    if len(networks) > 1:
+        show(f"[bold]a mixture of {len(networks)} networks[/]; the first of them:")
+    network = networks[0]
+    total = {key: sum(n["census"][key] for n in networks) for key in ("weights", "random", "points", "values")}
+    stored: dict[str, int] = {}
+    for each in networks:
+        for kind, count in each["census"]["stored"].items():
+            stored[kind] = stored.get(kind, 0) + count
+    facts = {
+        "file": found["file"],
+        "model": _words(network["model"] and {"name": network["model"]["name"], **network["model"]["args"]})
+        or network["model_class"],
+        "storage": _words({"name": network["storage"], **network["storage_config"]}),
+        "propagation": network["propagation"],
+        "prior": _words(network["prior"]),
+        "likelihood": _words(network["likelihood"]),
+        "data": _data(network["data"]),
+    }
+    values = {
+        "weights of the model": total["weights"],
+        "of these random": total["random"],
+        **{f"stored: {kind}": count for kind, count in stored.items()},
+        "stored: points": total["points"],
+        "values in all": total["values"],
+        "float32 point network": f"{4 * (total['weights'] + total['points']):,} B",
+        "bytes on disk": f"{found['bytes']:,} B",
+    }
+    show(
+        Columns([_pairs(facts), _pairs(values)], padding=(0, 4)),
+        table([_weight(weight) for weight in network["weights"][:MOST_ROWS]]),
+    )
+    if len(network["weights"]) > MOST_ROWS:
+        show(f"[dim]and {len(network['weights']) - MOST_ROWS} more: --json has them all[/]")
+    reasons: dict[str, list[str]] = {}
+    for point in network["points"]:
+        reasons.setdefault(point["reason"], []).append(point["name"])
+    if reasons:
+        show(table([{"stayed a point": _some(names), "because": reason} for reason, names in reasons.items()]))
+    for text in network["census"]["notes"]:
+        show(f"[dim]{text}[/]")
+
+
+def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
+    tied = ", ".join(weight["sites"][1:])
+    size = math.prod(weight["shape"])
+    return {
+        "weight": weight["name"],
+        "shape": _shape(weight["shape"]),
+        "size": size,
+        **({"tied to": tied} if tied else {}),
+    }
+
+
+def _pairs(facts: Mapping[str, Any]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from pocketbayes.report.table import write
+
+    numbers = any(isinstance(value, int) for value in facts.values())
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="cyan")
+    made.add_column(justify="right" if numbers else "left", overflow="fold")
+    for name, value in facts.items():
+        made.add_row(name, escape(write(name, value)))
+    return made
+
+
+def _words(part: Mapping[str, Any] | None) -> str:
+    if not part:
+        return ""
+    settings = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name" and value is not None)
+    return f"{part['name']} ({settings})" if settings else str(part["name"])
+
+
+def _data(info: Mapping[str, Any] | None) -> str:
+    if info is None:
+        return "unknown"
+    classes = f", {info['classes']} classes" if info["classes"] else ""
+    return f"{info['name']}: {info['task']}, inputs {_shape(info['input_shape'])}{classes}"
+
+
+def _shape(shape: Any) -> str:
+    return " x ".join(str(size) for size in shape)
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

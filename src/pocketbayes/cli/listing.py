@@ -1,0 +1,91 @@
+"""`pocketbayes list`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from pocketbayes.cli.options import Json
+from pocketbayes.cli.output import show, show_json
+from pocketbayes.errors import UnknownNameError
+
+
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|models|data|recipes")],
+    json: Json = False,
+) -> None:
+    """List what there is by name: methods, models, data or recipes."""
+    from pocketbayes.report.table import table
+
+    kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes}
+    if what not in kinds:
+        raise UnknownNameError("kind to list", what, kinds)
+    rows = kinds[what]()
+    if json:
+        show_json({what: rows})
+        return
+    show(table([{key: _words(value) for key, value in row.items()} for row in rows]))
+    if what == "models":
+        show("[dim]and any model of torchvision or timm: torchvision:NAME, timm:NAME[/]")
+
+
+def _methods() -> list[dict[str, Any]]:
+    from pocketbayes.methods import METHODS
+
+    rows = []
+    for name, entry in METHODS.items():
+        preset = entry.keywords if isinstance(entry, partial) else {}
+        cls: Any = entry.func if isinstance(entry, partial) else entry
+        settings = {f.name: preset.get(f.name, _plain(f.default)) for f in dataclasses.fields(cls)}
+        rows.append({"method": name, "class": cls.__name__, "about": _first_line(cls), "settings": settings})
+    return rows
+
+
+def _models() -> list[dict[str, Any]]:
+    from pocketbayes import models
+
+    return [{"model": name, "arguments": list(models.argument_names(name))} for name in models.names()]
+
+
+def _data() -> list[dict[str, Any]]:
+    from pocketbayes.data.registry import LOADERS
+
+    rows = []
+    for name in sorted(LOADERS):
+        loader = LOADERS[name]
+        parameters = inspect.signature(loader).parameters.values()
+        options = [
+            f"{p.name} (needed)" if p.default is p.empty else p.name for p in parameters if p.kind is p.KEYWORD_ONLY
+        ]
+        rows.append({"data": name, "options": options})
+    return rows
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from pocketbayes import config
+
+    recipes = {name: config.read(name) for name in config.names()}
+    return [
+        {"recipe": name, "about": r.about, "method": r.method.name, "model": r.model.name, "data": r.data.name}
+        for name, r in recipes.items()
+    ]
+
+
+def _first_line(cls: type) -> str:
+    return (inspect.getdoc(cls) or "").split("\n")[0]
+
+
+def _plain(value: Any) -> Any:
+    if value is dataclasses.MISSING:
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return ", ".join(value) if isinstance(value, list) else value

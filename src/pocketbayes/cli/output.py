@@ -1,0 +1,55 @@
+"""Results on stdout, for people or, with --json, for programs; everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+PIPE_WIDTH = 160
+"""Characters in a line where no terminal says how many it has."""
+
+
+def show(*things: Any) -> None:
+    """Prints tables and text for people on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    for thing in things:
+        console.print(thing)
+
+
+def show_json(value: Any) -> None:
+    """Prints the one JSON object of a command on stdout; numbers that JSON does not know become null."""
+    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Prints a line on stderr, for people at a terminal only: an error shall be the one line in a log."""
+    if sys.stderr.isatty():
+        _line("", text, "dim")
+
+
+def complain(text: str, label: str = "error: ") -> None:
+    """Prints the one line of an error on stderr."""
+    _line(label, " ".join(text.split()), "")
+
+
+def _line(label: str, text: str, style: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble((label, "bold red"), (text, style))
+    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,91 @@
+"""`pocketbayes train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.errors import UserError
+
+
+def train(
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="A recipe's name (see [bold]list recipes[/]), its YAML file, or the folder of a run."),
+    ] = None,
+    method: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--method", help="Another method, in place of the recipe's and its settings."),
+    ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--model", help="Another model, or the .pocket file of a network to go on from."),
+    ] = None,
+    data: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--data", help="Another data set, or an .npz file with x and y."),
+    ] = None,
+    epochs: Annotated[Optional[int], typer.Option("--epochs", min=0, help="Passes over the data.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,  # noqa: UP045
+    seed: Annotated[Optional[int], typer.Option("--seed", help="Of weights, data order and noise.")] = None,  # noqa: UP045
+    data_dir: DataDir = None,
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, such as training.lr=0.01."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a network by a recipe, by options, or both; measure it on the test data.
+
+    Examples:
+      pocketbayes train digits-bbb
+      pocketbayes train --method lrt --model lenet5 --data mnist --epochs 5 --set method.prior_std=0.5
+      pocketbayes train --out runs/digits-bbb --resume
+    """
+    from pocketbayes import checkpoint
+    from pocketbayes.config import check, override, read_tree
+    from pocketbayes.experiment import run
+    from pocketbayes.report.table import shown, table
+
+    if resume and overwrite:
+        raise UserError("--resume goes on with a run, --overwrite discards it: choose one")
+    if resume and recipe is None and out is None:
+        raise UserError("--resume needs to know the run: give its folder with --out")
+    source = recipe if recipe is not None else out if resume else None
+    if resume and recipe is None and out is not None and not out.is_dir():
+        raise UserError(f"nothing to resume: there is no folder {out}")
+    tree: dict[str, Any] = {} if source is None else read_tree(source)
+    tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}
+    for key, value in {"training.epochs": epochs, "seed": seed}.items():
+        if value is not None:
+            override(tree, f"{key}={value}")
+    for item in settings or ():
+        override(tree, item)
+    checked = check(tree)
+    folder = out or Path("runs") / _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
+    note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
+    try:
+        outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite)
+    except KeyboardInterrupt:
+        begun = (folder / checkpoint.FILE).is_file()
+        again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
+        raise KeyboardInterrupt(f"stopped{again}") from None
+    if json:
+        show_json(outcome.to_json())
+        return
+    size = {"values": outcome.net.census().values, "bytes": outcome.bytes}
+    show(table([{**shown(outcome.measures), **size}], title=f"{folder}, on its {outcome.split} data"))
+    note(f"saved {folder / 'model.pocket'} after {outcome.seconds:.0f} s; look inside: pocketbayes inspect {folder}")
+
+
+def _name(recipe: str | None, parts: list[str]) -> str:
+    if recipe is None:
+        return "-".join(Path(part).stem.replace(":", "-") for part in parts)
+    path = Path(recipe)
+    return path.resolve().parent.name if path.name == "recipe.yaml" else path.stem if path.suffix else path.name

@@ -1,0 +1,23 @@
+"""Recipes: everything that a run depends on, in YAML, checked before anything is loaded or trained."""
+
+from __future__ import annotations
+
+from pocketbayes.config.files import RECIPE_FILE, names, network_file, override, read_tree
+from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart
+from pocketbayes.config.recipe import Recipe, check, check_data, read
+
+__all__ = [
+    "RECIPE_FILE",
+    "DataPart",
+    "LikelihoodPart",
+    "MethodPart",
+    "ModelPart",
+    "Recipe",
+    "check",
+    "check_data",
+    "names",
+    "network_file",
+    "override",
+    "read",
+    "read_tree",
+]

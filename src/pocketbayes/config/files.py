@@ -1,0 +1,97 @@
+"""Where recipes and trained networks are found, and how YAML is read."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pocketbayes.checkpoint import FILE as CHECKPOINT_FILE
+from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.train import MODEL_FILE
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+RECIPE_FILE = "recipe.yaml"
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(file.name.removesuffix(".yaml") for file in _shipped().iterdir() if file.name.endswith(".yaml"))
+
+
+def read_tree(source: str | Path) -> dict[str, Any]:
+    """The values of a recipe that comes with the package, of a YAML file, or of the run in a folder, unchecked."""
+    path = Path(source)
+    if path.is_dir() and (path / RECIPE_FILE).is_file():
+        path = path / RECIPE_FILE
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is not a recipe: not a text file") from None
+    elif path.suffix in (".yaml", ".yml"):
+        raise UserError(f"no recipe file {path}")
+    elif str(source) in names():
+        text = (_shipped() / f"{source}.yaml").read_text(encoding="utf-8")
+    else:
+        raise UnknownNameError("recipe (and no such file)", str(source), names())
+    tree = _parse(text, str(source))
+    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+        raise UserError(f"{source} is not a recipe: it must be a YAML mapping, with method, model and data")
+    return tree
+
+
+def override(tree: dict[str, Any], item: str) -> None:
+    """Changes a value in the tree of a recipe: `training.lr=0.01`, `method.prior_std=0.1`, `data=mnist`."""
+    key, equals, text = item.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UserError(f"cannot set {item!r}: write key=value, such as training.lr=0.01")
+    node = tree
+    for part in parts[:-1]:
+        below = node.get(part)
+        below = {"name": below} if isinstance(below, str) else {} if below is None else below
+        if not isinstance(below, dict):
+            raise UserError(f"cannot set {key!r}: {part} is {below!r}, which has no settings")
+        node[part] = below
+        node = below
+    node[parts[-1]] = _parse(text, f"the value of {key}")
+
+
+def network_file(path: str | Path) -> Path:
+    """The file of a trained network: itself, or the one in a run's folder."""
+    path = Path(path)
+    if not path.is_dir() or (path / MODEL_FILE).is_file():
+        return path / MODEL_FILE if path.is_dir() else path
+    unfinished = (path / CHECKPOINT_FILE).is_file()
+    way_out = f"finish it with `pocketbayes train --out {path} --resume`" if unfinished else "it is not a run"
+    raise UserError(f"the folder {path} holds no {MODEL_FILE}: {way_out}")
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.2's numbers: PyYAML alone reads 1e-3, which has no point, as text."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _parse(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{source} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
+    except (ValueError, RecursionError) as error:  # a date that is none, such as 2020-99-99, or brackets without end
+        raise UserError(f"{source} is not YAML: {error}") from None
+
+
+def _shipped() -> Traversable:
+    return resources.files("pocketbayes") / "recipes"

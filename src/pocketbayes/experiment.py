@@ -1,0 +1,179 @@
+"""A recipe from its data to a trained and measured network in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pocketbayes import checkpoint, container, data
+from pocketbayes.config import RECIPE_FILE, Recipe, read
+from pocketbayes.errors import UserError
+from pocketbayes.evaluate import evaluate
+from pocketbayes.network import Net
+from pocketbayes.posteriors import Census
+from pocketbayes.progress import Show, display
+from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
+
+RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        recipe: The recipe, with what the data decided written out.
+        folder: Where its files are.
+        net: The trained network.
+        split: The split that was measured.
+        measures: Its measures.
+        bytes: The size of the network's file.
+        seconds: Of training.
+    """
+
+    recipe: Recipe
+    folder: Path
+    net: Net
+    split: str
+    measures: dict[str, float]
+    bytes: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "recipe": self.recipe.to_tree(),
+            "folder": str(self.folder),
+            "network": str(self.folder / MODEL_FILE),
+            "split": self.split,
+            "measures": self.measures,
+            "census": census_json(self.net.census()),
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def census_json(census: Census) -> dict[str, Any]:
+    """A census as plain values, with the sum of all values stored."""
+    return {**asdict(census), "stored": dict(census.stored), "values": census.values}
+
+
+def run(
+    recipe: Recipe,
+    out: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Show = None,
+    title: str = "",
+) -> Outcome:
+    """Trains what a recipe says and measures it on its test split.
+
+    Everything that can be wrong with the recipe is found before the folder is touched; a run that fails before its
+    first checkpoint leaves nothing behind.
+
+    Args:
+        recipe: The recipe.
+        out: The folder for `recipe.yaml`, `metrics.jsonl`, the checkpoint and `model.pocket`.
+        data_dir: The folder that holds the data.
+        resume: Goes on with the run in the folder.
+        overwrite: Starts anew where there is a run in the folder.
+        progress: As in `fit`.
+        title: What the bars call the run.
+    """
+    folder = Path(out)
+    _check_folder(folder, recipe, resume, overwrite)
+    train = recipe.data.load("train", data_dir)
+    val = recipe.data.load("val", data_dir) if recipe.data.settings.get("val_fraction", 1) else None
+    measured, split = _measured(recipe, data_dir, val)
+    torch.manual_seed(recipe.seed)
+    likelihood = None if recipe.likelihood is None else recipe.likelihood.make()
+    model = recipe.model.build(train, likelihood, data_dir)
+    recipe = recipe.resolved(model)
+    start = time.monotonic()
+    with _clean_unless_begun(folder):
+        if overwrite:
+            for name in RUN_FILES:
+                (folder / name).unlink(missing_ok=True)
+        text = recipe.to_yaml().encode()
+        container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
+        net = fit(
+            recipe.method.make(),
+            model,
+            train,
+            val=val,
+            seed=recipe.seed,
+            out=folder,
+            resume=resume,
+            likelihood=likelihood,
+            progress=progress,
+            **recipe.training,
+        )
+    seconds = time.monotonic() - start
+    measures = measure(net, measured, recipe.samples, title=title or "evaluate", progress=progress)
+    return Outcome(recipe, folder, net, split, measures, (folder / MODEL_FILE).stat().st_size, seconds)
+
+
+def measure(
+    net: Net,
+    dataset: data.Dataset,
+    samples: int,
+    propagation: str | None = None,
+    *,
+    seed: int = 0,
+    title: str = "evaluate",
+    progress: Show = None,
+) -> dict[str, float]:
+    """`evaluate` with a bar."""
+    with display(progress) as bar:
+        bar.begin(title, len(dataset))
+        return evaluate(net, dataset, samples=samples, propagation=propagation, seed=seed, on_batch=bar.advance)
+
+
+def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
+    """Never replaces a run unless told to, never goes on with another one."""
+    found = [name for name in RUN_FILES if (folder / name).exists()]
+    if resume:
+        if not (folder / checkpoint.FILE).is_file():
+            raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
+        before = read(folder)
+        for part in ("method", "data", "likelihood", "seed"):
+            if getattr(before, part) != getattr(recipe, part):
+                was = before.to_tree().get(part, "the default")
+                raise UserError(f"{folder} was begun with {part} {was}: resume it as it was, or choose another --out")
+    elif found and not overwrite:
+        raise UserError(f"{folder} already holds a run ({found[0]}): add --resume or --overwrite, or another --out")
+
+
+def _measured(
+    recipe: Recipe, data_dir: str | Path | None, val: data.Dataset | None
+) -> tuple[data.Dataset, Literal["test", "val"]]:
+    """The test split; that of validation for data that come without a test split."""
+    try:
+        return recipe.data.load("test", data_dir), "test"
+    except UserError:
+        if val is None:
+            raise
+        return val, "val"
+
+
+@contextlib.contextmanager
+def _clean_unless_begun(folder: Path) -> Any:
+    """Takes back what was written if the block fails before there is a checkpoint to go on from."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if not (folder / checkpoint.FILE).exists():
+            with contextlib.suppress(OSError):
+                for name in RUN_FILES:
+                    (folder / name).unlink(missing_ok=True)
+                for path in created:
+                    path.rmdir()
+        raise

@@ -1,0 +1,94 @@
+"""Tables for a terminal: one row a network, one column a measure, the best in bold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = ("accuracy", "pixel_accuracy", "miou", "nll", "ece", "brier", "rmse", "mae", "log_likelihood", "coverage95")
+"""The measures that a table shows, of all that `evaluate` returns."""
+HEADINGS = {
+    "pixel_accuracy": "pixel accuracy",
+    "miou": "mIoU",
+    "nll": "NLL",
+    "ece": "ECE",
+    "brier": "Brier",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "log_likelihood": "log likelihood",
+    "coverage95": "in 95 %",
+}
+PERCENT = frozenset({"accuracy", "pixel_accuracy", "miou", "coverage95", "probability"})
+HIGH_IS_GOOD = frozenset({"accuracy", "pixel_accuracy", "miou", "log_likelihood"})
+LOW_IS_GOOD = frozenset({"nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def shown(measures: Mapping[str, float]) -> dict[str, float]:
+    """The measures that a table shows."""
+    return {name: measures[name] for name in SHOWN if name in measures}
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
+    """A table of the rows; columns are all their keys, in order, and a number that is missing is left blank."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold cyan")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    best = {name: _best(name, rows) for name in columns} if len(rows) > 1 else {}
+    for name in columns:
+        words = any(isinstance(row.get(name), str) for row in rows)
+        made.add_column(HEADINGS.get(name, name), justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*(_cell(name, row.get(name), best.get(name)) for name in columns))
+    return made
+
+
+def write(name: str, value: Any) -> str:
+    """A value as people read it, by the name of its column."""
+    if value is None:
+        return ""
+    if isinstance(value, str | bool):
+        return str(value)
+    if name in PERCENT:
+        return f"{100 * value:.2f} %"
+    if name == "bytes" or name.endswith("_bytes"):
+        return file_size(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def file_size(size: int) -> str:
+    """Bytes as people read them: 812 B, 34.5 kB, 1.2 MB."""
+    if size < 1000:
+        return f"{size} B"
+    value = size / 1000
+    units = ["kB", "MB", "GB", "TB"]
+    while value >= 999.95 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"
+
+
+def bar(fraction: float, width: int) -> str:
+    """A bar of `width` characters, filled to an eighth of a character."""
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _best(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    if name in HIGH_IS_GOOD:
+        return max(values)
+    return min(values) if name in LOW_IS_GOOD else None
+
+
+def _cell(name: str, value: Any, best: Any) -> str:
+    from rich.markup import escape
+
+    text = escape(write(name, value))
+    return f"[bold green]{text}[/]" if best is not None and value == best else text
