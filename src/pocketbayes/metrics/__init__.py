@@ -7,7 +7,7 @@ Only `ood_scores`, `risk_coverage` and `temperature` need all their values at on
 
 from pocketbayes.metrics.accumulators import Classification, Regression, Segmentation
 from pocketbayes.metrics.calibration import Reliability, reliability_bins, temperature
-from pocketbayes.metrics.cost import flops
+from pocketbayes.metrics.cost import flops, peak_memory
 from pocketbayes.metrics.ranking import RiskCoverage, ood_scores, risk_coverage
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Segmentation",
     "flops",
     "ood_scores",
+    "peak_memory",
     "reliability_bins",
     "risk_coverage",
     "temperature",

@@ -1,9 +1,14 @@
-"""What a call costs in arithmetic."""
+"""What a call costs in arithmetic and in memory."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
@@ -17,3 +22,42 @@ def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     with FlopCounterMode(display=False) as counter:
         model_fn(*args, **kwargs)
     return int(counter.get_total_flops())
+
+
+def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """The most bytes that tensors made during one call held at once, on whichever device they lie.
+
+    What was there before the call does not count, nor does memory that a kernel uses inside itself. The number is the
+    same in every run: tensors are counted, not pages.
+    """
+    with _LiveBytes() as live:
+        result = model_fn(*args, **kwargs)
+    del result
+    return live.peak
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Adds up the storages that operations return, and takes each away when it dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if key not in self.seen and key not in before:
+                    self.seen.add(key)
+                    self.now += size
+                    weakref.finalize(storage, self._gone, key, size)
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _gone(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
