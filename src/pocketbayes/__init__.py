@@ -30,6 +30,7 @@ from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.predict import Prediction, predict
 from pocketbayes.recalibrate import recalibrate
+from pocketbayes.rules import register_moment_rule
 from pocketbayes.train import bayesianize, fit
 from pocketbayes.training import Training
 
@@ -85,6 +86,7 @@ __all__ = [
     "methods",
     "models",
     "predict",
+    "register_moment_rule",
     "recalibrate",
     "save",
 ]

@@ -17,9 +17,11 @@ class RuleTable(ABC):
 
     Attributes:
         name: The propagation's name, for errors.
+        draws: Whether a weight that no rule takes is drawn instead, and two passes differ; else it is refused.
     """
 
     name: str
+    draws: bool = True
 
     @abstractmethod
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from pocketbayes.plan import Plan, count_uses
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.priors import Normal, Prior
 from pocketbayes.rules import RULES
+from pocketbayes.rules.moments import NoRuleError
 
 PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES)
 """mean: the network at its mean; sample: draw weights, run the model as it is; the rest have a rule table."""
@@ -81,7 +83,10 @@ class Network(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model under the current propagation."""
         with _no_checkpointing(), placed(self.model, self.weights(args, kwargs)):
-            return self.model(*args, **kwargs)
+            try:
+                return self.model(*args, **kwargs)
+            except NoRuleError as error:
+                raise error.at(_module_of(error, self.model)) from error
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
@@ -171,7 +176,9 @@ class Network(nn.Module):
     @property
     def is_random(self) -> bool:
         """Whether two passes differ."""
-        return self.propagation != "mean" and self.posterior.noise_size > 0
+        table = RULES.get(self.propagation)
+        draws = self.propagation != "mean" if table is None else table.draws
+        return draws and self.posterior.noise_size > 0
 
     def _by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         return {site: view for slot, view in zip(self.layout.slots, views) for site in slot.sites}
@@ -212,6 +219,17 @@ Net = Network | Mixture
 def members(net: Net) -> list[Network]:
     """The networks of a mixture, or the one network."""
     return list(net) if isinstance(net, Mixture) else [net]
+
+
+def _module_of(error: Exception, model: nn.Module) -> str:
+    """The path of the innermost module of the model whose code the error came through."""
+    names = {id(module): name for name, module in model.named_modules()}
+    where = f"the model ({type(model).__name__})"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if names.get(id(module)):
+            where = f"{names[id(module)]!r} ({type(module).__name__})"
+    return where
 
 
 def check_propagation(name: str) -> str:

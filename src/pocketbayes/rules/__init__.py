@@ -1,9 +1,10 @@
-"""Rule tables: how an operation treats a Gaussian weight, one file per propagation."""
+"""Rule tables: how an operation treats a Gaussian, one file or folder per propagation."""
 
 from pocketbayes.gaussian import RuleTable
 from pocketbayes.rules.flipout import FLIPOUT
 from pocketbayes.rules.local import LOCAL
+from pocketbayes.rules.moments import MOMENTS, MOMENTS_EXACT, register_moment_rule
 
-RULES: dict[str, RuleTable] = {table.name: table for table in (LOCAL, FLIPOUT)}
+RULES: dict[str, RuleTable] = {table.name: table for table in (LOCAL, FLIPOUT, MOMENTS, MOMENTS_EXACT)}
 
-__all__ = ["FLIPOUT", "LOCAL", "RULES"]
+__all__ = ["FLIPOUT", "LOCAL", "MOMENTS", "MOMENTS_EXACT", "RULES", "register_moment_rule"]

@@ -1,0 +1,203 @@
+"""Elementwise functions to first order: mean f(m), variance v f'(m)^2."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pocketbayes.gaussian import Gaussian
+from pocketbayes.rules.moments.arithmetic import product_variance
+from pocketbayes.rules.moments.table import RULES, NoRuleError, Rule, changeable, handles, in_place, mean_of, rule
+
+Slope = Callable[..., Tensor]
+"""f'(m), from m and the function's other arguments."""
+
+
+def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
+    """The rule of an elementwise function with a given derivative."""
+
+    def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+        if kwargs.pop("inplace", False):
+            return _changed(propagate, function)(input, *args, **kwargs)
+        mean = function(input.loc, *args, **kwargs)
+        return Gaussian(mean, input.variance * slope(input.loc, *args, **kwargs).square())
+
+    return propagate
+
+
+def _changed(propagate: Rule, function: Callable[..., Any]) -> Callable[..., Gaussian]:
+    return in_place(propagate, f"{getattr(function, '__name__', 'an activation')} in place")
+
+
+def normal_density(x: Tensor) -> Tensor:
+    """phi(x), the standard normal density."""
+    return torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    """Phi(x), the standard normal distribution; by erfc, for torch.special.ndtr loses the lower tail in float32."""
+    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
+
+
+def gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
+    """Phi(x) + x phi(x), or the derivative of its approximation by tanh."""
+    if approximate == "none":
+        return normal_cdf(x) + x * normal_density(x)
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    tanh = torch.tanh(scale * (x + cubic * x**3))
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh.square()) * scale * (1 + 3 * cubic * x.square())
+
+
+def silu_slope(x: Tensor) -> Tensor:
+    """S(x) (1 + x (1 - s(x))) with s the logistic function."""
+    gate = torch.sigmoid(x)
+    return gate * (1 + x * (1 - gate))
+
+
+def mish_slope(x: Tensor) -> Tensor:
+    """The derivative of x tanh(softplus(x))."""
+    tanh = torch.tanh(F.softplus(x))
+    return tanh + x * torch.sigmoid(x) * (1 - tanh.square())
+
+
+def inside(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """1 between the bounds, 0 beyond."""
+    within = torch.ones_like(x, dtype=torch.bool)
+    if low is not None:
+        within = within & (x > low)
+    if high is not None:
+        within = within & (x < high)
+    return within.to(x.dtype)
+
+
+def _elu_slope(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.where(x > 0, 1.0, alpha * torch.exp(x.clamp(max=0)))
+
+
+def _selu_slope(x: Tensor) -> Tensor:
+    return 1.0507009873554805 * _elu_slope(x, 1.6732632423543772)
+
+
+def _softplus_slope(x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    return torch.sigmoid(beta * x)
+
+
+def _clamp_slope(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    return inside(x, min, max)
+
+
+SLOPES: dict[str, Slope] = {
+    "gelu": gelu_slope,
+    "silu": silu_slope,
+    "mish": mish_slope,
+    "sigmoid": lambda x: torch.sigmoid(x) * (1 - torch.sigmoid(x)),
+    "tanh": lambda x: 1 - torch.tanh(x).square(),
+    "tanhshrink": lambda x: torch.tanh(x).square(),
+    "softplus": _softplus_slope,
+    "logsigmoid": lambda x: torch.sigmoid(-x),
+    "softsign": lambda x: (1 + x.abs()).square().reciprocal(),
+    "elu": _elu_slope,
+    "celu": lambda x, alpha=1.0: torch.where(x > 0, 1.0, torch.exp(x.clamp(max=0) / alpha)),
+    "selu": _selu_slope,
+    "relu6": lambda x: inside(x, 0.0, 6.0),
+    "hardtanh": lambda x, min_val=-1.0, max_val=1.0: inside(x, min_val, max_val),
+    "hardsigmoid": lambda x: inside(x, -3.0, 3.0) / 6,
+    "hardswish": lambda x: torch.where(x >= 3, 1.0, inside(x, -3.0, 3.0) * (x / 3 + 0.5)),
+    "leaky_relu": lambda x, negative_slope=0.01: torch.where(x > 0, 1.0, negative_slope),
+    "clamp": _clamp_slope,
+    "clip": _clamp_slope,
+    "clamp_min": lambda x, min: inside(x, min, None),
+    "clamp_max": lambda x, max: inside(x, None, max),
+    "exp": torch.exp,
+    "expm1": torch.exp,
+    "log": torch.reciprocal,
+    "log1p": lambda x: torch.reciprocal(1 + x),
+    "sqrt": lambda x: 0.5 * torch.rsqrt(x),
+    "rsqrt": lambda x: -0.5 * torch.rsqrt(x) / x,
+    "reciprocal": lambda x: -torch.reciprocal(x).square(),
+    "square": lambda x: 2 * x,
+    "abs": torch.sign,
+    "sin": torch.cos,
+    "cos": lambda x: -torch.sin(x),
+    "erf": lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square()),
+}
+"""f' by the name of f. Where f has a kink, f' is what autograd takes."""
+
+for _name, _slope in SLOPES.items():
+    _function = getattr(torch, _name, None) or getattr(F, _name)
+    _rule = elementwise(_function, _slope)
+    RULES.update(dict.fromkeys(handles(_name), _rule))
+    RULES.update(dict.fromkeys(handles(f"{_name}_"), _changed(_rule, _function)))
+
+
+@rule("relu")
+def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
+    """Variance where the mean is positive."""
+    if inplace:
+        return relu_(input)
+    return Gaussian(input.loc.relu(), input.variance * (input.loc > 0))
+
+
+@rule("relu_")
+def relu_(input: Gaussian) -> Gaussian:
+    """In place without a copy, as networks that say so expect: autograd saves the sign only."""
+    changeable(input, "relu_")
+    input.variance.mul_(input.loc > 0)
+    input.loc.relu_()
+    return input
+
+
+@rule("prelu")
+def prelu(input: Any, weight: Any) -> Gaussian:
+    """Mean w m below 0, where its variance is that of a product."""
+    if not isinstance(input, Gaussian):
+        raise NoRuleError("moments", "prelu with a random slope on an input that is not random")
+    slope = mean_of(weight)
+    shape = (-1, *(1,) * (input.ndim - 2)) if slope.numel() > 1 and input.ndim > 2 else slope.shape
+    random = isinstance(weight, Gaussian)
+    factor = Gaussian(slope.view(shape), weight.variance.view(shape)) if random else slope.view(shape)
+    below = product_variance(torch.mul, input, factor)
+    return Gaussian(F.prelu(input.loc, slope), torch.where(input.loc > 0, input.variance, below))
+
+
+@rule("pow", "__pow__", ops=(operator.pow,))
+def power(input: Any, exponent: Any) -> Gaussian:
+    """Variance (k m^(k-1))^2 v; the exponent, or the base, is a plain number or tensor."""
+    if isinstance(exponent, Gaussian):
+        return rpower(exponent, input)
+    slope = exponent * torch.pow(input.loc, exponent - 1)
+    return Gaussian(torch.pow(input.loc, exponent), input.variance * slope.square())
+
+
+@rule("__rpow__")
+def rpower(input: Gaussian, base: Any) -> Gaussian:
+    """Base^x: variance (log(base) base^m)^2 v."""
+    if isinstance(base, Gaussian):
+        raise NoRuleError("moments", "pow of two random tensors")
+    mean = torch.pow(base, input.loc)
+    log = torch.log(base) if isinstance(base, Tensor) else math.log(base)
+    return Gaussian(mean, input.variance * (log * mean).square())
+
+
+def dropout(noise: Callable[..., Tensor]) -> Rule:
+    """The rule of a kind of dropout: what stays of the input, as drawn, is a factor that is not random."""
+
+    def propagate(input: Gaussian, p: float = 0.5, training: bool = True, inplace: bool = False) -> Gaussian:
+        if not training or p == 0:
+            return input
+        kept = noise(torch.ones_like(input.loc), p, training)
+        result = Gaussian(input.loc * kept, input.variance * kept.square())
+        return in_place(lambda _: result, "dropout")(input) if inplace else result
+
+    return propagate
+
+
+for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
+    _noise = getattr(F, _name, None) or getattr(torch, _name)
+    RULES.update(dict.fromkeys(handles(_name), dropout(_noise)))
