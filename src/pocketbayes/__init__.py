@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from torch import Tensor
 
 from pocketbayes import data, models
@@ -35,6 +37,18 @@ from pocketbayes.train import bayesianize, fit
 from pocketbayes.training import Training
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pocketbayes.estimator import PocketClassifier, PocketRegressor
+else:
+
+    def __getattr__(name: str) -> Any:
+        """The estimators, whose scikit-learn takes a while to import."""
+        if name in ("PocketClassifier", "PocketRegressor"):
+            from pocketbayes import estimator
+
+            return getattr(estimator, name)
+        raise AttributeError(f"module 'pocketbayes' has no attribute {name!r}")
 
 
 def methods() -> tuple[str, ...]:
@@ -70,6 +84,8 @@ __all__ = [
     "Method",
     "Mixture",
     "Network",
+    "PocketClassifier",
+    "PocketRegressor",
     "Posterior",
     "Prediction",
     "RigL",
@@ -86,7 +102,7 @@ __all__ = [
     "methods",
     "models",
     "predict",
-    "register_moment_rule",
     "recalibrate",
+    "register_moment_rule",
     "save",
 ]

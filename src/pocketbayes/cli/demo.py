@@ -49,7 +49,7 @@ def demo(
             **shown(outcome.measures),
             "values": outcome.net.census().values,
             "bytes": outcome.bytes,
-            "seconds": f"{outcome.seconds:.1f}",
+            "seconds": outcome.seconds,
         }
         for name, outcome in outcomes.items()
     ]

@@ -58,6 +58,8 @@ def write(name: str, value: Any) -> str:
         return f"{100 * value:.2f} %"
     if name == "bytes" or name.endswith("_bytes"):
         return file_size(value)
+    if name == "seconds":
+        return f"{value:.1f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
 
 
