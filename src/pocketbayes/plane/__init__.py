@@ -1,4 +1,10 @@
-"""The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks."""
+"""The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks.
+
+As data flows: ``surveying`` runs stage 2 and says which weights are outliers; ``histogram`` sums millions of points
+up in cells; ``centres`` is K-means and ``mixture`` EM on the cells, over ``blocks`` of them; ``choose`` finds K;
+``search`` gives every point its Gaussian, exactly; ``merging`` leaves fewer Gaussians; ``ellipses`` blends what fits
+none. ``gaussians`` has the closed forms, ``chunks`` the parallelism that changes no bit.
+"""
 
 from pocketbayes.plane.centres import kmeans
 from pocketbayes.plane.choose import entropy_bits

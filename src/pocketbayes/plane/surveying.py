@@ -193,7 +193,7 @@ def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: 
             warnings.warn(
                 f"no cluster of {len(points)} weights has n_min={settings.n_min} members: all weights are outliers "
                 f"(ask for fewer Gaussians than k={k_fitted}, or a smaller n_min)",
-                stacklevel=2,
+                stacklevel=3,  # past the decorator
             )
     with _timed(timings, "merge", mean.device):
         if settings.merge is not None and k_before > 1:
