@@ -28,15 +28,14 @@ KEPT = ("accuracy", "nll", "ece", "brier", "count")
 MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005}
 PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01}
 
+STEPS = {"epochs": 1, "subset": 12_800}
+
 ROWS: dict[str, dict[str, Any]] = {
-    **{f"main, seed {s}": {"method": MAIN, "seed": s, "epochs": 1, "samples": 30, "ood": True} for s in range(3)},
-    "paper setting": {"method": PAPER, "seed": 0, "epochs": 1, "samples": 30, "ood": True},
+    **{f"main, seed {s}": {"method": MAIN, "seed": s, "samples": 30, "ood": s == 0, **STEPS} for s in range(3)},
+    "paper setting": {"method": PAPER, "seed": 0, "samples": 30, "ood": False, **STEPS},
+    **{f"K = {k}": {"method": {**MAIN, "k": k}, "seed": 0, "samples": 10, **STEPS} for k in (16, 4, 8, 32, 64, 256)},
     **{
-        f"K = {k}": {"method": {**MAIN, "k": k}, "seed": 0, "epochs": 1, "samples": 10, "subset": 12_800}
-        for k in (4, 8, 16, 32, 64, 256)
-    },
-    **{
-        name: {"method": {**MAIN, **off}, "seed": 0, "epochs": 1, "samples": 10, "subset": 12_800}
+        name: {"method": {**MAIN, **off}, "seed": 0, "samples": 10, **STEPS}
         for name, off in {
             "no ellipses": {"ellipse": None},
             "no outliers": {"tau_w": None, "gradient_fraction": 0.0},
@@ -112,7 +111,7 @@ class Bench:
             return
         start = time.perf_counter()
         method = pb.WeightSharing(**row["method"], beta=0.01)
-        train = self.images("train", augment=True, subset=row.get("subset"))
+        train = self.images("train", augment=True, subset=row["subset"])
         folder = self.work / name.replace(" ", "-").replace(",", "")
         net = pb.fit(
             method, self.mean_field(), train, epochs=row["epochs"], seed=row["seed"], batch_size=128, lr=1e-4,
