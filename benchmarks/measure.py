@@ -35,17 +35,14 @@ def ratios(seconds: Mapping[str, float], base: str) -> dict[str, float]:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, without names or paths."""
-    versions = {}
-    for package in ("torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    wanted = {"torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn", "pocketbayes"}
+    installed = {d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name}
+    versions = {name: installed[name] for name in sorted(wanted & set(installed))}
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0] if names else cpu
+        lines = info.read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
     return {
         "python": platform.python_version(),
         "versions": versions,

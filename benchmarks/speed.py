@@ -13,10 +13,10 @@ from contextlib import redirect_stdout
 
 import torch
 import torch.nn.functional as F
-from measure import interleaved, ratios, write_result
 from torch import Tensor, nn
 
 import pocketbayes as pb
+from measure import interleaved, ratios, write_result
 
 SHAPES = {"lenet5": (1, 28, 28), "lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
 BATCH = 128
@@ -88,7 +88,8 @@ def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
     model = pb.models.build(name)
     x, y = torch.randn(BATCH, *SHAPES[name]), torch.randint(0, 10, (BATCH,))
     plain = copy.deepcopy(model)
-    nets = {how: pb.bayesianize(model, pb.MeanFieldVI(propagation=how)).train() for how in ("sample", "local", "flipout")}
+    propagations = ("sample", "local", "flipout")
+    nets = {how: pb.bayesianize(model, pb.MeanFieldVI(propagation=how)).train() for how in propagations}
     peer = peer_model(model)
     steps = {"deterministic": deterministic_step(plain, x, y)}
     steps |= {f"pocketbayes {how}": our_step(net, x, y) for how, net in nets.items()}

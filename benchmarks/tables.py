@@ -82,7 +82,7 @@ def pages() -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if a table is not what its JSON says")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a table is stale")
     check = parser.parse_args().check
     stale = [page for page in pages() if renewed(page.read_text()) != page.read_text()]
     for page in stale:

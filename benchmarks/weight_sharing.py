@@ -2,8 +2,9 @@
 
 python benchmarks/weight_sharing.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th [--only NAME,...]
 
-Each finished row is written to results/weight-sharing.json at once, and a row that is there is not run again: the script can
-be stopped and started at will. All rows start from one mean-field network (one epoch around the given weights).
+Each finished row is written to results/weight-sharing.json at once, and a row that is there is not run again: the
+script can be stopped and started at will. All rows start from one mean-field network (one epoch around the given
+weights).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import RESULTS, write_result
 
 import pocketbayes as pb
+from measure import RESULTS, write_result
 from pocketbayes.batches import batches
 from pocketbayes.metrics import ood_scores
 from pocketbayes.predict import run_passes

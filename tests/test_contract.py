@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import CASES, Case, tiny_data, tiny_model
 
 import pocketbayes as pb
+from cases import CASES, Case, tiny_data, tiny_model
 from pocketbayes.network import members
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -141,7 +141,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
     settings = {"checkpoint_steps": 2, "seed": 5}
     write, count, stop = pb.checkpoint.write, 0, -1
 
-    class Stop(Exception):
+    class StoppedError(Exception):
         pass
 
     def write_and_count(*args: object) -> None:
@@ -149,12 +149,12 @@ def test_an_interrupted_run_resumes_bit_for_bit(
         write(*args)
         count += 1
         if count == stop:
-            raise Stop
+            raise StoppedError
 
     monkeypatch.setattr(pb.checkpoint, "write", write_and_count)
     whole = fitted(case, out=tmp_path / "whole", **settings)
     count, stop = 0, 3 if when == "early" else count - 1
-    with pytest.raises(Stop):
+    with pytest.raises(StoppedError):
         fitted(case, out=tmp_path / "parts", **settings)
     resumed = fitted(case, out=tmp_path / "parts", resume=True, **settings)
     one, two = whole.state_dict(), resumed.state_dict()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import tiny_data, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pocketbayes as pb
+from cases import tiny_data, tiny_model
 from pocketbayes.methods.base import Start
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Partial

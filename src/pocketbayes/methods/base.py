@@ -130,7 +130,9 @@ class Method(ABC):
         """
         return None
 
-    def after_step(self, net: Network, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+    def after_step(  # noqa: B027 (most methods do nothing here)
+        self, net: Network, optimizer: torch.optim.Optimizer, step: int, steps: int
+    ) -> None:
         """Called with the network in training after every optimiser step; `steps` is the stage's total."""
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any] | None:

@@ -88,7 +88,7 @@ class PBN(VariationalMethod):
 
     def _begin_partial(self, net: Net, run: Run) -> Network:
         start = Start.of(net)
-        if self.sensitivity in ("random", "first-layer", "last-layer"):
+        if self.sensitivity == "random" or self.sensitivity == "first-layer" or self.sensitivity == "last-layer":
             score = torch.rand_like(start.mean)
         else:
             assert isinstance(net, Network)

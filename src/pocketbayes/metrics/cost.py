@@ -30,9 +30,9 @@ def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     What was there before the call does not count, nor does memory that a kernel uses inside itself. The number is the
     same in every run: tensors are counted, not pages.
     """
-    with _LiveBytes() as live:
-        result = model_fn(*args, **kwargs)
-    del result
+    live = _LiveBytes()
+    with live:
+        model_fn(*args, **kwargs)
     return live.peak
 
 
@@ -40,8 +40,9 @@ class _LiveBytes(TorchDispatchMode):
     """Adds up the storages that operations return, and takes each away when it dies."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.now, self.peak = 0, 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
         self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
