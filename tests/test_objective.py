@@ -183,7 +183,7 @@ def test_kl_to_a_prior_centred_on_the_pretrained_weights() -> None:
 )
 def test_kl_to_a_normal_is_the_closed_form(weights: list[tuple[float, float]], prior_std: float) -> None:
     mean, std = torch.tensor(weights, dtype=torch.float64).unbind(1)
-    expected = D.kl_divergence(D.Normal(mean, std), D.Normal(0.0, prior_std))
+    expected = D.kl_divergence(D.Normal(mean, std), D.Normal(torch.zeros_like(mean), prior_std))
     torch.testing.assert_close(Normal(prior_std).kl(mean, std), expected)
 
 

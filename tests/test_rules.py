@@ -100,6 +100,19 @@ def test_positions_share_flipout_signs_and_so_keep_the_correlation_of_weight_dra
         assert float((output - output[..., :1]).abs().max()) > 1e-3
 
 
+def test_flipout_flips_inputs_and_outputs() -> None:
+    """With one input the noise of two equal examples differs by a sign per output; with one output by more than that."""
+    with torch.no_grad():
+        net = network(nn.Linear(1, 400), "flipout")
+        one, two = net(torch.ones(2, 1)) - net.to_module()(torch.ones(1, 1))
+        ratio = one / two
+        torch.testing.assert_close(ratio.abs(), torch.ones(400), rtol=1e-2, atol=1e-2)
+        assert abs(float(ratio.mean())) < 6 / 400**0.5
+        net = network(nn.Linear(400, 1), "flipout")
+        one, two = net(torch.ones(2, 400)) - net.to_module()(torch.ones(1, 400))
+        assert abs(float(one / two)) != pytest.approx(1, rel=1e-2)
+
+
 class Tied(nn.Module):
     """The same matrix twice, once transposed, with biases of their own."""
 

@@ -383,3 +383,19 @@ def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> 
 def test_a_wrong_kernel_is_named() -> None:
     with pytest.raises(pb.UserError, match="unknown kernel 'coo'"):
         pb.bayesianize(tiny_model(), pb.SSVI(kernel="coo"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet18-ssvi", "cifar100-resnet18-ssvi"])
+def test_two_steps_of_the_recipes_at_the_papers_scale(name: str) -> None:
+    from pocketbayes import config
+
+    recipe = config.read(name, ["method.swap_every=1"])
+    classes = int(recipe.data.name.removeprefix("cifar"))
+    model = pb.models.build_for(recipe.model.name, (3, 32, 32), classes, **recipe.model.settings)
+    training = pb.Training(**recipe.training).but({"batch_size": 2, "epochs": 1})
+    data = torch.randn(4, 3, 32, 32), torch.arange(4)
+    net = pb.fit(recipe.method.make(), model, data, training=training, progress=False)
+    assert int(net.posterior.swapped) > 0
+    first, *others = net.posterior.densities().values()
+    assert first == 1
+    assert others == pytest.approx([0.1] * len(others), abs=1e-3)

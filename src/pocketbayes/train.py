@@ -312,7 +312,7 @@ class _Loop:
         if not math.isfinite(figures["loss"]):
             raise TrainingError(
                 f"the loss is not finite at stage {run._stage.name!r}, epoch {run.at.epoch + 1}, step {run.at.step + 1}"
-                f": NLL {nll}, KL {figures['kl']}; lower lr ({self.training.lr} now), set clip_norm, or look at the data"
+                f": NLL {nll}, KL {figures['kl']}; lower lr ({self.training.lr} now), set clip_norm, or check the data"
             )
         if replaced is not None:
             return figures
