@@ -20,12 +20,12 @@ PROPAGATIONS = ("mean", "sample", "local", "flipout")
 
 
 class Scale(torch.autograd.Function):
-    """x W^T in a function that hides its operations from every tensor subclass."""
+    """x W^T in a function with a backward pass of its own."""
 
     @staticmethod
     def forward(ctx, x, weight):
         ctx.save_for_backward(x, weight)
-        return x @ weight.t()
+        return F.linear(x, weight)
 
     @staticmethod
     def backward(ctx, grad):

@@ -101,7 +101,7 @@ def test_positions_share_flipout_signs_and_so_keep_the_correlation_of_weight_dra
 
 
 def test_flipout_flips_inputs_and_outputs() -> None:
-    """With one input the noise of two equal examples differs by a sign per output; with one output by more than that."""
+    """With one input the noise of equal examples differs by a sign per output; with one output by more than that."""
     with torch.no_grad():
         net = network(nn.Linear(1, 400), "flipout")
         one, two = net(torch.ones(2, 1)) - net.to_module()(torch.ones(1, 1))
@@ -138,13 +138,13 @@ class Twice(nn.Module):
 
 
 class Double(torch.autograd.Function):
-    """x -> x W^T in a function that hides its operations."""
+    """x -> x W^T in a function with a backward pass of its own, which knows nothing of noise."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x, weight):
-        return x @ weight.t()
+        return F.linear(x, weight)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -157,15 +157,20 @@ class Double(torch.autograd.Function):
 
 
 class Hidden(nn.Module):
-    """A weight that only an autograd.Function sees."""
+    """A weight that only an autograd.Function sees, or no tensor function at all, as in an extension."""
 
-    def __init__(self) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
         self.inner = nn.Linear(3, 3, bias=False)
         self.outer = nn.Linear(3, 2)
+        self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(Double.apply(x, self.inner.weight))
+        if self.how == "function":
+            return self.outer(Double.apply(x, self.inner.weight))
+        with torch._C.DisableTorchFunctionSubclass():
+            x = F.linear(x, self.inner.weight)
+        return self.outer(x)
 
 
 class Functional(nn.Module):
@@ -183,7 +188,8 @@ class Functional(nn.Module):
 PLANS = {
     "tied": (Tied, {"encode.weight": False}),
     "twice": (Twice, {"layer.weight": False}),
-    "hidden": (Hidden, {"inner.weight": False, "outer.weight": True}),
+    "function": (lambda: Hidden("function"), {"inner.weight": False, "outer.weight": True}),
+    "extension": (lambda: Hidden("extension"), {"inner.weight": False, "outer.weight": True}),
     "functional": (Functional, {"weight": False, "other_weight": True}),
 }
 
@@ -192,8 +198,11 @@ PLANS = {
 @pytest.mark.parametrize("case", PLANS)
 def test_plan_draws_every_weight_but_those_used_once_by_a_rule(case: str, propagation: str) -> None:
     make, expected = PLANS[case]
-    net = network(make(), propagation)
-    assert dict(zip((slot.name for slot in net.layout.slots), net.plan(torch.randn(2, 3)))) == expected
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        net = network(make(), propagation)
+        with mode():
+            plan = net.plan(torch.randn(2, 3))
+        assert dict(zip((slot.name for slot in net.layout.slots), plan)) == expected
 
 
 @pytest.mark.parametrize("bayesian_bias", [False, True])

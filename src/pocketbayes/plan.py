@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from pocketbayes.errors import UserError
@@ -26,11 +27,16 @@ _LIKENESS: frozenset[Op] = frozenset(
 
 
 class _Probe(torch.Tensor):
-    """A weight that counts the operations it meets."""
+    """A weight that counts the operations it meets.
+
+    What happens inside `autograd.Function.apply`, which switches forward-mode gradients off, is not a rule's business:
+    the function's own backward pass knows nothing of the noise.
+    """
 
     table: RuleTable
     ruled: int
     other: int
+    hidden: bool
 
     @classmethod
     def __torch_function__(
@@ -42,6 +48,7 @@ class _Probe(torch.Tensor):
         if func not in METADATA:
             for value in tensors_in((args[:1], kwargs) if func in _LIKENESS else (args, kwargs)):
                 if isinstance(value, _Probe):
+                    value.hidden |= not torch._C._is_fwd_grad_enabled()
                     if value.table.covers(func, args, kwargs, value):
                         value.ruled += result is not value  # an operation that hands the weight back has not used it
                     else:
@@ -55,26 +62,26 @@ def count_uses(
     """Runs the model once and returns the plan.
 
     A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
-    tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use, for
-    `autograd.Function.apply` hides its uses. A table that does not draw refuses tied and hidden weights by name; an
+    tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use or that
+    an `autograd.Function` hides. A table that does not draw refuses tied and hidden weights by name; an
     operation without a rule it refuses when it gets there. The inputs, the buffers and all random generators stay as
     they were.
     """
     probes: list[_Probe] = []
     for view in layout.views(mean.detach()):
         probe = view.as_subclass(_Probe)
-        probe.table, probe.ruled, probe.other = table, 0, 0
+        probe.table, probe.ruled, probe.other, probe.hidden = table, 0, 0, False
         probes.append(probe)
     _run(model, layout, probes, args, kwargs)
     if table.draws:
-        return tuple(probe.ruled == 1 and probe.other == 0 for probe in probes)
+        return tuple(probe.ruled == 1 and probe.other == 0 and not probe.hidden for probe in probes)
     for slot, probe in zip(layout.slots, probes):
         if probe.ruled + probe.other > 1:
             raise UserError(
                 f"{slot.name!r} is used {probe.ruled + probe.other} times in a pass: {table.name} propagation would "
                 "take the uses for independent, which they are not; use propagation='linear' or 'sample'"
             )
-    unseen = [not probe.ruled + probe.other for probe in probes]
+    unseen = [probe.hidden or not probe.ruled + probe.other for probe in probes]
     if any(unseen) and _matters(unseen, model, layout, mean.detach(), args, kwargs):
         names = [slot.name for slot, hidden in zip(layout.slots, unseen) if hidden]
         raise UserError(
@@ -92,7 +99,8 @@ def _run(
     cuda = [views[0].device] if views[0].device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
-        return model(*args, **kwargs)
+        with forward_ad._set_fwd_grad_enabled(True):  # also under inference_mode
+            return model(*args, **kwargs)
 
 
 def _copy(x: Tensor) -> Tensor:
