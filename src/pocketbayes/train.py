@@ -372,7 +372,7 @@ class _Loop:
             row |= {f"val_{name}": value for name, value in measures.items()}
         loss = row.get("val_nll", -row.get("val_log_likelihood", -row["loss"]))
         if self.training.keep_best and run.val is not None and loss < at.best:
-            at.best, run.best = loss, artifact.describe(self.network)
+            at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
         at.plateau.after_epoch(loss, self.training)
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
         run._record(row)
