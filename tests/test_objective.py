@@ -65,6 +65,16 @@ def test_a_batch_in_which_nothing_counts_has_loss_and_gradient_0(weights: Tensor
     assert float(logits.grad.abs().max()) == 0
 
 
+def test_probabilities_in_place_of_labels() -> None:
+    logits, probs = torch.randn(5, 4), torch.randn(5, 4).softmax(1)
+    expected = -(probs * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(Categorical().nll(logits, probs), expected)
+    labels = torch.randint(4, (5,))
+    torch.testing.assert_close(
+        Categorical().nll(logits, F.one_hot(labels, 4).float()), Categorical().nll(logits, labels)
+    )
+
+
 def test_a_label_out_of_range_is_an_error() -> None:
     with pytest.raises(IndexError, match="out of bounds"):
         Categorical().nll(torch.randn(2, 3), torch.tensor([0, 3]))

@@ -42,6 +42,8 @@ class Categorical(Likelihood):
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count."""
+        if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
+            return F.cross_entropy(output, target, weight=self.class_weights)
         ignore = -100 if self.ignore_index is None else self.ignore_index
         total = F.cross_entropy(output, target, weight=self.class_weights, ignore_index=ignore, reduction="sum")
         counted = target != ignore
