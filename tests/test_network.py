@@ -285,6 +285,21 @@ def test_given_noise_is_the_draw() -> None:
         assert torch.equal(zero, net(images()))
 
 
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), lambda: nn.Sequential(nn.LSTM(3, 2))])
+def test_run_at_is_a_function_of_the_weights_that_leaves_none_behind(make: object) -> None:
+    net, x = pb.bayesianize(make(), pb.MeanFieldVI()), torch.randn(4, 3)  # type: ignore[operator]
+    flat = net.posterior.mean.detach().requires_grad_()
+    output = net.run_at(flat, x)
+    with net.using("mean"):
+        expected = net(x)
+    output, expected = (value[0] if isinstance(value, tuple) else value for value in (output, expected))
+    assert torch.equal(output, expected)
+    output.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(flat.grad, net.posterior.mean.grad)
+    assert copy.deepcopy(net) is not net  # drawn weights left behind could not be copied
+
+
 def test_unknown_propagation_lists_the_known() -> None:
     with pytest.raises(UserError, match=r"unknown propagation 'locl': did you mean 'local'\?"):
         tiny_network("sample").using("locl").__enter__()
