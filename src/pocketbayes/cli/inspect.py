@@ -118,7 +118,7 @@ def _show(found: dict[str, Any]) -> None:
         **{f"stored: {kind}": count for kind, count in stored.items()},
         "stored: points": total["points"],
         "values in all": total["values"],
-        "float32 point network": f"{4 * (total['weights'] + total['points']):,} B",
+        "one point network in float32": f"{4 * (network['census']['weights'] + network['census']['points']):,} B",
         "bytes on disk": f"{found['bytes']:,} B",
     }
     show(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-SHOWN = ("accuracy", "pixel_accuracy", "miou", "nll", "ece", "brier", "rmse", "mae", "log_likelihood", "coverage95")
+SHOWN = ("accuracy", "miou", "nll", "ece", "brier", "rmse", "mae", "log_likelihood", "coverage95")
 """The measures that a table shows, of all that `evaluate` returns."""
 HEADINGS = {
-    "pixel_accuracy": "pixel accuracy",
     "miou": "mIoU",
     "nll": "NLL",
     "ece": "ECE",
@@ -21,8 +20,8 @@ HEADINGS = {
     "log_likelihood": "log likelihood",
     "coverage95": "in 95 %",
 }
-PERCENT = frozenset({"accuracy", "pixel_accuracy", "miou", "coverage95", "probability"})
-HIGH_IS_GOOD = frozenset({"accuracy", "pixel_accuracy", "miou", "log_likelihood"})
+PERCENT = frozenset({"accuracy", "miou", "coverage95"})
+HIGH_IS_GOOD = frozenset({"accuracy", "miou", "log_likelihood"})
 LOW_IS_GOOD = frozenset({"nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -1,0 +1,562 @@
+"""The command line: what it writes, what it prints, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+import pocketbayes as pb
+from pocketbayes import config
+from pocketbayes.cli import app
+
+TINY = ["--set", "model.hidden=[8]", "--set", "samples=3"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    """Networks this small only wait for a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def call(*args: object, **options: Any) -> Result:
+    return CliRunner().invoke(app, [str(arg) for arg in args], catch_exceptions=False, **options)
+
+
+def call_json(*args: object) -> dict[str, Any]:
+    """The one JSON object of a command that succeeds and says nothing else."""
+    result = call(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.count("\n") == 1
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+@dataclass
+class Trained:
+    """A run that the command line made."""
+
+    folder: Path
+    found: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("runs") / "bbb"
+    return Trained(folder, call_json("train", "digits-bbb", "--epochs", 2, "--out", folder, *TINY))
+
+
+@pytest.fixture(scope="module")
+def images() -> np.ndarray:
+    """The embedded digits' test images as bytes."""
+    return pb.data.load("digits", "test").images.numpy()
+
+
+def same_network(one: Path, two: Path) -> bool:
+    """Whether two runs made the same network, bit for bit."""
+    states = [pb.load(folder / "model.pocket").state_dict() for folder in (one, two)]
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0] | states[1])
+
+
+# -- train ----------------------------------------------------------------------------------------------------------
+
+
+def test_train_writes_the_whole_run(trained: Trained) -> None:
+    assert sorted(path.name for path in trained.folder.iterdir()) == [
+        "checkpoint.safetensors",
+        "metrics.jsonl",
+        "model.pocket",
+        "recipe.yaml",
+    ]
+    recipe = config.read(trained.folder)
+    assert recipe.model.settings == {"in_features": 64, "out_features": 10, "hidden": [8]}
+    assert recipe.training["epochs"] == 2
+    assert recipe.to_tree() == trained.found["recipe"]
+    rows = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert {"loss", "nll", "kl"} <= rows[0].keys()
+
+
+def test_train_tells_what_came_of_it(trained: Trained) -> None:
+    net = pb.load(trained.folder / "model.pocket")
+    assert trained.found["measures"] == pb.evaluate(net, pb.data.load("digits", "test"), samples=3)
+    assert trained.found["bytes"] == (trained.folder / "model.pocket").stat().st_size
+    assert trained.found["census"]["values"] == pb.census(net).values
+
+
+def test_a_resolved_recipe_trains_the_same_network(trained: Trained, tmp_path: Path) -> None:
+    call_json("train", trained.folder / "recipe.yaml", "--out", tmp_path / "again")
+    assert same_network(tmp_path / "again", trained.folder)
+
+
+def test_options_without_a_recipe_print_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = call("train", "--method", "map", "--model", "mlp", "--data", "digits", "--epochs", 1, "--out", out, *TINY)
+    assert result.exit_code == 0
+    assert "accuracy" in result.stdout
+    assert "NLL" in result.stdout
+
+
+def test_another_seed_is_another_network(trained: Trained, tmp_path: Path) -> None:
+    call_json("train", trained.folder, "--seed", 1, "--out", tmp_path / "other")
+    assert not same_network(tmp_path / "other", trained.folder)
+
+
+def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = call_json("train", "digits-map", "--epochs", 0, *TINY)
+    assert found["folder"] == "runs/digits-map"
+    assert (tmp_path / "runs" / "digits-map" / "model.pocket").is_file()
+
+
+def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    call_json("train", "digits-map", "--epochs", 0, "--out", out, *TINY)
+    before = (out / "model.pocket").read_bytes()
+    result = call("train", "digits-bbb", "--epochs", 0, "--out", out, *TINY)
+    assert_mistake(result, "already holds a run")
+    assert (out / "model.pocket").read_bytes() == before
+    call_json("train", "digits-bbb", "--epochs", 0, "--out", out, "--overwrite", *TINY)
+    assert config.read(out).method.name == "bbb"
+
+
+def test_training_goes_on_from_a_network(trained: Trained, tmp_path: Path) -> None:
+    found = call_json(
+        "train",
+        "--method",
+        "map",
+        "--model",
+        trained.folder,
+        "--data",
+        "digits",
+        "--epochs",
+        0,
+        "--out",
+        tmp_path / "a",
+    )
+    assert found["census"]["stored"] == {"means": 64 * 8 + 8 * 10}
+    means = pb.load(trained.folder / "model.pocket").posterior.moments()[0]
+    assert torch.equal(pb.load(tmp_path / "a" / "model.pocket").posterior.moments()[0], means)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
+    """Ctrl-C right after so many checkpoints have been written, or before the first."""
+    write, count = pb.checkpoint.write, 0
+
+    def write_and_stop(*args: Any) -> None:
+        nonlocal count
+        if count < checkpoints:
+            write(*args)
+        count += 1
+        if count >= checkpoints:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+
+
+def test_an_interrupted_run_resumes_to_the_same_network(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "parts"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        result = call("train", "digits-bbb", "--epochs", 2, "--out", out, *TINY)
+    assert result.exit_code == 130
+    assert result.stderr == f"stopped; go on with: pocketbayes train --out {out} --resume\n"
+    assert_mistake(call("evaluate", out), "--resume")
+    found = call_json("train", "--out", out, "--resume")
+    assert same_network(out, trained.folder)
+    assert found["measures"] == trained.found["measures"]
+    assert (out / "metrics.jsonl").read_text() == (trained.folder / "metrics.jsonl").read_text()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_after(monkeypatch, 0)
+    result = call("train", "digits-bbb", "--epochs", 2, "--out", tmp_path / "a" / "b", *TINY)
+    assert result.exit_code == 130
+    assert result.stderr == "stopped before the first checkpoint\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("change", [["--method", "map"], ["--seed", 3], ["--set", "data.val_fraction=0.2"]])
+def test_resume_refuses_another_run(trained: Trained, change: list[object]) -> None:
+    assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it as it was")
+
+
+# -- evaluate -------------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_agrees_with_training(trained: Trained) -> None:
+    results = call_json("evaluate", trained.folder, trained.folder / "model.pocket")["results"]
+    assert [result["measures"] for result in results] == [trained.found["measures"]] * 2
+    assert results[0]["samples"] == 3
+    assert results[0]["bytes"] == trained.found["bytes"]
+
+
+def test_evaluate_takes_samples_propagation_split_and_options(trained: Trained) -> None:
+    command = ["evaluate", trained.folder, "--split", "train", "--set", "data.subset=50", "--propagation", "mean"]
+    (result,) = call_json(*command, "--samples", 1)["results"]
+    net = pb.load(trained.folder / "model.pocket")
+    train = pb.data.load("digits", "train", val_fraction=0, subset=50)
+    assert result["measures"] == pb.evaluate(net, train, samples=1, propagation="mean")
+
+
+def test_a_file_alone_knows_its_data(trained: Trained, tmp_path: Path) -> None:
+    copy = tmp_path / "alone.pocket"
+    copy.write_bytes((trained.folder / "model.pocket").read_bytes())
+    (result,) = call_json("evaluate", copy, "--samples", 3)["results"]
+    assert result["measures"] == trained.found["measures"]
+    shown = call("evaluate", copy, trained.folder, "--samples", 3)
+    assert "alone.pocket" in shown.stdout
+    assert "accuracy" in shown.stdout
+
+
+# -- predict --------------------------------------------------------------------------------------------------------
+
+
+def test_predict_sees_what_the_data_set_shows(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    """Bytes, numbers from 0 to 1, channels left out or last, a single image: one and the same input."""
+    test = pb.data.load("digits", "test")
+    net = pb.load(trained.folder / "model.pocket")
+    probs = pb.predict(net, test.__getitems__(range(3))[0], 5).probs
+    assert probs is not None
+    x = images[:3]
+    np.save(tmp_path / "first.npy", x)
+    np.save(tmp_path / "last.npy", x.transpose(0, 2, 3, 1))
+    np.save(tmp_path / "none.npy", x[:, 0])
+    np.save(tmp_path / "real.npy", x / 255)
+    np.savez(tmp_path / "named.npz", x=x, y=np.zeros(3))
+    np.save(tmp_path / "one.npy", x[0, 0])
+    files = [tmp_path / f"{name}" for name in ("first.npy", "last.npy", "none.npy", "real.npy", "named.npz", "one.npy")]
+    rows = call_json("predict", trained.folder, *files, "--samples", 5)["predictions"]
+    assert len(rows) == 5 * 3 + 1
+    for row in rows:
+        torch.testing.assert_close(torch.tensor(row["probs"]), probs[row["index"]])
+        assert row["class"] == int(probs[row["index"]].argmax())
+        assert row["probability"] == max(row["probs"])
+        assert row["entropy"] == pytest.approx(row["epistemic"] + row["aleatoric"], abs=1e-5)
+
+
+def test_predict_reads_images(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(images[0, 0]).save(tmp_path / "exact.png")
+    image.fromarray(images[0, 0]).convert("RGB").resize((32, 32)).save(tmp_path / "scaled.png")
+    np.save(tmp_path / "array.npy", images[0])
+    files = [tmp_path / name for name in ("exact.png", "array.npy", "scaled.png")]
+    exact, array, scaled = call_json("predict", trained.folder, *files)["predictions"]
+    assert exact["probs"] == array["probs"]
+    assert scaled["probs"] == pytest.approx(exact["probs"], abs=0.2)
+    shown = call("predict", trained.folder, *files)
+    assert shown.exit_code == 0
+    assert "█" in shown.stdout
+    assert "epistemic" in shown.stdout
+
+
+def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
+    np.savez(tmp_path / "line.npz", x=x, y=100 + 50 * x)
+    out = tmp_path / "run"
+    call_json(
+        "train", "--method", "map", "--model", "mlp", "--data", tmp_path / "line.npz", "--epochs", 1, "--out", out
+    )
+    np.save(tmp_path / "x.npy", x[:2])
+    rows = call_json("predict", out, tmp_path / "x.npy")["predictions"]
+    mean = pb.predict(pb.load(out / "model.pocket"), x[:2]).mean
+    assert [row["mean"] for row in rows] == mean.tolist()
+    assert rows[0]["std"][0] ** 2 == pytest.approx(rows[0]["epistemic"][0] ** 2 + rows[0]["aleatoric"][0] ** 2)
+    assert "aleatoric" in call("predict", out, tmp_path / "x.npy").stdout
+
+
+# -- inspect and list -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_counts_what_the_network_counts(trained: Trained) -> None:
+    found = call_json("inspect", trained.folder)
+    (network,) = found["networks"]
+    census = pb.census(pb.load(trained.folder / "model.pocket"))
+    assert network["census"]["values"] == census.values
+    assert network["census"]["random"] == census.random
+    assert network["census"]["points"] == census.points
+    assert network["storage"] == "mean-field"
+    assert [weight["name"] for weight in network["weights"]] == ["linear1.weight", "head.weight"]
+    assert {point["name"] for point in network["points"]} == {"linear1.bias", "head.bias"}
+    assert network["data"]["name"] == "digits"
+    assert found["bytes"] == trained.found["bytes"]
+    assert found["recipe"] == trained.found["recipe"]
+    assert found["last_epoch"]["epoch"] == 2
+
+
+def test_inspect_needs_no_model(tmp_path: Path) -> None:
+    """A network of a class that only its author has can be looked into, though not loaded."""
+
+    class Own(torch.nn.Sequential):
+        pass
+
+    pb.save(pb.bayesianize(Own(torch.nn.Linear(3, 2)), "bbb"), tmp_path / "own.pocket")
+    (network,) = call_json("inspect", tmp_path / "own.pocket")["networks"]
+    assert network["model_class"] == "Own"
+    assert network["census"]["weights"] == 6
+    shown = call("inspect", tmp_path / "own.pocket")
+    assert shown.exit_code == 0
+    assert "stayed a point" in shown.stdout
+    assert_mistake(call("evaluate", tmp_path / "own.pocket", "--data", "digits"), "list models")
+
+
+def test_inspect_a_mixture(tmp_path: Path) -> None:
+    call_json(
+        "train", "--method", "ensemble", "--model", "mlp", "--data", "digits", "--epochs", 0, "--out", tmp_path / "e"
+    )
+    assert len(call_json("inspect", tmp_path / "e")["networks"]) == 5
+    assert "mixture of 5 networks" in call("inspect", tmp_path / "e").stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "names"),
+    [
+        ("methods", "method", pb.methods()),
+        ("models", "model", pb.models.names()),
+        ("data", "data", pb.data.names()),
+        ("recipes", "recipe", config.names()),
+    ],
+)
+def test_list_names_everything(what: str, key: str, names: list[str]) -> None:
+    assert [row[key] for row in call_json("list", what)[what]] == list(names)
+    shown = call("list", what).stdout
+    assert all(name in shown for name in names)
+
+
+# -- demo -------------------------------------------------------------------------------------------------------------
+
+
+def test_demo_compares_methods_and_draws_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = config.read
+    monkeypatch.setattr(config, "names", lambda: ["digits-bbb", "digits-map", "mnist-lenet300-lrt"])
+    monkeypatch.setattr(config, "read", lambda name: read(name, ["training.epochs=1", "samples=2"]))
+    found = call_json("demo", "--out", tmp_path / "demo")
+    assert list(found["results"]) == ["map", "bbb"]
+    assert (tmp_path / "demo" / "digits-bbb" / "model.pocket").is_file()
+    assert found["most_uncertain"]["method"] == "bbb"
+    digits = found["most_uncertain"]["digits"]
+    assert [digit["entropy"] for digit in digits] == sorted((d["entropy"] for d in digits), reverse=True)
+    shown = call("demo", "--out", tmp_path / "demo")
+    assert shown.exit_code == 0
+    for text in ("accuracy", "NLL", "ECE", "Brier", "values", "bytes", "nats", "██"):
+        assert text in shown.stdout
+
+
+@pytest.mark.slow
+def test_the_whole_demo(tmp_path: Path) -> None:
+    found = call_json("demo", "--out", tmp_path / "demo")
+    assert {"map", "bbb", "lrt"} <= found["results"].keys()
+    for name, result in found["results"].items():
+        assert result["measures"]["accuracy"] > 0.95, name
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def assert_mistake(result: Result, fragment: str) -> None:
+    """One line on stderr that names the thing, exit code 2, nothing on stdout."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    assert fragment in result.stderr
+
+
+@pytest.fixture
+def bad(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder full of files that something is wrong with."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    x, y = np.zeros((40, 3), dtype=np.float32), np.arange(40) % 2
+    np.savez("good.npz", x=x, y=y)
+    np.savez("nan.npz", x=np.where(np.arange(120).reshape(40, 3) % 7, x, np.nan), y=y)
+    np.savez("infinite.npz", x=x, y=np.where(np.arange(40) % 3, 1.0, np.inf))
+    np.savez("empty.npz", x=x[:0], y=y[:0])
+    np.savez("negative.npz", x=x, y=y - 1)
+    np.savez("words.npz", x=np.array(["a"] * 40), y=y)
+    np.save("nan.npy", np.full((8, 8), np.nan))
+    np.save("wide.npy", np.zeros((2, 1, 9, 9), dtype=np.uint8))
+    np.save("normalised.npy", np.full((8, 8), -1.5))
+    np.save("none.npy", np.zeros((0, 8, 8), dtype=np.uint8))
+    Path("text.txt").write_text("hello")
+    for name in ("text.pocket", "text.png", "text.npy", "text.npz"):
+        Path(name).write_text("hello")
+    data = (trained.folder / "model.pocket").read_bytes()
+    Path("cut.pocket").write_bytes(data[: len(data) // 2])
+    Path("flipped.pocket").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    save_file({"a": torch.zeros(2)}, "foreign.pocket")
+    Path("keys.yaml").write_text("method: bbb\nmodel: mlp\ndata: digits\ncolour: red\n")
+    Path("broken.yaml").write_text("method: [bbb\n")
+    return folder
+
+
+USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
+
+
+@pytest.mark.parametrize(
+    ("command", "fragment"),
+    [
+        (["trian"], "'train'"),
+        (["train", "--colour"], "--colour"),
+        (["train", "--epochs", "many"], "--epochs"),
+        (["evaluate"], "NET"),
+        (["train", "digits-bb"], "did you mean 'digits-bbb'"),
+        (["train", "none.yaml"], "none.yaml"),
+        (["train", "keys.yaml"], "'colour'"),
+        (["train", "broken.yaml"], "broken.yaml"),
+        (["train", "text.pocket"], "text.pocket"),
+        (["train", "digits-bbb", "--method", "bayes"], "unknown method 'bayes'"),
+        (["train", "digits-bbb", "--data", "digit"], "did you mean 'digits'"),
+        (["train", "digits-bbb", "--model", "mpl"], "did you mean 'mlp'"),
+        (["train", "digits-bbb", "--set", "training.lrr=1"], "did you mean 'lr'"),
+        (["train", "digits-bbb", "--set", "training.lr"], "key=value"),
+        (["train", "digits-bbb", "--set", "training.accelerator=abacus"], "abacus"),
+        (["train", "digits-bbb", "--set", "training.precision=3"], "precision"),
+        (
+            ["train", "digits-bbb", "--set", "training.lr=1e30", "--set", "method.std_init=10", "--out", "o/p"],
+            "not finite",
+        ),
+        (["train", "--data", "mnist", "--data-dir", "nowhere", *USE], "--data-dir"),
+        (["train", "--data", "uci", "--data-dir", ".", *USE], "set="),
+        (["train", "--data", "missing.npz", *USE], "missing.npz"),
+        (["train", "--data", "text.npz", *USE], "text.npz"),
+        (["train", "--data", "words.npz", *USE], "only numbers"),
+        (["train", "--data", "nan.npz", *USE], "nan"),
+        (["train", "--data", "infinite.npz", *USE], "inf"),
+        (["train", "--data", "empty.npz", *USE], "empty"),
+        (["train", "--data", "negative.npz", *USE], "label -1"),
+        (["train", "--data", "good.npz", "--set", "data.classes=1", *USE], "label 1"),
+        (["train", "--data", "good.npz", "--set", "model.out_features=1", *USE], "(1,)"),
+        (["train", "--data", "good.npz", "--set", "model.weights=text.txt", *USE], "text.txt"),
+        (["train", "digits-map", "--out", "text.txt/run"], "Not a directory"),
+        (["train", "digits-map", "--out", "out", "--resume"], "nothing to resume"),
+        (["train", "--out", "out", "--resume"], "nothing to resume"),
+        (["train", "--resume"], "--out"),
+        (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),
+        (["evaluate", "none.pocket"], "none.pocket"),
+        (["evaluate", "."], "no model.pocket"),
+        (["evaluate", "text.pocket"], "text.pocket"),
+        (["evaluate", "cut.pocket"], "cut.pocket"),
+        (["evaluate", "flipped.pocket"], "damaged"),
+        (["evaluate", "foreign.pocket"], "not a pocketbayes file"),
+        (["evaluate", "RUN/checkpoint.safetensors"], "'checkpoint' file where a 'network' file"),
+        (["evaluate", "RUN", "--data", "good.npz"], "cannot take data set 'npz'"),
+        (["evaluate", "RUN", "--propagation", "sideways"], "sideways"),
+        (["evaluate", "RUN", "--split", "tset"], "did you mean 'test'"),
+        (["evaluate", "RUN", "--samples", "0"], "--samples"),
+        (["evaluate", "RUN", "--set", "training.lr=1"], "data.subset"),
+        (["predict", "RUN", "none.png"], "none.png"),
+        (["predict", "RUN", "text.txt"], "text.txt"),
+        (["predict", "RUN", "text.png"], "text.png"),
+        (["predict", "RUN", "text.npy"], "text.npy"),
+        (["predict", "RUN", "text.npz"], "text.npz"),
+        (["predict", "RUN", "nan.npy"], "nan"),
+        (["predict", "RUN", "wide.npy"], "(2, 1, 9, 9)"),
+        (["predict", "RUN", "normalised.npy"], "from 0 to 1"),
+        (["predict", "RUN", "none.npy"], "nothing"),
+        (["predict", "text.pocket", "nan.npy"], "text.pocket"),
+        (["inspect", "foreign.pocket"], "not a pocketbayes file"),
+        (["list", "method"], "did you mean 'methods'"),
+        (["demo", "--out", "text.txt/demo"], "Not a directory"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_one_line_and_write_nothing(
+    command: list[str], fragment: str, bad: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POCKETBAYES_DATA", raising=False)
+    before = sorted(bad.rglob("*"))
+    result = call(*(arg.replace("RUN", str(trained.folder)) for arg in command))
+    assert_mistake(result, fragment)
+    assert sorted(bad.rglob("*")) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
+def test_permission_denied(bad: Path, trained: Trained) -> None:
+    Path("keys.yaml").chmod(0)
+    assert_mistake(call("train", "keys.yaml"), "Permission denied")
+    bad.chmod(0o500)
+    assert_mistake(call("train", "digits-map", "--out", "out"), "Permission denied")
+    bad.chmod(0o700)
+
+
+def test_permission_denied_is_one_line(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system refuses, whoever runs the test."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret.yaml")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert_mistake(call("train", trained.folder / "recipe.yaml"), "secret.yaml: Permission denied")
+
+
+# -- a real process ---------------------------------------------------------------------------------------------------
+
+
+def process(*args: object, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pocketbayes", *(str(arg) for arg in args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def test_starting_up_imports_nothing_slow() -> None:
+    heavy = ["lightning_fabric", "torchmetrics", "sklearn", "torchvision", "timm", "matplotlib", "pydantic", "yaml"]
+    script = f"import sys, pocketbayes.cli; print([name for name in {heavy} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_a_process_says_no_in_one_line(tmp_path: Path) -> None:
+    stdout, stderr = (running := process("evaluate", tmp_path / "none.pocket", "--json")).communicate()
+    assert running.returncode == 2
+    assert stdout == ""
+    assert stderr == f"error: no file '{tmp_path / 'none.pocket'}'\n"
+
+
+def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    running = process("train", "digits-map", "--epochs", 1_000_000, "--out", out, *TINY, "--json")
+    while not (out / "checkpoint.safetensors").is_file() and running.poll() is None:
+        time.sleep(0.05)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate()
+    assert running.returncode == 130
+    assert stdout == ""
+    assert stderr == f"stopped; go on with: pocketbayes train --out {out} --resume\n"
+
+
+def test_help_and_version_succeed() -> None:
+    assert call("--version").stdout == f"{pb.__version__}\n"
+    for command in ([], ["train"], ["evaluate"], ["predict"], ["inspect"], ["list"], ["demo"]):
+        result = call(*command, "--help")
+        assert result.exit_code == 0
+        assert "Usage" in result.stdout
+    assert "demo" in call().stdout

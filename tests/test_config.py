@@ -1,0 +1,288 @@
+"""Recipes: YAML to checked values, changed by dotted keys, made into methods, models and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pocketbayes as pb
+from pocketbayes import config
+from pocketbayes.data.registry import LOADERS
+from pocketbayes.errors import UnknownNameError, UserError
+
+BASE = {"method": "bbb", "model": "mlp", "data": "digits"}
+
+
+def checked(**changes: object) -> config.Recipe:
+    return config.check({**BASE, **changes})
+
+
+def write_npz(path: Path, n: int = 20, features: int = 3, targets: int | None = None) -> Path:
+    random = np.random.default_rng(0)
+    y = random.integers(0, 2, n) if targets is None else random.normal(size=(n, targets))
+    np.savez(path, x=random.normal(size=(n, features)).astype(np.float32), y=y)
+    return path
+
+
+# -- the recipes that ship ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_every_shipped_recipe_is_valid_and_says_what_it_is(name: str) -> None:
+    recipe = config.read(name)
+    assert recipe.about
+    assert recipe.method.make().name
+    assert recipe.data.name in LOADERS
+
+
+@pytest.mark.parametrize("name", [name for name in config.names() if name.startswith("digits-")])
+def test_shipped_digit_recipes_fit_their_data(name: str) -> None:
+    recipe = config.read(name)
+    model = recipe.model.build(recipe.data.load("train"))
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", config.names())
+def test_a_recipe_survives_being_written(name: str, tmp_path: Path) -> None:
+    recipe = config.read(name)
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert config.read(tmp_path / "again.yaml") == recipe
+
+
+@pytest.mark.data
+def test_the_pretrained_recipe_loads_its_weights(data_dir: Path) -> None:
+    recipe = config.read("cifar10-resnet20-bbb", ["data.subset=64"])
+    test = recipe.data.load("test", data_dir)
+    net = pb.bayesianize(recipe.model.build(test, None, data_dir), "map")
+    assert pb.evaluate(net, test, samples=1)["accuracy"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.data
+def test_lenet300_on_mnist_reaches_98_percent(data_dir: Path, tmp_path: Path) -> None:
+    from pocketbayes.experiment import run
+
+    recipe = config.read("mnist-lenet300-lrt")
+    assert recipe.training["epochs"] <= 10
+    assert run(recipe, tmp_path / "run", data_dir).measures["accuracy"] >= 0.98
+
+
+# -- YAML and dotted keys -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", "+1e-3", "1.0e-3"])
+def test_numbers_without_a_point_are_numbers(text: str) -> None:
+    tree = dict(BASE)
+    config.override(tree, f"training.lr={text}")
+    assert tree["training"] == {"lr": 0.001}
+
+
+def test_overrides_reach_every_part() -> None:
+    changes = [
+        "method.prior_std=0.5",
+        "model.hidden=[7, 8]",
+        "data.val_fraction=0",
+        "training.milestones=[3, 5]",
+        "seed=4",
+        "likelihood.name=categorical",
+    ]
+    tree = dict(BASE)
+    for change in changes:
+        config.override(tree, change)
+    recipe = config.check(tree)
+    method = recipe.method.make()
+    assert isinstance(method, pb.MeanFieldVI)
+    assert method.prior_std == 0.5
+    assert recipe.model.settings == {"hidden": [7, 8]}
+    assert recipe.data.settings == {"val_fraction": 0.0}
+    assert recipe.training == {"milestones": (3, 5)}
+    assert recipe.seed == 4
+    assert recipe.likelihood is not None
+
+
+def test_setting_a_whole_part_drops_what_belonged_to_the_old_one() -> None:
+    tree = {**BASE, "method": {"name": "bbb", "prior_std": 0.1}}
+    config.override(tree, "method=map")
+    assert config.check(tree).method.settings == {}
+
+
+def test_only_chosen_training_settings_are_kept() -> None:
+    """What a recipe leaves out is the stages' to choose: writing out defaults would override them."""
+    recipe = checked(training={"lr": "1e-2"})
+    assert recipe.training == {"lr": 0.01}
+    assert recipe.to_tree()["training"] == {"lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("method: bbb\n  model: mlp", "line 2"),
+        ("[1, 2]", "mapping"),
+        ("just words", "mapping"),
+        ("", "mapping"),
+        ("method: bbb\nmodel: mlp\ndata: digits\nsamples: 2020-99-99", "not YAML"),
+        ("[" * 5000, "not YAML"),
+        ("!!python/object:os.system {}", "not YAML"),
+    ],
+)
+def test_files_that_are_no_recipe(text: str, fragment: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=fragment):
+        config.read(path)
+
+
+def test_a_binary_file_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(UserError, match="not a text file"):
+        config.read(path)
+
+
+@pytest.mark.parametrize("item", ["training.lr", "=3", "training..lr=3", ""])
+def test_malformed_overrides(item: str) -> None:
+    with pytest.raises(UserError, match="key=value"):
+        config.override(dict(BASE), item)
+
+
+def test_an_override_below_a_number() -> None:
+    with pytest.raises(UserError, match="seed is 3, which has no settings"):
+        config.override({**BASE, "seed": 3}, "seed.x=1")
+
+
+# -- what is wrong, in one line -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"metod": "bbb"}, "unknown recipe key 'metod': did you mean 'method'"),
+        ({"lr": 0.1}, "did you mean 'training.lr'"),
+        ({"method": "bayes"}, "unknown method 'bayes'"),
+        ({"method": {"name": "bbb", "prior_sd": 1}}, "unknown setting of method 'bbb' 'prior_sd': did you mean"),
+        ({"method": {"name": "bbb", "prior_std": "wide"}}, "prior_std='wide'"),
+        ({"method": {"name": "bbb", "prior_std": -1.0, "prior": "no"}}, "prior"),
+        ({"method": {"name": "bbb", "propagation": "up"}}, "'sample', 'local' or 'flipout'"),
+        ({"method": {"prior_std": 1}}, "no 'method.name'"),
+        ({"method": 3}, "recipe: method"),
+        ({"model": "resnet21"}, "unknown model 'resnet21': did you mean"),
+        ({"data": "digit"}, "unknown data set 'digit': did you mean 'digits'"),
+        ({"data": {"name": "digits", "colour": 1}}, "unknown setting of data set 'digits' 'colour'"),
+        ({"data": {"name": "digits", "val_fraction": "some"}}, "val_fraction='some'"),
+        ({"data": {"name": "digits", "data_dir": "/"}}, "'data_dir'"),
+        ({"training": {"epoch": 3}}, "did you mean 'epochs'"),
+        ({"training": {"lr": 0}}, "lr must be positive"),
+        ({"training": {"schedule": "sine"}}, "schedule='sine'"),
+        ({"training": None}, "recipe: training"),
+        ({"likelihood": "poisson"}, "unknown likelihood 'poisson'"),
+        ({"likelihood": {"name": "gaussian", "noise": "loud"}}, "noise='loud'"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"samples": 0}, "samples"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, object], fragment: str) -> None:
+    with pytest.raises(UserError) as caught:
+        checked(**changes)
+    message = str(caught.value)
+    assert fragment in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("part", ["method", "model", "data"])
+def test_missing_parts_name_their_option(part: str) -> None:
+    with pytest.raises(UserError, match=f"--{part}"):
+        config.check({key: value for key, value in BASE.items() if key != part})
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'digits-bbb'"):
+        config.read("digits-bb")
+
+
+# -- models that fit their data -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "outputs", "expected"),
+    [
+        ("mlp", (5,), 3, {"in_features": 5, "out_features": 3}),
+        ("lenet300", (1, 8, 8), 7, {"in_features": 64, "classes": 7}),
+        ("resnet20", (1, 16, 16), 4, {"in_channels": 1, "classes": 4}),
+        ("vit-ti", (3, 32, 32), 10, {"in_channels": 3, "classes": 10, "image_size": 32}),
+        ("unet-small", (1, 16, 16), 2, {"in_channels": 1, "classes": 2}),
+    ],
+)
+def test_models_take_from_the_data_what_is_left_open(
+    name: str, shape: tuple[int, ...], outputs: int, expected: dict[str, int]
+) -> None:
+    extra = {"depth": 1, "patch_size": 8} if name == "vit-ti" else {}
+    spec = pb.models.spec_of(pb.models.build_for(name, shape, outputs, **extra))
+    assert spec is not None
+    assert spec.args == {**expected, **extra}
+
+
+def test_given_arguments_are_kept_and_resolved_ones_written_out() -> None:
+    recipe = checked(model={"name": "mlp", "hidden": [4]})
+    model = recipe.model.build(recipe.data.load("train"))
+    assert recipe.resolved(model).model.settings == {"in_features": 64, "out_features": 10, "hidden": [4]}
+    with pytest.raises(UserError, match="cannot take data set 'digits', inputs of shape"):
+        checked(model={"name": "mlp", "in_features": 5}).model.build(recipe.data.load("train"))
+    with pytest.raises(UserError, match=r"with shape \(3,\), where classification needs \(10,\)"):
+        checked(model={"name": "mlp", "out_features": 3}).model.build(recipe.data.load("train"))
+
+
+@pytest.mark.parametrize("arguments", [{"hidden": "wide"}, {"hidden": [-4]}, {"depth": 3}, {"activation": "step"}])
+def test_wrong_arguments_of_a_model(arguments: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"mlp|activation"):
+        checked(model={"name": "mlp", **arguments}).model.build(pb.data.load("digits"))
+
+
+def test_a_model_for_images_refuses_tables(tmp_path: Path) -> None:
+    recipe = checked(model="lenet5", data=str(write_npz(tmp_path / "d.npz")))
+    with pytest.raises(UserError, match="cannot take data set 'npz'"):
+        recipe.model.build(recipe.data.load("train"))
+
+
+@pytest.mark.parametrize(("likelihood", "outputs"), [(None, 2), ({"name": "gaussian", "noise": "predicted"}, 4)])
+def test_regression_outputs(likelihood: object, outputs: int, tmp_path: Path) -> None:
+    recipe = checked(data=str(write_npz(tmp_path / "d.npz", targets=2)), likelihood=likelihood)
+    train = recipe.data.load("train")
+    model = recipe.model.build(train, recipe.likelihood and recipe.likelihood.make())
+    assert model(torch.zeros(1, 3)).shape == (1, outputs)
+
+
+def test_class_weights() -> None:
+    recipe = checked(likelihood={"name": "categorical", "class_weights": [1, 2.5]})
+    assert recipe.likelihood is not None
+    likelihood = recipe.likelihood.make()
+    assert torch.equal(likelihood.class_weights, torch.tensor([1.0, 2.5]))
+
+
+def test_weights_are_found_in_the_data_folder_or_anywhere(tmp_path: Path) -> None:
+    source = pb.models.build("mlp", in_features=64, out_features=10)
+    (tmp_path / "data").mkdir()
+    torch.save(source.state_dict(), tmp_path / "data" / "w.pt")
+    train = pb.data.load("digits")
+    for weights in ("w.pt", str(tmp_path / "data" / "w.pt")):
+        model = checked(model={"name": "mlp", "weights": weights}).model.build(train, None, tmp_path / "data")
+        assert torch.equal(model.state_dict()["head.weight"], source.state_dict()["head.weight"])
+    with pytest.raises(UserError, match=r"no checkpoint at .*none\.pt"):
+        checked(model={"name": "mlp", "weights": "none.pt"}).model.build(train, None, tmp_path)
+
+
+def test_a_trained_network_may_stand_in_for_a_model(tmp_path: Path) -> None:
+    net = pb.bayesianize(pb.models.build("mlp", in_features=64, out_features=10), "bbb")
+    pb.save(net, tmp_path / "a.pocket")
+    model = checked(model=str(tmp_path / "a.pocket")).model.build(pb.data.load("digits"))
+    assert isinstance(model, pb.Network)
+    with pytest.raises(UserError, match="takes no hidden"):
+        checked(model={"name": str(tmp_path / "a.pocket"), "hidden": [3]})
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    with pytest.raises(UserError, match="no weights to make Bayesian"):
+        pb.fit("bbb", torch.nn.ReLU(), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), epochs=1, progress=False)

@@ -1,0 +1,136 @@
+"""The scikit-learn estimators: its own checks, and that their uncertainty means something."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris
+from sklearn.model_selection import cross_val_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import pocketbayes as pb
+
+CANNOT_PASS: dict[str, str] = {}
+"""Checks that an estimator cannot pass, by name, with the reason. There are none."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@parametrize_with_checks(
+    [pb.PocketClassifier(epochs=20, samples=3), pb.PocketRegressor(epochs=20, samples=3)],
+    expected_failed_checks=lambda _: CANNOT_PASS,
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+def test_importing_the_package_leaves_scikit_learn_alone() -> None:
+    loaded = "print('sklearn' in sys.modules)"
+    script = f"import sys, pocketbayes as pb; {loaded}; pb.PocketRegressor; {loaded}"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+    with pytest.raises(AttributeError, match="no attribute 'PocketClusterer'"):
+        _ = pb.PocketClusterer
+
+
+def test_classifies_iris_by_its_names() -> None:
+    data = load_iris()
+    names = data.target_names[data.target]
+    estimator = pb.PocketClassifier(epochs=30, samples=5, random_state=0)
+    assert cross_val_score(estimator, data.data, names, cv=3).min() > 0.9
+    estimator.fit(data.data, names)
+    assert estimator.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    probs = estimator.predict_proba(data.data)
+    np.testing.assert_allclose(probs.sum(axis=1), 1)
+    assert (estimator.classes_[probs.argmax(axis=1)] == estimator.predict(data.data)).all()
+    prediction = estimator.predictive(data.data)
+    torch.testing.assert_close(prediction.epistemic + prediction.aleatoric, prediction.entropy, atol=1e-5, rtol=1e-4)
+
+
+def line(n: int = 100, scale: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Y = 1000 + scale (3 x + noise of std 0.5)."""
+    random = np.random.default_rng(seed)
+    x = random.uniform(-1, 1, (n, 1))
+    return x, 1000 + scale * (3 * x[:, 0] + 0.5 * random.normal(size=n))
+
+
+def test_regression_finds_the_line_and_its_noise() -> None:
+    x, y = line(200)
+    estimator = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y)
+    mean, std = estimator.predict(np.array([[-0.5], [0.5]]), return_std=True)
+    np.testing.assert_allclose(mean, [998.5, 1001.5], atol=0.3)
+    np.testing.assert_allclose(std, 0.5, atol=0.12)
+    inside = np.abs(y - estimator.predict(x)) < 1.96 * estimator.predict(x, return_std=True)[1]
+    assert 0.85 < inside.mean() <= 1
+
+
+def test_far_from_the_data_the_network_knows_less() -> None:
+    x, y = line()
+    prediction = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y).predictive(np.array([[0.0], [8.0]]))
+    assert float(prediction.epistemic[1]) > 2 * float(prediction.epistemic[0])
+    torch.testing.assert_close(prediction.std**2, prediction.epistemic**2 + prediction.aleatoric**2)
+
+
+def test_units_of_the_targets_do_not_matter() -> None:
+    (x, small), (_, large) = line(40), line(40, scale=100.0)
+    one, two = (pb.PocketRegressor(epochs=3, random_state=0).fit(x, y) for y in (small, large))
+    np.testing.assert_allclose((two.predict(x) - 1000) / 100, one.predict(x) - 1000, atol=1e-3)
+    entropies = [estimator.predictive(x).entropy for estimator in (one, two)]
+    torch.testing.assert_close(
+        entropies[1] - entropies[0], torch.full_like(entropies[0], np.log(100)), atol=1e-4, rtol=0
+    )
+
+
+def test_several_targets() -> None:
+    x, y = line()
+    both = np.stack([y, -y], axis=1)
+    mean, std = pb.PocketRegressor(epochs=30, random_state=0).fit(x, both).predict(x, return_std=True)
+    assert mean.shape == std.shape == (100, 2)
+    assert np.corrcoef(mean[:, 0], mean[:, 1])[0, 1] < -0.9
+
+
+def test_methods_and_models_by_name_and_by_hand() -> None:
+    def wide(features: int, outputs: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(features, 9), torch.nn.Tanh(), torch.nn.Linear(9, outputs))
+
+    x, y = load_iris(return_X_y=True)
+    for options in (
+        {"method": "map"},
+        {"method": pb.MeanFieldVI(propagation="local")},
+        {"model": wide},
+        {"model": "lenet300"},
+    ):
+        estimator = clone(pb.PocketClassifier(epochs=15, samples=2, random_state=0, **options)).fit(x, y)
+        assert estimator.score(x, y) > 0.8
+    assert isinstance(estimator.net_, pb.Network)
+    with pytest.raises(pb.UserError, match="unknown method 'bayes'"):
+        pb.PocketClassifier("bayes").fit(x, y)
+
+
+def test_the_same_random_state_gives_the_same_answers_and_leaves_torch_alone() -> None:
+    x, y = line(30)
+    before = torch.get_rng_state()
+    one, two, other = (pb.PocketRegressor(epochs=2, random_state=seed).fit(x, y).predict(x) for seed in (1, 1, 2))
+    assert (one == two).all()
+    assert (one != other).any()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_pickles() -> None:
+    x, y = line(30)
+    estimator = pb.PocketRegressor(epochs=1).fit(x, y)
+    assert (pickle.loads(pickle.dumps(estimator)).predict(x) == estimator.predict(x)).all()
