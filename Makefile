@@ -46,7 +46,7 @@ format: venv
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/speed.py --out benchmarks/results
+	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/tables.py
 
 tables: venv

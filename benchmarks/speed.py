@@ -1,6 +1,8 @@
 """What being Bayesian costs: a training step and a 30-sample prediction beside deterministic PyTorch and a peer.
 
-python benchmarks/speed.py [--rounds 15] [--models lenet5,lenet300,resnet20]
+python benchmarks/speed.py [--rounds 15] [--models lenet5,lenet300,resnet20] [--threads 1]
+
+One thread by default: on a machine that others use too, two threads wait for each other and times mean little.
 """
 
 from __future__ import annotations
@@ -115,7 +117,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--models", default="lenet5,lenet300,resnet20")
     parser.add_argument("--name", default="speed", help="of the result file")
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     result = {}
     for name in arguments.models.split(","):
         result[name] = measure(name, arguments.rounds)

@@ -200,6 +200,7 @@ def _outputs(net: Net, x: Tensor, samples: int, propagation: str | None, seed: i
     with _TORCH_GENERATOR, torch.no_grad(), ExitStack() as stack:
         for network in networks:
             stack.enter_context(network.using(how[network]))
+            stack.enter_context(network.posterior.frozen())
             stack.enter_context(_evaluating(network))
         count = share if any(network.is_random for network in networks) else 1
         for number, network in enumerate(networks):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -69,6 +70,7 @@ class Posterior(nn.Module, ABC):
     def __init__(self, layout: Layout) -> None:
         super().__init__()
         self.layout = layout
+        self._held: list[Tensor] | None = None
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -79,10 +81,41 @@ class Posterior(nn.Module, ABC):
         """How many standard normal numbers one draw takes."""
         return self.layout.size
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """A block in which nothing is trained: moments are computed once, not for every draw."""
+        self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """One draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
-        mean, std = self.moments()
+        if self._held is None:
+            mean, std = self.moments()
+        else:
+            self._held = self._held or [*self.moments()]
+            mean, std = self._held
         return torch.addcmul(mean, std, self._noise(noise, mean))
+
+    @property
+    def independent(self) -> bool:
+        """Whether the weights are drawn independently of one another, as by the `sample` of this class."""
+        return type(self).sample is Posterior.sample
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """Gradients with respect to the noise of a draw, at the mean, from those with respect to the weights.
+
+        To first order |.|^2 is the variance, over draws, of the quantity whose gradients (b, n) these are, and inner
+        products are covariances: where one noise serves many weights, their gradients add up.
+        """
+        if self.independent:
+            return gradient * self.moments()[1]
+        origin = torch.zeros(self.noise_size, dtype=gradient.dtype, device=gradient.device)
+        pull = torch.func.vjp(self.sample, origin)[1]
+        projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(gradient)
+        return projected
 
     def kl(self, prior: Prior) -> Tensor:
         """KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.priors import Prior
 
 
 class MeanField(Posterior):
@@ -26,6 +27,10 @@ class MeanField(Posterior):
     def moments(self) -> tuple[Tensor, Tensor]:
         """The means and softplus(rho)."""
         return self.mean, F.softplus(self.rho)
+
+    def kl(self, prior: Prior) -> Tensor:
+        """The sum over all weights: each is random."""
+        return prior.total_kl(*self.moments())
 
     def stored(self) -> dict[str, int]:
         """N means and n stds."""

@@ -45,9 +45,14 @@ class Partial(Posterior):
         change = F.softplus(self.rho) * self._noise(noise, self.mean)
         return self.mean.index_add(0, self.index, change)
 
+    @property
+    def independent(self) -> bool:
+        """Every random weight has noise of its own."""
+        return True
+
     def kl(self, prior: Prior) -> Tensor:
         """The sum over the chosen weights: a point value has no KL."""
-        return prior.take(self.index).kl(self.mean[self.index], F.softplus(self.rho)).sum()
+        return prior.take(self.index).total_kl(self.mean[self.index], F.softplus(self.rho))
 
     def fractions(self) -> dict[str, float]:
         """The fraction of random weights in every slot."""
