@@ -23,14 +23,15 @@ class MeanField(Posterior):
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
+        self._all_random = bool((std > 0).all())  # a std of 0 has no gradient and stays 0
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The means and softplus(rho)."""
         return self.mean, F.softplus(self.rho)
 
     def kl(self, prior: Prior) -> Tensor:
-        """The sum over all weights: each is random."""
-        return prior.total_kl(*self.moments())
+        """The sum over the random weights, without looking for others where there were none at the start."""
+        return prior.total_kl(*self.moments()) if self._all_random else super().kl(prior)
 
     def stored(self) -> dict[str, int]:
         """N means and n stds."""
