@@ -553,6 +553,16 @@ def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
     assert stderr == f"stopped; go on with: pocketbayes train --out {out} --resume\n"
 
 
+@pytest.mark.slow
+def test_two_processes_make_one_run_and_one_object(tmp_path: Path) -> None:
+    two = ["--set", "training.devices=2", "--set", "training.accelerator=cpu"]
+    running = process("train", "digits-map", "--epochs", 1, "--out", tmp_path / "run", *two, *TINY, "--json")
+    stdout, stderr = running.communicate()
+    assert running.returncode == 0, stderr
+    assert json.loads(stdout)["measures"]["count"] == 359
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
 def test_help_and_version_succeed() -> None:
     assert call("--version").stdout == f"{pb.__version__}\n"
     for command in ([], ["train"], ["evaluate"], ["predict"], ["inspect"], ["list"], ["demo"]):

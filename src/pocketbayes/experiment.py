@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,8 +32,7 @@ class Outcome:
         folder: Where its files are.
         net: The trained network.
         split: The split that was measured.
-        measures: Its measures.
-        bytes: The size of the network's file.
+        measures: Its measures; only the first of several processes that train together takes them.
         seconds: Of training.
     """
 
@@ -41,8 +41,12 @@ class Outcome:
     net: Net
     split: str
     measures: dict[str, float]
-    bytes: int
     seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """The size of the network's file."""
+        return (self.folder / MODEL_FILE).stat().st_size
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -71,7 +75,6 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     progress: Show = None,
-    title: str = "",
 ) -> Outcome:
     """Trains what a recipe says and measures it on its test split.
 
@@ -85,10 +88,10 @@ def run(
         resume: Goes on with the run in the folder.
         overwrite: Starts anew where there is a run in the folder.
         progress: As in `fit`.
-        title: What the bars call the run.
     """
     folder = Path(out)
-    _check_folder(folder, recipe, resume, overwrite)
+    if is_first():
+        _check_folder(folder, recipe, resume, overwrite)
     train = recipe.data.load("train", data_dir)
     val = recipe.data.load("val", data_dir) if recipe.data.settings.get("val_fraction", 1) else None
     measured, split = _measured(recipe, data_dir, val)
@@ -98,11 +101,8 @@ def run(
     recipe = recipe.resolved(model)
     start = time.monotonic()
     with _clean_unless_begun(folder):
-        if overwrite:
-            for name in RUN_FILES:
-                (folder / name).unlink(missing_ok=True)
-        text = recipe.to_yaml().encode()
-        container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
+        if is_first():
+            _begin(folder, recipe, overwrite)
         net = fit(
             recipe.method.make(),
             model,
@@ -116,8 +116,13 @@ def run(
             **recipe.training,
         )
     seconds = time.monotonic() - start
-    measures = measure(net, measured, recipe.samples, title=title or "evaluate", progress=progress)
-    return Outcome(recipe, folder, net, split, measures, (folder / MODEL_FILE).stat().st_size, seconds)
+    measures = measure(net, measured, recipe.samples, progress=progress) if is_first() else {}
+    return Outcome(recipe, folder, net, split, measures, seconds)
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that train together, the one that writes and speaks."""
+    return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
 
 
 def measure(
@@ -151,6 +156,14 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
         raise UserError(f"{folder} already holds a run ({found[0]}): add --resume or --overwrite, or another --out")
 
 
+def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
+    if overwrite:
+        for name in RUN_FILES:
+            (folder / name).unlink(missing_ok=True)
+    text = recipe.to_yaml().encode()
+    container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
+
+
 def _measured(
     recipe: Recipe, data_dir: str | Path | None, val: data.Dataset | None
 ) -> tuple[data.Dataset, Literal["test", "val"]]:
@@ -170,7 +183,7 @@ def _clean_unless_begun(folder: Path) -> Any:
     try:
         yield
     except BaseException:
-        if not (folder / checkpoint.FILE).exists():
+        if is_first() and not (folder / checkpoint.FILE).exists():
             with contextlib.suppress(OSError):
                 for name in RUN_FILES:
                     (folder / name).unlink(missing_ok=True)

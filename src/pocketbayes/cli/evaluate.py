@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def evaluate(
     nets: Annotated[list[Path], typer.Argument(metavar="NET...", help=".pocket files or folders of runs.")],
     data: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--data", help="A data set, or an .npz file; else the one that the network was trained on."),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "test",
@@ -28,7 +28,7 @@ def evaluate(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
     data_dir: DataDir = None,
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
     ] = None,
     json: Json = False,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 DataDir = Annotated[
-    Optional[Path],  # noqa: UP045 (typer reads it at run time, in Python 3.10 too)
+    Path | None,
     typer.Option("--data-dir", help="The folder that holds the data; else $POCKETBAYES_DATA, else ./data."),
 ]
 Samples = Annotated[
-    Optional[int],  # noqa: UP045
+    int | None,
     typer.Option("--samples", min=1, help="Passes through the network; else the run's own, or 30."),
 ]
 Propagation = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--propagation", help="mean, sample, local, flipout, ...; else what suits the network."),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -14,27 +14,27 @@ from pocketbayes.errors import UserError
 
 def train(
     recipe: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Argument(help="A recipe's name (see [bold]list recipes[/]), its YAML file, or the folder of a run."),
     ] = None,
     method: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--method", help="Another method, in place of the recipe's and its settings."),
     ] = None,
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--model", help="Another model, or the .pocket file of a network to go on from."),
     ] = None,
     data: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--data", help="Another data set, or an .npz file with x and y."),
     ] = None,
-    epochs: Annotated[Optional[int], typer.Option("--epochs", min=0, help="Passes over the data.")] = None,  # noqa: UP045
-    out: Annotated[Optional[Path], typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,  # noqa: UP045
-    seed: Annotated[Optional[int], typer.Option("--seed", help="Of weights, data order and noise.")] = None,  # noqa: UP045
+    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Passes over the data.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of weights, data order and noise.")] = None,
     data_dir: DataDir = None,
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, such as training.lr=0.01."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
@@ -50,7 +50,7 @@ def train(
     """
     from pocketbayes import checkpoint
     from pocketbayes.config import check, override, read_tree
-    from pocketbayes.experiment import run
+    from pocketbayes.experiment import is_first, run
     from pocketbayes.report.table import shown, table
 
     if resume and overwrite:
@@ -69,13 +69,16 @@ def train(
         override(tree, item)
     checked = check(tree)
     folder = out or Path("runs") / _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
-    note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
+    if is_first():
+        note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
     try:
         outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
         begun = (folder / checkpoint.FILE).is_file()
         again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
+    if not is_first():
+        return
     if json:
         show_json(outcome.to_json())
         return
