@@ -166,7 +166,9 @@ def mean_field(mean: Tensor, std: Tensor) -> MeanField:
     return MeanField(layout, mean, std)
 
 
-@pytest.mark.parametrize("method", [pb.MeanFieldVI(), pb.MeanFieldVI(prior_std=0.1, std_init=0.003)])
+@pytest.mark.parametrize(
+    "method", [pb.MeanFieldVI(), pb.MeanFieldVI(prior_std=0.1, std_init=0.003), pb.MeanFieldVI(std_init=0.7)]
+)
 def test_kl_of_a_large_layer_is_the_closed_form_to_1e_5(method: pb.MeanFieldVI) -> None:
     net = pb.bayesianize(nn.Linear(784, 400), method)
     mean, std = (moment.detach().double() for moment in net.posterior.moments())
@@ -222,6 +224,13 @@ def test_a_weight_without_std_has_neither_kl_nor_gradient(prior: Normal | ScaleM
         assert bool((parameter.grad[std == 0] == 0).all())
         assert bool((parameter.grad[std > 0] != 0).all())
     assert float(Point(posterior.layout, mean).kl(prior)) == 0
+
+
+def test_kl_of_millions_of_equal_weights_keeps_its_digits() -> None:
+    """A single float32 inner product over so many numbers is off by 3e-4."""
+    mean, std = torch.full((8_000_000,), 0.01), torch.full((8_000_000,), 0.7)
+    expected = 8e6 * (0.5 * (0.01**2 + 0.7**2) - math.log(0.7) - 0.5)
+    assert float(Normal(1.0).total_kl(mean, std)) == pytest.approx(expected, rel=2e-5)
 
 
 def test_kl_is_0_only_at_the_prior() -> None:
