@@ -275,3 +275,10 @@ def test_narrow_types_by_their_limits() -> None:
         ([0, 2**31], torch.int64),
     ):
         assert container.narrowed(torch.tensor(values)).dtype == dtype
+
+
+def test_the_same_values_make_the_same_file(tmp_path: Path) -> None:
+    tree = {"b": torch.arange(3), "a": [1.5, "x", (torch.zeros(2), None)]}
+    for name in ("one", "two"):
+        container.write(tmp_path / name, tree, "test")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

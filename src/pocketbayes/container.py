@@ -17,6 +17,7 @@ from torch import Tensor
 from pocketbayes.errors import UserError
 
 FORMAT = "pocketbayes-1"
+METADATA = "pocketbayes"
 MAX_DEPTH = 64
 
 
@@ -31,9 +32,10 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
-    skeleton = json.dumps(_dismantle(tree, tensors, 0))
-    metadata = {"format": FORMAT, "kind": kind, "tree": skeleton, "checksum": _checksum(kind, skeleton, tensors)}
-    data = save(tensors, metadata)
+    skeleton = _dismantle(tree, tensors, 0)
+    head = {"format": FORMAT, "kind": kind, "checksum": _checksum(kind, skeleton, tensors), "tree": skeleton}
+    # One text for all: safetensors writes several in any order, and the same values are to make the same file.
+    data = save(tensors, {METADATA: json.dumps(head)})
     write_atomically(path, lambda file: file.write(data))
     return len(data)
 
@@ -52,14 +54,17 @@ def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT or "tree" not in metadata:
-                raise UserError(f"{str(path)!r} is not a pocketbayes file (format {metadata.get('format')!r})")
-            if metadata.get("kind") != kind:
-                raise UserError(f"{str(path)!r} is a {metadata.get('kind')!r} file where a {kind!r} file is expected")
+            if METADATA not in metadata:
+                raise UserError(f"{str(path)!r} is not a pocketbayes file: it has no {METADATA!r} in its metadata")
+            head = json.loads(metadata[METADATA])
+            if head["format"] != FORMAT:
+                raise UserError(f"{str(path)!r} has format {head['format']!r}; this version reads {FORMAT!r}")
+            if head["kind"] != kind:
+                raise UserError(f"{str(path)!r} is a {head['kind']!r} file where a {kind!r} file is expected")
             tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        if _checksum(kind, metadata["tree"], tensors) != metadata.get("checksum"):
+        if _checksum(kind, head["tree"], tensors) != head["checksum"]:
             raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
-        return _assemble(json.loads(metadata["tree"]), tensors, 0)
+        return _assemble(head["tree"], tensors, 0)
     except UserError:
         raise
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError, OSError) as error:
@@ -86,8 +91,8 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
             temporary.unlink()
 
 
-def _checksum(kind: str, tree: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{tree}\n".encode(), digest_size=16)
+def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{json.dumps(tree)}\n".encode(), digest_size=16)
     for name in sorted(tensors, key=int):
         tensor = tensors[name]
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
