@@ -14,6 +14,7 @@ from pocketbayes.metrics import Classification, Regression, Segmentation
 from pocketbayes.network import Net, members
 from pocketbayes.objective import Categorical, match_target
 from pocketbayes.predict import Passes, RealPasses, likelihood_of, run_passes
+from pocketbayes.readout import Readout
 
 
 def evaluate(
@@ -24,6 +25,8 @@ def evaluate(
     propagation: str | None = None,
     batch_size: int = 256,
     seed: int = 0,
+    readout: Readout = "probit",
+    classes: str = "predicted",
     on_batch: Callable[[int], object] | None = None,
 ) -> dict[str, float]:
     """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
@@ -35,6 +38,8 @@ def evaluate(
         propagation: As in `predict`.
         batch_size: Examples in flight.
         seed: Of the draws.
+        readout: As in `predict`.
+        classes: As in `predict`.
         on_batch: Told the number of examples after each batch, for progress.
 
     Returns:
@@ -47,7 +52,8 @@ def evaluate(
         if info is not None:
             validate_batch(x, y, info)
         y = y.to(members(net)[0].device)
-        passes = run_passes(net, x, samples, propagation, seed=seed, target=y if y.is_floating_point() else None)
+        target = y if y.is_floating_point() else None
+        passes = run_passes(net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes)
         measures = measures or _measures_for(net, passes, y, info.target_std if info else 1.0)
         measures(passes, y)
         if on_batch:

@@ -187,6 +187,18 @@ class Layout:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode for every module, and each module's own mode afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
 def placed(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """The weights, by site, in the stripped model within the block; its `parameters()` list them too."""
     sites = [(*_owner(model, site), weight) for site, weight in weights.items()]

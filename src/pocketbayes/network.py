@@ -17,14 +17,16 @@ from pocketbayes.data import Info
 from pocketbayes.errors import UnknownNameError
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout, placed
+from pocketbayes.linear import Linearised, linearise
 from pocketbayes.plan import Plan, count_uses
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.priors import Normal, Prior
 from pocketbayes.rules import RULES
 from pocketbayes.rules.moments import NoRuleError
 
-PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES)
-"""mean: the network at its mean; sample: draw weights, run the model as it is; the rest have a rule table."""
+PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES, "linear")
+"""mean: the network at its mean; sample: draw weights, run the model as it is; linear: the delta method; the
+rest have a rule table."""
 
 
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
@@ -81,17 +83,25 @@ class Network(nn.Module):
         _NETWORKS[id(self)] = self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass of the model under the current propagation."""
+        """One pass of the model under the current propagation; moments and linear answer with a Gaussian."""
+        if self.propagation == "linear":
+            (x,) = (*args, *kwargs.values())
+            result = self.linear(x, "all")
+            return Gaussian(result.mean, result.variance)
         with _no_checkpointing(), placed(self.model, self.weights(args, kwargs)):
             try:
                 return self.model(*args, **kwargs)
             except NoRuleError as error:
                 raise error.at(_module_of(error, self.model)) from error
 
+    def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
+        """The delta method at the posterior mean: see `pocketbayes.linear.linearise`."""
+        return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
+
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
-        weights = self._by_site(self.layout.views(flat))
-        return torch.func.functional_call(self.model, weights, args, kwargs, tie_weights=False)
+        with placed(self.model, self._by_site(self.layout.views(flat))):
+            return self.model(*args, **kwargs)
 
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
         """The weights of one pass by site: values, or Gaussians where a rule will take them."""
@@ -177,7 +187,7 @@ class Network(nn.Module):
     def is_random(self) -> bool:
         """Whether two passes differ."""
         table = RULES.get(self.propagation)
-        draws = self.propagation != "mean" if table is None else table.draws
+        draws = self.propagation == "sample" if table is None else table.draws
         return draws and self.posterior.noise_size > 0
 
     def _by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:

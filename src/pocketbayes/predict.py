@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from pocketbayes.errors import UserError
+from pocketbayes.gaussian import Gaussian
+from pocketbayes.layout import evaluating
+from pocketbayes.linear import Linearised, check_classes
 from pocketbayes.network import Net, Network, check_propagation, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, match_target
+from pocketbayes.readout import Readout, read_out
 
 _TORCH_GENERATOR = RLock()
 """Weights are swapped in and noise is drawn from torch's one generator: threads take turns."""
@@ -54,8 +58,8 @@ class Passes(ABC):
         self.count = 0
 
     @abstractmethod
-    def add(self, output: Tensor, target: Tensor | None = None) -> None:
-        """Takes in the output of one pass."""
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in the output of one pass: a tensor, or a distribution where a pass needs no sampling."""
 
     @abstractmethod
     def summary(self) -> Prediction:
@@ -86,20 +90,36 @@ class _RunningMoments:
 class ClassPasses(Passes):
     """Passes of a classifier, per example or per pixel."""
 
-    def __init__(self) -> None:
+    def __init__(self, readout: Readout = "probit", draws: int = 30, seed: int = 0) -> None:
+        """Takes how Gaussian logits become probabilities, see `read_out`."""
         super().__init__()
-        self.probs, self.entropy = _RunningMoments(), _RunningMoments()
+        self.readout, self.draws, self.seed = readout, draws, seed
+        self.probs, self.within, self.entropy = _RunningMoments(), _RunningMoments(), _RunningMoments()
 
-    def add(self, output: Tensor, target: Tensor | None = None) -> None:
-        """Takes in logits (n, classes, ...)."""
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in logits (n, classes, ...), or their distribution."""
         self.count += 1
-        probs = output.float().softmax(1)
+        if isinstance(output, Linearised):
+            moments = output.mean.float(), output.per_output().float()
+            covariance = None if output.covariance is None else output.covariance.float()
+        elif isinstance(output, Gaussian):
+            moments, covariance = (output.loc.float(), output.variance.float()), None
+        else:
+            probs = output.float().softmax(1)
+            self._take(probs, torch.special.entr(probs).sum(1))
+            return
+        read = read_out(*moments, covariance, how=self.readout, draws=self.draws, seed=self.seed)
+        self._take(read.probs, torch.special.entr(read.probs).sum(1) - read.information)
+        self.within.add(read.var, self.count)
+
+    def _take(self, probs: Tensor, aleatoric: Tensor) -> None:
         self.probs.add(probs, self.count)
-        self.entropy.add(torch.special.entr(probs).sum(1), self.count)
+        self.entropy.add(aleatoric, self.count)
 
     def summary(self) -> Prediction:
         """Mean probabilities; total entropy = aleatoric + epistemic."""
         mean, var = self.probs.read(self.count)
+        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
         entropy = torch.special.entr(mean).sum(1)
         aleatoric = self.entropy.read(self.count)[0]
         return Prediction(mean, var.sqrt(), entropy, (entropy - aleatoric).clamp(min=0), aleatoric, probs=mean)
@@ -111,15 +131,21 @@ class RealPasses(Passes):
     def __init__(self, likelihood: GaussianNoise) -> None:
         super().__init__()
         self.likelihood = likelihood
-        self.mean, self.noise_var = _RunningMoments(), _RunningMoments()
+        self.mean, self.noise_var, self.within = _RunningMoments(), _RunningMoments(), _RunningMoments()
         self.log_density: Tensor | None = None
 
-    def add(self, output: Tensor, target: Tensor | None = None) -> None:
-        """Takes in outputs, and the targets where the log density over passes is wanted."""
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
         self.count += 1
-        mean, noise = self.likelihood.moments(output.float())
+        if isinstance(output, Linearised):
+            output = Gaussian(output.mean, output.per_output())
+        mean, noise = self.likelihood.moments((output.loc if isinstance(output, Gaussian) else output).float())
         self.mean.add(mean, self.count)
         self.noise_var.add(noise.square(), self.count)
+        if isinstance(output, Gaussian):
+            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
+            self.within.add(var, self.count)
+            noise = (var + noise.square()).sqrt()
         if target is not None:
             score = (match_target(mean, target) - mean) / noise
             each = -0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)
@@ -128,6 +154,7 @@ class RealPasses(Passes):
     def summary(self) -> Prediction:
         """Mean; variance = that of the mean over passes + the mean noise variance."""
         mean, var = self.mean.read(self.count)
+        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
         noise = self.noise_var.read(self.count)[0]
         std = (var + noise).sqrt()
         return Prediction(mean, std, std.log() + 0.5 * math.log(2 * math.pi * math.e), var.sqrt(), noise.sqrt())
@@ -141,6 +168,8 @@ def predict(
     *,
     batch_size: int = 256,
     seed: int = 0,
+    readout: Readout = "probit",
+    classes: str = "predicted",
 ) -> Prediction:
     """p(y | x) averaged over the posterior.
 
@@ -152,37 +181,50 @@ def predict(
         x: Inputs (n, ...).
         samples: Passes; a network without randomness takes one, a mixture shares them out.
         propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
-            needs no sampling. "mean" is one pass at the posterior mean.
+            needs no sampling. "mean" is one pass at the posterior mean. "moments" and "linear" need no sampling: one
+            pass gives the distribution of the outputs.
         batch_size: Inputs in flight.
         seed: Of the draws.
+        readout: How Gaussian logits become probabilities: "probit", "taylor" or "sample", see `readout.read_out`.
+        classes: For "linear": the logits whose variance is computed, see `linear.linearise`; the other logits take the
+            mean variance of those.
     """
     x = torch.as_tensor(x)
     if not len(x):
         raise UserError("nothing to predict: x is empty")
     parts = []
     for batch in x.split(batch_size):
-        passes = run_passes(net, batch, samples, propagation, seed=seed)
+        passes = run_passes(net, batch, samples, propagation, seed=seed, readout=readout, classes=classes)
         parts.append(passes.summary())
     return Prediction.cat(parts)
 
 
 def run_passes(
-    net: Net, x: Tensor, samples: int, propagation: str | None = None, *, seed: int = 0, target: Tensor | None = None
+    net: Net,
+    x: Tensor,
+    samples: int,
+    propagation: str | None = None,
+    *,
+    seed: int = 0,
+    target: Tensor | None = None,
+    readout: Readout = "probit",
+    classes: str = "predicted",
 ) -> Passes:
     """The summary of all passes over one batch."""
     if samples < 1:
         raise UserError(f"samples must be at least 1, not {samples}")
-    passes = passes_for(members(net)[0])
-    for output in _outputs(net, x, samples, propagation, seed):
+    check_classes(classes)
+    passes = passes_for(members(net)[0], readout, samples, seed)
+    for output in _outputs(net, x, samples, propagation, seed, classes):
         passes.add(output, target)
     return passes
 
 
-def passes_for(network: Network) -> Passes:
+def passes_for(network: Network, readout: Readout = "probit", draws: int = 30, seed: int = 0) -> Passes:
     """An empty summary for the network's kind of output."""
     likelihood = network.likelihood
     if likelihood is None or isinstance(likelihood, Categorical):
-        return ClassPasses()
+        return ClassPasses(readout, draws, seed)
     assert isinstance(likelihood, GaussianNoise), type(likelihood)
     return RealPasses(likelihood)
 
@@ -192,7 +234,9 @@ def default_propagation(network: Network) -> str:
     return "sample" if network.propagation in ("local", "flipout") else network.propagation
 
 
-def _outputs(net: Net, x: Tensor, samples: int, propagation: str | None, seed: int) -> Iterator[Tensor]:
+def _outputs(
+    net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str
+) -> Iterator[Tensor | Linearised]:
     """As many outputs of each network, so that each has the same say; one if none of them draws anything."""
     networks = members(net)
     share = math.ceil(samples / len(networks))
@@ -201,10 +245,14 @@ def _outputs(net: Net, x: Tensor, samples: int, propagation: str | None, seed: i
         for network in networks:
             stack.enter_context(network.using(how[network]))
             stack.enter_context(network.posterior.frozen())
-            stack.enter_context(_evaluating(network))
+            stack.enter_context(evaluating(network))
         count = share if any(network.is_random for network in networks) else 1
         for number, network in enumerate(networks):
             inputs = _fitting(x, network)
+            if how[network] == "linear":
+                every = isinstance(network.likelihood, GaussianNoise)  # each number of a regression has its own
+                yield network.linear(inputs, "all" if every else classes, samples, seed)
+                continue
             for index in range(count):
                 if index == 0 or network.is_random:
                     with _seeded(seed * 1_000_003 + number * share + index, network.device):
@@ -218,18 +266,6 @@ def _fitting(x: Tensor, network: Network) -> Tensor:
         return x.to(network.device)
     point = next(network.model.parameters(), None)
     return x.to(network.device, network.posterior.moments()[0].dtype if point is None else point.dtype)
-
-
-@contextmanager
-def _evaluating(network: Network) -> Iterator[None]:
-    """Evaluation mode for every module, and each module's own mode afterwards."""
-    training = [module for module in network.modules() if module.training]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 @contextmanager

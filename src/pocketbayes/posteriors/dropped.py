@@ -66,6 +66,17 @@ class Dropped(Posterior):
             parts.append(view.flatten())
         return torch.cat(parts)
 
+    def project(self, gradient: Tensor) -> Tensor:
+        """sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over the weights i of each unit: a mask has no derivative."""
+        spread = (self.rate / (1 - self.rate)) ** 0.5
+        parts = [gradient.new_zeros(len(gradient), 0)]
+        for (groups, inner), slot in zip(self.units, self.layout.slots):
+            if groups:
+                change = gradient[:, slot.start : slot.stop] * self.mean[slot.start : slot.stop] * spread
+                positions = torch.Size(slot.shape[2:]).numel() if slot.shape[1] == inner else 1
+                parts.append(change.view(len(gradient), groups, -1, inner, positions).sum((2, 4)).flatten(1))
+        return torch.cat(parts, 1)
+
     def kl(self, prior: Prior) -> Tensor:
         """0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
         return self.mean.new_zeros(())

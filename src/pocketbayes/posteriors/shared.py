@@ -159,6 +159,11 @@ class Shared(Posterior):
         rest = self._spread(torch.cat([zeros, own, self._blended(parts, choice)]))
         return rest.index_add(0, self.inliers, each[: self.inliers.numel()])
 
+    @property
+    def independent(self) -> bool:
+        """Only where every weight draws for itself."""
+        return self.draw == "independent"
+
     def kl(self, prior: Prior) -> Tensor:
         """sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blended weight adds alpha_k to count_k (Eq. 10).
 

@@ -88,6 +88,11 @@ class Sparse(Posterior):
         """Draws at the present weights, 0 elsewhere."""
         return self._scatter(self._draw(noise))
 
+    @property
+    def independent(self) -> bool:
+        """Every random weight has noise of its own."""
+        return True
+
     def kl(self, prior: Prior) -> Tensor:
         """The sum over the present weights; 0 for point values."""
         std = self.present_std()

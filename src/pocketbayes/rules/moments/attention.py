@@ -91,5 +91,7 @@ def step_by_step(function: Any) -> Rule:
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
 
 
-for _composed in (F.multi_head_attention_forward, F.local_response_norm):
-    RULES[_composed] = step_by_step(_composed)
+COMPOSED: dict[Op, Rule] = {op: step_by_step(op) for op in (F.multi_head_attention_forward, F.local_response_norm)}
+"""Functions that are made of others, by their own code."""
+
+RULES.update(COMPOSED)

@@ -1,0 +1,378 @@
+"""Gradients of single examples with respect to the weights, from one forward and one backward pass of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pocketbayes.errors import UserError
+from pocketbayes.gaussian import METADATA, Op, tensors_in
+from pocketbayes.layout import Layout, placed
+from pocketbayes.posteriors import Posterior
+from pocketbayes.rules.linear_ops import LINEAR_OPS, LinearCall
+from pocketbayes.rules.moments.attention import COMPOSED
+
+_BLOCK = 1 << 19
+"""Numbers in the working memory of one step: what fits a processor's cache is fastest."""
+
+_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}
+
+
+class NotTappedError(Exception):
+    """The model uses its weights in ways that per-layer formulas do not cover."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One linear operation on selected weights within a pass.
+
+    Attributes:
+        op: The operation.
+        call: Its arguments.
+        settings: What it took beside input, weight and bias.
+        weight: The slot of its weight, if that is selected.
+        bias: The slot of its bias, if that is selected.
+        version: How often its input had been changed in place.
+        edge: Where in the graph the gradient of its output arrives; None without gradients.
+    """
+
+    op: Op
+    call: LinearCall
+    settings: Mapping[str, Any]
+    weight: int | None
+    bias: int | None
+    version: int
+    edge: GradientEdge | None
+
+    @property
+    def batch(self) -> int:
+        """Entries along the axes before the features: examples, times windows or tokens."""
+        return math.prod(self.call.input.shape[: self.call.feature_axis])
+
+
+class _Tap(torch.Tensor):
+    """A weight that records the linear operations it takes part in."""
+
+    slot: int
+    record: list[Use | None]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in COMPOSED:
+            return COMPOSED[func](*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if func in METADATA:
+            return result
+        taps = [value for value in tensors_in((args, kwargs)) if isinstance(value, _Tap)]
+        call = LinearCall.read(func, args, kwargs) if func in LINEAR_OPS else None
+        if call is None or any(tap is not call.weight and tap is not call.bias for tap in taps):
+            taps[0].record.append(None)
+            return result
+        edge = None
+        if torch.is_grad_enabled():
+            _keep_format(call.input)
+            if not result.requires_grad:  # the first layer; a copy follows, for nothing may change a leaf in place
+                result.requires_grad_()
+                edge = get_gradient_edge(result)
+                result = result.clone()
+            else:
+                edge = get_gradient_edge(result)
+        weight, bias = (tap.slot if isinstance(tap, _Tap) else None for tap in (call.weight, call.bias))
+        settings = {**dict(zip(("stride", "padding", "dilation", "groups"), args[3:])), **kwargs}
+        taps[0].record.append(Use(func, call, settings, weight, bias, call.input._version, edge))
+        return result
+
+
+def _keep_format(x: Tensor) -> None:
+    """Has the gradient of a channels-last tensor come in that format too: mixed formats cost ten times as much."""
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    if last and x.requires_grad:
+        x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the batch lies in the inputs of each use, and what a pass costs.
+
+    Attributes:
+        inner: Per use, the entries along the batch axes that follow the one of the examples.
+        channels_last: Whether the model runs in that memory format, which is the fastest for convolutions.
+        size: Numbers that an example leaves behind in a pass.
+    """
+
+    inner: tuple[int, ...]
+    channels_last: bool
+    size: int
+
+
+def tapped_pass(model: nn.Module, layout: Layout, mean: Tensor, x: Tensor) -> tuple[Any, list[Use | None]]:
+    """The model's output at the mean, and its linear operations in order; None stands for a use of another kind."""
+    record: list[Use | None] = []
+    taps = [view.as_subclass(_Tap) for view in layout.views(mean.detach())]
+    for number, tap in enumerate(taps):
+        tap.slot, tap.record = number, record
+    with placed(model, {site: tap for slot, tap in zip(layout.slots, taps) for site in slot.sites}):
+        return model(x), record
+
+
+def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
+    """Follows one example of three through the model: NaN in it shows which rows of every layer's input are its own.
+
+    Returns:
+        The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
+    """
+    if not x.is_floating_point():
+        return None
+    mean = posterior.moments()[0]
+    three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
+    three[1] = math.nan
+    for channels_last in (True, False) if x.ndim == 4 else (False,):
+        with torch.no_grad():
+            try:
+                _, record = tapped_pass(model, posterior.layout, mean, arranged(three, channels_last))
+            except RuntimeError:  # such as view(), which wants its own memory format
+                continue
+        inner = [None if use is None else _inner(use) for use in record]
+        if not inner or None in inner:
+            return None
+        size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
+        return Plan(tuple(i for i in inner if i is not None), channels_last, size)
+    return None
+
+
+def _inner(use: Use) -> int | None:
+    """The batch axes of a layer's input, read as (outer, 3, inner): the one `inner` that explains where NaN is."""
+    lead = use.call.input.shape[: use.call.feature_axis]
+    rows = use.call.input.reshape(math.prod(lead), -1).isnan().any(1).nonzero().flatten()
+    if use.batch % 3 or not rows.numel():
+        return None
+    fits = [
+        inner
+        for inner in range(1, use.batch // 3 + 1)
+        if use.batch // 3 % inner == 0 and bool(((rows // inner) % 3 == 1).all())
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def arranged(x: Tensor, channels_last: bool) -> Tensor:
+    """The input in the memory format of the plan."""
+    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
+
+
+class Pass:
+    """One pass at the mean, from which gradients of every example can be pulled back.
+
+    Attributes:
+        output: The model's output, (b, ...).
+    """
+
+    def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: Plan) -> None:
+        self.layout = posterior.layout
+        self.examples = len(x)
+        mean, self.std = (moment.detach() for moment in posterior.moments())
+        with torch.enable_grad():
+            output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last))
+        self.output: Tensor = output
+        self.uses = [use for use in record if use is not None]
+        if len(self.uses) != len(plan.inner) or len(record) != len(self.uses):
+            raise NotTappedError("the model's flow differs from that of its first call")
+        self.inner = plan.inner
+
+    def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
+        """The gradients of sum(direction * output) of every example with respect to every use's output."""
+        edges = [use.edge for use in self.uses]
+        deltas = torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
+        if any(use.version != use.call.input._version for use in self.uses):
+            raise UserError(
+                "the input of a layer is changed in place after the layer has used it: its gradient is lost"
+            )
+        return list(deltas)
+
+    def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
+        """sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
+        total = self.output.new_zeros(self.examples)
+        views = self.layout.views(self.std.square())
+        by_slot: dict[int, list[tuple[int, Tensor]]] = {}
+        for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
+            for slot in (use.weight, use.bias):
+                if slot is not None and delta is not None:
+                    by_slot.setdefault(slot, []).append((number, delta))
+        for slot, parts in by_slot.items():
+            total += self._slot_variance(slot, parts, views[slot])
+        return total
+
+    def _slot_variance(self, slot: int, parts: Sequence[tuple[int, Tensor]], var: Tensor) -> Tensor:
+        uses = [_Rows(self.uses[number], delta, self.examples, self.inner[number]) for number, delta in parts]
+        if len(uses) == 1 and uses[0].use.weight == slot and uses[0].flat is not None:
+            d, a = uses[0].flat
+            return (torch.mm(d.square(), var) * a.square()).sum(1)
+        step = max(1, _BLOCK // max(rows.work(slot) for rows in uses))
+        order = uses[0].order(var) if len(uses) == 1 and uses[0].use.weight == slot else var.flatten()
+        total = self.output.new_zeros(self.examples)
+        for start in range(0, self.examples, step):
+            part = slice(start, start + step)
+            if len(uses) == 1:
+                gradient = uses[0].gradient(slot, part)
+            else:
+                gradient = torch.stack([rows.restored(slot, part) for rows in uses]).sum(0)
+            total[part] = torch.mv(gradient.square_(), order)
+        return total
+
+    def gradient(self, direction: Tensor, keep: bool = False) -> Tensor:
+        """The gradients (b, n) themselves."""
+        flat = self.output.new_zeros(self.examples, self.layout.size)
+        for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
+            if delta is None:
+                continue
+            rows = _Rows(use, delta, self.examples, self.inner[number])
+            for index in (use.weight, use.bias):
+                if index is not None:
+                    slot = self.layout.slots[index]
+                    step = max(1, _BLOCK // rows.work(index))
+                    for start in range(0, self.examples, step):
+                        part = slice(start, start + step)
+                        flat[part, slot.start : slot.stop] += rows.restored(index, part)
+        return flat
+
+
+class _Rows:
+    """A use's inputs and output gradients, sorted by example: dy/dW = sum over rows of delta input^T."""
+
+    def __init__(self, use: Use, delta: Tensor, examples: int, inner: int) -> None:
+        self.use = use
+        self.axis = use.call.feature_axis
+        self.input: Tensor = self._by_example(use.call.input, examples, inner)
+        self.delta: Tensor = self._by_example(delta, examples, inner)
+
+    def _by_example(self, x: Tensor, examples: int, inner: int) -> Tensor:
+        """(examples, rows, features...)."""
+        tail = x.shape[x.ndim + self.axis :]
+        if inner * examples == math.prod(x.shape[: self.axis]):
+            return x.reshape(examples, inner, *tail)
+        return x.reshape(-1, examples, inner, *tail).transpose(0, 1).reshape(examples, -1, *tail)
+
+    @property
+    def flat(self) -> tuple[Tensor, Tensor] | None:
+        """Output gradients and inputs, if each example has one row: then (dy/dW)^2 factorises."""
+        return (self.delta[:, 0], self.input[:, 0]) if self.use.op is F.linear and self.input.shape[1] == 1 else None
+
+    def work(self, slot: int) -> int:
+        """Numbers that the gradient of one example takes on its way."""
+        weight = self.use.call.weight
+        if slot != self.use.weight:
+            return self.delta[0].numel()
+        positions = self.delta[0].numel() // max(weight.shape[0], 1)
+        return weight.numel() + positions * (weight[0].numel() + weight.shape[0])
+
+    def gradient(self, slot: int, part: slice) -> Tensor:
+        """(examples, size) in the order of `order`."""
+        if slot != self.use.weight:
+            axis = self.axis % self.delta.ndim
+            return self.delta[part].sum([i for i in range(1, self.delta.ndim) if i != axis])
+        if self.use.op is F.linear:
+            return torch.bmm(self.delta[part].mT, self.input[part]).flatten(1)
+        if self.use.op in _CONVOLUTIONS:
+            return self._convolution(part)
+        return self._any(part)
+
+    def order(self, weight: Tensor) -> Tensor:
+        """A tensor in the weight's shape, flat in the order of `gradient`."""
+        if self.use.op not in _CONVOLUTIONS:
+            return weight.flatten()
+        return weight.movedim(1, -1).flatten()  # convolutions: channels last
+
+    def restored(self, slot: int, part: slice) -> Tensor:
+        """(examples, size) in the weight's own order."""
+        gradient = self.gradient(slot, part)
+        if slot != self.use.weight or self.use.op not in _CONVOLUTIONS:
+            return gradient
+        shape = self.use.call.weight.shape
+        return gradient.view(-1, shape[0], *shape[2:], shape[1]).movedim(-1, 2).flatten(1)
+
+    @cached_property
+    def _windows(self) -> tuple[Tensor, Tensor]:
+        """A convolution's output gradients (examples, rows..., features) and, as a view, the patches they belong to."""
+        weight, axes = self.use.call.weight, _CONVOLUTIONS[self.use.op]
+        kernel = weight.shape[2:]
+        stride, dilation, pads = _geometry(self.use.settings, kernel, axes)
+        x = F.pad(self.input.movedim(2, -1), (0, 0, *pads))
+        delta = self.delta.movedim(2, -1)
+        steps = x.stride()
+        moves = [step * s for step, s in zip(steps[2:-1], stride)]
+        taps = [step * d for step, d in zip(steps[2:-1], dilation)]
+        shape = (*delta.shape[:-1], *kernel, x.shape[-1])
+        return delta, x.as_strided(shape, (*steps[:2], *moves, *taps, steps[-1]))
+
+    def _convolution(self, part: slice) -> Tensor:
+        """Patches of the input times the output's gradient, positions summed."""
+        delta, patches = (x[part] for x in self._windows)
+        groups = int(self.use.settings.get("groups", 1))
+        inputs = self.use.call.weight[0].numel()
+        examples, rows = len(delta), delta[0, ..., 0].numel()
+        if groups == 1:
+            left, right = delta.reshape(examples, rows, -1), patches.reshape(examples, rows, inputs)
+            return torch.bmm(left.mT, right).flatten(1)
+        left = delta.reshape(examples, rows, groups, -1)
+        right = patches.reshape(examples, rows, -1, groups, self.use.call.weight.shape[1])
+        return torch.einsum("brgo,brkgi->bgoki", left, right).flatten(1)
+
+    def _any(self, part: slice) -> Tensor:
+        """By differentiating the operation itself: transposed and three-dimensional convolutions."""
+        weight = self.use.call.weight.as_subclass(torch.Tensor)
+
+        def one(x: Tensor, delta: Tensor) -> Tensor:
+            pull = torch.func.vjp(lambda w: self.use.call.run(x, w, None), weight)[1]
+            return pull(delta)[0]  # type: ignore[no-any-return]
+
+        gradient: Tensor = torch.func.vmap(one)(self.input[part], self.delta[part])
+        return gradient.flatten(1)
+
+
+def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> tuple[list[int], list[int], list[int]]:
+    """Stride, dilation, and the padding as F.pad takes it."""
+
+    def each(value: Any) -> list[int]:
+        values = list(value) if isinstance(value, (tuple, list)) else [value]
+        return values * axes if len(values) < axes else values
+
+    stride, dilation = each(settings.get("stride", 1)), each(settings.get("dilation", 1))
+    padding = settings.get("padding", 0)
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel)]
+        sides = [(t // 2, t - t // 2) for t in total]
+    else:
+        sides = [(p, p) for p in each(padding)]
+    return stride, dilation, [p for side in reversed(sides) for p in side]
+
+
+def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction: Tensor) -> Tensor:
+    """The gradients (b, n), one example after the other: for models that nothing else covers."""
+    rows = []
+    mean = posterior.moments()[0].detach()
+    for example, row in zip(x.split(1), direction.split(1)):
+        with torch.enable_grad():
+            flat = mean.clone().requires_grad_()
+            rows.append(torch.autograd.grad(run_at(model, posterior.layout, flat, example), flat, row)[0])
+    return torch.stack(rows)
+
+
+def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
+    """The model's output with the weights of a given vector (n,), a differentiable function of it."""
+    weights = {site: view for slot, view in zip(layout.slots, layout.views(flat)) for site in slot.sites}
+    with placed(model, weights):
+        output: Tensor = model(x)
+    return output
