@@ -164,7 +164,18 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 
 
 @each_case
-@pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout"])
+def test_the_projection_of_a_gradient_has_the_variance_of_draws(case: Case) -> None:
+    """g . w over draws of w: what the delta method takes for every storage, shared draws and correlations included."""
+    network = members(fitted(case))[0]
+    gradient = torch.randn(3, network.layout.size)
+    with torch.no_grad():
+        var = network.posterior.project(gradient).square().sum(1)
+        draws = torch.stack([network.posterior.sample() for _ in range(4000)]) @ gradient.T
+    torch.testing.assert_close(var, draws.var(0), rtol=0.15, atol=1e-9)
+
+
+@each_case
+@pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout", "moments", "moments-exact"])
 def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: str) -> None:
     network = members(pb.bayesianize(tiny_model(), case.make()))[0]
     x = tiny_data()[0]
@@ -173,6 +184,21 @@ def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: s
     assert output.shape == (48, 3)
     if not case.trainable:
         return
+    output = output.loc + output.variance if isinstance(output, pb.Gaussian) else output
     output.square().sum().backward()
     reached = [p.grad for p in network.posterior.parameters() if p.grad is not None]
     assert any(float(grad.abs().sum()) > 0 for grad in reached)
+
+
+@each_case
+@pytest.mark.parametrize("propagation", ["moments", "linear"])
+def test_every_network_answers_without_sampling(case: Case, propagation: str) -> None:
+    net = fitted(case)
+    x, y = tiny_data()
+    prediction = pb.predict(net, x, propagation=propagation)
+    assert prediction.probs is not None
+    torch.testing.assert_close(prediction.probs.sum(1), torch.ones(48))
+    torch.testing.assert_close(prediction.aleatoric + prediction.epistemic, prediction.entropy, atol=1e-5, rtol=1e-4)
+    random = any(bool((network.posterior.moments()[1] > 0).any()) for network in members(net))
+    assert bool((prediction.std > 0).any()) == (random or len(members(net)) > 1)
+    assert pb.evaluate(net, (x, y), propagation=propagation)["nll"] < 2
