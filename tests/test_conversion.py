@@ -274,3 +274,28 @@ def test_every_dtype_of_weights_is_kept() -> None:
         for propagation in PROPAGATIONS:
             with net.using(propagation):
                 assert net(torch.randn(4, 3, dtype=dtype)).dtype == dtype
+
+
+def test_every_method_selects_by_name() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    for method in (pb.MeanFieldVI(select=r"^2\."), pb.Deterministic(select=r"^2\."), pb.PBN(select=r"^2\.", rate=0.5)):
+        net = pb.bayesianize(model, method)
+        assert [slot.name for slot in net.layout.slots] == ["2.weight", "2.bias"]
+    with pytest.raises(pb.UserError, match="not a regular expression"):
+        pb.MeanFieldVI(select="(")
+    with pytest.raises(pb.UserError, match="no weights to make Bayesian"):
+        pb.bayesianize(model, pb.MeanFieldVI(select="nothing"))
+
+
+def test_tokens_stay_whole_numbers() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.table(x).mean(1))
+
+    x = torch.randint(0, 9, (20, 3))
+    net = pb.fit("bbb", Words(), (x, (x[:, 0] > 4).long()), epochs=1, progress=False)
+    assert pb.predict(net, x, 2).probs.shape == (20, 2)

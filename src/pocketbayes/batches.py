@@ -105,7 +105,8 @@ def epoch_order(size: int, seed: int | None) -> Tensor:
 
 
 def _as_float(x: Tensor) -> Tensor:
-    return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 or not x.is_floating_point() else x
+    """Arrays are often float64, which no model is by default; whole numbers may be tokens and stay."""
+    return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 else x
 
 
 def _info_of(x: Tensor, y: Tensor) -> Info:

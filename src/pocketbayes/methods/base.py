@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,16 +68,23 @@ class Method(ABC):
 
     Attributes:
         bayesian_bias: Makes biases random too.
+        select: A regular expression: the parameters whose names it is found in are covered by the posterior, and no
+            others. None for the weights of linear, convolution, recurrent and attention layers.
         train_samples: Passes per training step.
         antithetic: Draws the passes of a step in pairs of opposite noise (weight samples only).
     """
 
     name: ClassVar[str]
     bayesian_bias: bool = False
+    select: str | None = None
     train_samples: int = 1
     antithetic: bool = False
 
     def __post_init__(self) -> None:
+        try:
+            re.compile(self.select or "")
+        except re.error as error:
+            raise UserError(f"select={self.select!r} is not a regular expression: {error}") from None
         if self.train_samples < 1:
             raise UserError(f"train_samples must be at least 1, not {self.train_samples}")
         if self.antithetic and self.train_samples % 2:
@@ -187,8 +195,9 @@ class DerivedMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bayesian_bias or self.antithetic or self.train_samples != 1:
-            raise UserError(f"{self.name}: bayesian_bias, train_samples and antithetic are settings of its method=")
+        if self.bayesian_bias or self.select or self.antithetic or self.train_samples != 1:
+            names = "bayesian_bias, select, train_samples and antithetic"
+            raise UserError(f"{self.name}: {names} are settings of its method=")
 
     @property
     def base(self) -> Method:
@@ -209,7 +218,7 @@ class Start:
     likelihood: nn.Module | None
 
     @classmethod
-    def of(cls, model: nn.Module, bayesian_bias: bool = False) -> Start:
+    def of(cls, model: nn.Module, bayesian_bias: bool = False, select: str | None = None) -> Start:
         """From a plain model, or from a Network trained by another method."""
         if isinstance(model, Mixture):
             raise UserError("a method starts from one network, not from a mixture: give one of its members")
@@ -219,7 +228,8 @@ class Start:
             known = std if bool((std > 0).any()) else None
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
         model = copy.deepcopy(model)
-        layout = Layout.of(model, bayesian_bias=bayesian_bias)
+        chosen = None if select is None else lambda name, _: re.search(select, name) is not None
+        layout = Layout.of(model, select=chosen, bayesian_bias=bayesian_bias)
         return cls(model, layout, layout.read(model), None, None)
 
 

@@ -19,6 +19,6 @@ class Deterministic(Method):
 
     def init(self, model: nn.Module) -> Network:
         """The model's own weights."""
-        start = Start.of(model, self.bayesian_bias)
+        start = Start.of(model, self.bayesian_bias, self.select)
         point = Point(start.layout, start.mean)
         return Network(start.model, point, likelihood=start.likelihood, propagation="mean")

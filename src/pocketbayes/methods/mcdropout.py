@@ -36,7 +36,7 @@ class MCDropout(Method):
 
     def init(self, model: nn.Module) -> Network:
         """The model's own weights."""
-        start = Start.of(model, self.bayesian_bias)
+        start = Start.of(model, self.bayesian_bias, self.select)
         posterior = Dropped(start.layout, start.mean, self.rate, input_units(start.model, start.layout))
         if not posterior.noise_size:
             raise UserError(

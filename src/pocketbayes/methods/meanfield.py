@@ -40,7 +40,7 @@ class MeanFieldVI(VariationalMethod):
 
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""
-        start = Start.of(model, self.bayesian_bias)
+        start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
         return Network(
             start.model,

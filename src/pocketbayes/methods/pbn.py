@@ -68,12 +68,16 @@ class PBN(VariationalMethod):
 
     def init(self, model: nn.Module) -> Network:
         """The chosen fraction at random places: sensitivities need data, which come with the stages."""
-        start = Start.of(model, self.bayesian_bias)
+        start = Start.of(model, self.bayesian_bias, self.select)
         return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
 
     def start(self, model: nn.Module) -> Network:
         """The deterministic network."""
-        return model if isinstance(model, Network) else Deterministic(bayesian_bias=self.bayesian_bias).init(model)
+        return (
+            model
+            if isinstance(model, Network)
+            else Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
+        )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Deterministic training, if it is still to be done, then the partial network."""

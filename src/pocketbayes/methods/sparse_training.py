@@ -105,7 +105,7 @@ class SparseTraining(Method):
 
     def init(self, model: nn.Module) -> Network:
         """A random choice of weights in every layer; a network that is sparse already is gone on with."""
-        start = Start.of(model, self.bayesian_bias)
+        start = Start.of(model, self.bayesian_bias, self.select)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
             return self.make_network(start, self._again(model.posterior))
         layout, device = start.layout, start.mean.device

@@ -99,7 +99,11 @@ class WeightSharing(VariationalMethod):
 
     def start(self, model: nn.Module) -> Network:
         """A network of the given weights, from which the first stage goes on."""
-        return model if isinstance(model, Network) else Deterministic(bayesian_bias=self.bayesian_bias).init(model)
+        return (
+            model
+            if isinstance(model, Network)
+            else Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
+        )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Deterministic, mean-field and shared, as far as they are still to be done."""
@@ -134,6 +138,7 @@ class WeightSharing(VariationalMethod):
     def _mean_field(self) -> MeanFieldVI:
         shared = (
             "bayesian_bias",
+            "select",
             "train_samples",
             "antithetic",
             "prior",
