@@ -54,6 +54,7 @@ def describe(net: Net) -> dict[str, Any]:
         "prior": _module(net.prior),
         "likelihood": None if net.likelihood is None else _module(net.likelihood),
         "propagation": net.propagation,
+        "input_var": net.input_var,
         "data": None if net.info is None else asdict(net.info),
     }
 
@@ -84,6 +85,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
         likelihood=likelihood and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
         propagation=tree["propagation"],
+        input_var=tree.get("input_var", 0.0),
     )
     net.info = None if tree.get("data") is None else Info(**tree["data"])
     _load_points(net.model, tree["state"], source)

@@ -25,7 +25,7 @@ def evaluate(
     propagation: str | None = None,
     batch_size: int = 256,
     seed: int = 0,
-    readout: Readout = "probit",
+    readout: Readout = "sample",
     classes: str = "predicted",
     on_batch: Callable[[int], object] | None = None,
 ) -> dict[str, float]:

@@ -52,6 +52,7 @@ class Network(nn.Module):
         prior: What `kl` is measured against.
         likelihood: The output's noise model, if training or prediction set one.
         propagation: How randomness goes through the network.
+        input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
     """
 
@@ -63,6 +64,7 @@ class Network(nn.Module):
         prior: Prior | None = None,
         likelihood: nn.Module | None = None,
         propagation: str = "sample",
+        input_var: float = 0.0,
     ) -> None:
         """Takes over `model`, from which the layout's weights have been or will be stripped."""
         super().__init__()
@@ -73,6 +75,7 @@ class Network(nn.Module):
         self.prior = prior or Normal(1.0)
         self.likelihood = likelihood
         self.propagation = check_propagation(propagation)
+        self.input_var = float(input_var)
         self.info: Info | None = None
         self._noise: Tensor | None = None
         self._plans: dict[tuple[str, bool], Plan] = {}
@@ -88,7 +91,12 @@ class Network(nn.Module):
             (x,) = (*args, *kwargs.values())
             result = self.linear(x, "all")
             return Gaussian(result.mean, result.variance)
-        with _no_checkpointing(), placed(self.model, self.weights(args, kwargs)):
+        weights = self.weights(args, kwargs)
+        table = RULES.get(self.propagation)
+        if self.input_var and table is not None and not table.draws:
+            noise = torch.full_like(args[0], self.input_var)
+            args = (Gaussian(args[0], noise, rules=self.posterior.rules(self.propagation)), *args[1:])
+        with _no_checkpointing(), placed(self.model, weights):
             try:
                 return self.model(*args, **kwargs)
             except NoRuleError as error:

@@ -5,19 +5,32 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.gaussian import Gaussian
+
+GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
+"""What is made of an output that is a distribution: -E log p(y | output), the expected NLL of the ELBO, or -log N(y),
+the density of the target under the Gaussian that is predicted for it."""
+
+VARIANCE_FLOOR = 1e-2
+"""Added to the variance of a probability by the second: a one-hot label has no noise, and its density no bound."""
 
 
 class Likelihood(nn.Module, ABC):
-    """p(y | output): the noise model of the data."""
+    """p(y | output): the noise model of the data.
+
+    Attributes:
+        gaussian_loss: How `nll` takes an output that moment propagation made a Gaussian.
+    """
 
     name: ClassVar[str]
+    gaussian_loss: GaussianLoss = "cross-entropy"
 
     @abstractmethod
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
@@ -33,28 +46,63 @@ class Categorical(Likelihood):
 
     name = "categorical"
 
-    def __init__(self, class_weights: Tensor | None = None, ignore_index: int | None = None) -> None:
+    def __init__(
+        self,
+        class_weights: Tensor | None = None,
+        ignore_index: int | None = None,
+        gaussian_loss: GaussianLoss = "cross-entropy",
+    ) -> None:
         """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", class_weights)
         self.ignore_index = ignore_index
+        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count."""
+        """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count.
+
+        Of Gaussian logits, with p the softmax of their means: -log p[target] + sum_c p_c (1 - p_c) v_c / 2, the
+        expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
+        """
+        if isinstance(output, Gaussian):
+            return self._gaussian_nll(output, target)
         if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
             return F.cross_entropy(output, target, weight=self.class_weights)
         ignore = -100 if self.ignore_index is None else self.ignore_index
         total = F.cross_entropy(output, target, weight=self.class_weights, ignore_index=ignore, reduction="sum")
-        counted = target != ignore
-        weights = (
-            counted if self.class_weights is None else self.class_weights[torch.where(counted, target, 0)] * counted
-        )
-        return total / weights.sum().clamp(min=1e-12)  # a batch in which nothing counts has the loss 0, not 0 / 0
+        return total / self._weights(target).sum().clamp(min=1e-12)  # if nothing counts, the loss is 0, not 0 / 0
+
+    def _weights(self, target: Tensor) -> Tensor:
+        """What each label counts."""
+        counted = target != (-100 if self.ignore_index is None else self.ignore_index)
+        if self.class_weights is None:
+            return counted
+        return self.class_weights[torch.where(counted, target, 0)] * counted
+
+    def _gaussian_nll(self, output: Gaussian, target: Tensor) -> Tensor:
+        mean, var = output.loc, output.variance
+        if target.is_floating_point():
+            wanted, weights = target, torch.ones_like(mean[:, 0])
+        else:
+            weights = self._weights(target).to(mean.dtype)
+            labels = torch.where(weights > 0, target, 0)
+            if int(labels.max()) >= mean.shape[1]:
+                raise IndexError(f"Target {int(labels.max())} is out of bounds.")
+            wanted = F.one_hot(labels, mean.shape[1]).movedim(-1, 1).to(mean.dtype)
+        log_probs = torch.log_softmax(mean, 1)
+        probs = log_probs.exp()
+        if self.gaussian_loss == "cross-entropy":
+            each = -(wanted * log_probs).sum(1) + 0.5 * (probs * (1 - probs) * var).sum(1)
+        else:
+            squares = probs.square()
+            spread = squares * ((1 - 2 * probs) * var + (squares * var).sum(1, keepdim=True)) + VARIANCE_FLOOR
+            each = 0.5 * ((wanted - probs).square() / spread + (2 * math.pi * spread).log()).sum(1)
+        return (each * weights).sum() / weights.sum().clamp(min=1e-12)
 
     def config(self) -> dict[str, Any]:
-        """The ignored label."""
-        return {"ignore_index": self.ignore_index}
+        """The ignored label, and the loss on Gaussian logits."""
+        return {"ignore_index": self.ignore_index, "gaussian_loss": self.gaussian_loss}
 
 
 class GaussianNoise(Likelihood):
@@ -66,8 +114,14 @@ class GaussianNoise(Likelihood):
 
     name = "gaussian"
 
-    def __init__(self, noise: Literal["learned", "predicted"] | float = "learned", raw: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        noise: Literal["learned", "predicted"] | float = "learned",
+        raw: Tensor | None = None,
+        gaussian_loss: GaussianLoss = "cross-entropy",
+    ) -> None:
         super().__init__()
+        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
         if not (noise in ("learned", "predicted") or (isinstance(noise, (int, float)) and noise > 0)):
             raise UserError(f"noise must be 'learned', 'predicted' or a positive std, not {noise!r}")
         self.noise = noise
@@ -89,15 +143,33 @@ class GaussianNoise(Likelihood):
         return output, torch.full_like(output, float(self.noise))
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries."""
-        mean, noise = self.moments(output)
+        """log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries.
+
+        Of Gaussian outputs the expectation, which adds v / (2 noise^2); or, as "gaussian-nll", the same with the
+        variance noise^2 + v.
+        """
+        mean, noise = self.moments(output.loc if isinstance(output, Gaussian) else output)
         target = match_target(mean, target)
-        each = noise.log() + 0.5 * ((target - mean) / noise).square() + 0.5 * math.log(2 * math.pi)
+        square = (target - mean).square()
+        if isinstance(output, Gaussian):
+            var = output.variance[..., : mean.shape[-1]] if self.noise == "predicted" else output.variance
+            if self.gaussian_loss == "cross-entropy":
+                square = square + var
+            else:
+                noise = (noise.square() + var).sqrt()
+        each = noise.log() + 0.5 * square / noise.square() + 0.5 * math.log(2 * math.pi)
         return each.sum() / len(mean)
 
     def config(self) -> dict[str, Any]:
-        """Where the noise comes from."""
-        return {"noise": self.noise}
+        """Where the noise comes from, and the loss on Gaussian outputs."""
+        return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
+
+
+def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
+    """The loss itself, or an error that lists the known ones."""
+    if loss not in get_args(GaussianLoss):
+        raise UnknownNameError("loss", loss, get_args(GaussianLoss))
+    return loss
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:

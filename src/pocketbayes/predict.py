@@ -90,10 +90,10 @@ class _RunningMoments:
 class ClassPasses(Passes):
     """Passes of a classifier, per example or per pixel."""
 
-    def __init__(self, readout: Readout = "probit", draws: int = 30, seed: int = 0) -> None:
+    def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
         """Takes how Gaussian logits become probabilities, see `read_out`."""
         super().__init__()
-        self.readout, self.draws, self.seed = readout, draws, seed
+        self.readout, self.seed = readout, seed
         self.probs, self.within, self.entropy = _RunningMoments(), _RunningMoments(), _RunningMoments()
 
     def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
@@ -108,7 +108,7 @@ class ClassPasses(Passes):
             probs = output.float().softmax(1)
             self._take(probs, torch.special.entr(probs).sum(1))
             return
-        read = read_out(*moments, covariance, how=self.readout, draws=self.draws, seed=self.seed)
+        read = read_out(*moments, covariance, how=self.readout, seed=self.seed)
         self._take(read.probs, torch.special.entr(read.probs).sum(1) - read.information)
         self.within.add(read.var, self.count)
 
@@ -168,7 +168,7 @@ def predict(
     *,
     batch_size: int = 256,
     seed: int = 0,
-    readout: Readout = "probit",
+    readout: Readout = "sample",
     classes: str = "predicted",
 ) -> Prediction:
     """p(y | x) averaged over the posterior.
@@ -185,7 +185,8 @@ def predict(
             pass gives the distribution of the outputs.
         batch_size: Inputs in flight.
         seed: Of the draws.
-        readout: How Gaussian logits become probabilities: "probit", "taylor" or "sample", see `readout.read_out`.
+        readout: How Gaussian logits become probabilities: by draws of the logits ("sample"), or in closed form
+            ("probit", "taylor"), see `readout.read_out`.
         classes: For "linear": the logits whose variance is computed, see `linear.linearise`; the other logits take the
             mean variance of those.
     """
@@ -207,24 +208,24 @@ def run_passes(
     *,
     seed: int = 0,
     target: Tensor | None = None,
-    readout: Readout = "probit",
+    readout: Readout = "sample",
     classes: str = "predicted",
 ) -> Passes:
     """The summary of all passes over one batch."""
     if samples < 1:
         raise UserError(f"samples must be at least 1, not {samples}")
     check_classes(classes)
-    passes = passes_for(members(net)[0], readout, samples, seed)
+    passes = passes_for(members(net)[0], readout, seed)
     for output in _outputs(net, x, samples, propagation, seed, classes):
         passes.add(output, target)
     return passes
 
 
-def passes_for(network: Network, readout: Readout = "probit", draws: int = 30, seed: int = 0) -> Passes:
+def passes_for(network: Network, readout: Readout = "sample", seed: int = 0) -> Passes:
     """An empty summary for the network's kind of output."""
     likelihood = network.likelihood
     if likelihood is None or isinstance(likelihood, Categorical):
-        return ClassPasses(readout, draws, seed)
+        return ClassPasses(readout, seed)
     assert isinstance(likelihood, GaussianNoise), type(likelihood)
     return RealPasses(likelihood)
 

@@ -34,18 +34,18 @@ def read_out(
     var: Tensor,
     covariance: Tensor | None = None,
     *,
-    how: Readout = "probit",
-    draws: int = 30,
+    how: Readout = "sample",
+    draws: int = 64,
     seed: int = 0,
 ) -> ClassMoments:
     """Probabilities of logits z ~ N(mean, var), classes along axis 1.
 
-    - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992, extended to many classes by applying it to each logit,
-      taken from the mean logit of the example so that a shift of all logits changes nothing).
+    - "sample": the mean over draws of the logits, the noise the same for every example; the network is not run again.
+    - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992, for many classes applied to each logit, less the mean
+      logit of the example, so that a shift of all logits changes nothing).
     - "taylor": softmax to second order, p_c + sum_j v_j d^2p_c/dz_j^2 / 2, negative values cut.
-    - "sample": the mean over `draws` draws of the logits, the same for every example.
 
-    For the first two, the variance is J Var(z) J^T with J the Jacobian of softmax at p, at most p (1 - p); the mutual
+    For the last two, the variance is J Var(z) J^T with J the Jacobian of softmax at p, at most p (1 - p); the mutual
     information is to leading order sum_c Var(p_c) / (2 p_c) = tr((diag(p) - p p^T) Var(z)) / 2, at most the entropy.
 
     Args:
@@ -98,6 +98,7 @@ def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, 
     """Antithetic pairs of draws; memory holds one at a time."""
     generator = torch.Generator(mean.device).manual_seed(seed)
     factor = None if covariance is None else _factor(covariance)
+    centre = torch.softmax(mean, 1)  # deviations from it add up without cancellation
     total, squares = torch.zeros_like(mean), torch.zeros_like(mean)
     entropy = torch.zeros_like(mean[:, 0])
     shape = (1, *mean.shape[1:])
@@ -106,13 +107,14 @@ def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, 
         change = var.sqrt() * noise if factor is None else (factor @ noise.unsqueeze(-1)).squeeze(-1)
         for sign in (1, -1):
             p = torch.softmax(mean + sign * change, 1)
-            total += p
-            squares += p.square()
+            total += p - centre
+            squares += (p - centre).square()
             entropy += torch.special.entr(p).sum(1)
     count = 2 * math.ceil(draws / 2)
-    probs = total / count
+    shift = total / count
+    probs = centre + shift
     information = torch.special.entr(probs).sum(1) - entropy / count
-    return ClassMoments(probs, (squares / count - probs.square()).clamp_min(0), information.clamp_min(0))
+    return ClassMoments(probs, (squares / count - shift.square()).clamp_min(0), information.clamp_min(0))
 
 
 def _factor(covariance: Tensor) -> Tensor:

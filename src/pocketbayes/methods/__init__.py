@@ -17,6 +17,7 @@ from pocketbayes.methods.pbn import PBN
 from pocketbayes.methods.rigl import RigL
 from pocketbayes.methods.ssvi import SSVI
 from pocketbayes.methods.swag import SWAG
+from pocketbayes.methods.vdp import VDP
 from pocketbayes.methods.weight_sharing import WeightSharing
 
 METHODS: dict[str, Any] = {
@@ -33,6 +34,7 @@ METHODS: dict[str, Any] = {
     "pbn": PBN,
     "ssvi": SSVI,
     "rigl": RigL,
+    "vdp": VDP,
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "PBN",
     "SSVI",
     "SWAG",
+    "VDP",
     "Deterministic",
     "Ensemble",
     "Int8",
