@@ -1,14 +1,145 @@
-"""VDP++ as a method: its two losses, its noise in the inputs, and the posterior that it finds where one is known."""
+"""VDP++: losses on Gaussian outputs, training without draws, noise in the inputs."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-import torch.distributions as D
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes.objective import VARIANCE_FLOOR
+
+
+def logits(scale: float = 0.1, shape: tuple[int, ...] = (6, 4)) -> pb.Gaussian:
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return pb.Gaussian(mean, scale * torch.rand(shape, generator=generator, dtype=torch.float64))
+
+
+def labels(shape: tuple[int, ...] = (6,)) -> Tensor:
+    return torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(1))
+
+
+def test_cross_entropy_of_gaussian_logits_is_the_expected_nll() -> None:
+    output, target = logits(), labels()
+    noise = torch.randn(200_000, 6, 4, dtype=torch.float64)
+    draws = output.loc + output.stddev * noise
+    expected = F.cross_entropy(draws.flatten(0, 1), target.repeat(200_000))
+    assert float(pb.Categorical().nll(output, target)) == pytest.approx(float(expected), rel=2e-3)
+
+
+def test_gaussian_nll_is_the_density_of_the_one_hot_label() -> None:
+    output, target = logits(), labels()
+    probs = output.loc.softmax(1)
+    jacobian = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
+    var = (jacobian.square() @ output.variance[..., None])[..., 0] + VARIANCE_FLOOR
+    density = torch.distributions.Normal(probs, var.sqrt()).log_prob(F.one_hot(target, 4).double())
+    loss = pb.Categorical(gaussian_loss="gaussian-nll").nll(output, target)
+    torch.testing.assert_close(loss, -density.sum(1).mean())
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3, 3)], ids=["examples", "pixels"])
+def test_without_variance_cross_entropy_is_the_usual_one(shape: tuple[int, ...]) -> None:
+    output, target = logits(0.0, shape), labels((shape[0], *shape[2:]))
+    weights = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    for likelihood in (pb.Categorical(), pb.Categorical(weights), pb.Categorical(weights, ignore_index=2)):
+        torch.testing.assert_close(likelihood.nll(output, target), likelihood.nll(output.loc, target))
+    soft = torch.rand(shape, dtype=torch.float64).softmax(1)
+    torch.testing.assert_close(pb.Categorical().nll(output, soft), pb.Categorical().nll(output.loc, soft))
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "gaussian-nll"])
+def test_ignored_labels_do_not_count_and_wrong_ones_are_named(loss: Any) -> None:
+    output, target = logits(), labels()
+    target[2:] = -1
+    likelihood = pb.Categorical(ignore_index=-1, gaussian_loss=loss)
+    torch.testing.assert_close(
+        likelihood.nll(output, target), likelihood.nll(pb.Gaussian(output.loc[:2], output.variance[:2]), target[:2])
+    )
+    with pytest.raises(IndexError, match="Target 9"):
+        likelihood.nll(output, torch.full((6,), 9))
+
+
+@pytest.mark.parametrize("noise", ["predicted", 0.3])
+def test_regression_losses_on_gaussian_outputs(noise: Any) -> None:
+    output = logits(shape=(6, 2))
+    size = 1 if noise == "predicted" else 2
+    y = torch.randn(6, size, dtype=torch.float64)
+    expected_loss, density = pb.GaussianNoise(noise), pb.GaussianNoise(noise, gaussian_loss="gaussian-nll")
+    mean, std = density.moments(output.loc)
+    var = output.variance[:, :size]
+    marginal = torch.distributions.Normal(mean, (std.square() + var).sqrt())
+    torch.testing.assert_close(density.nll(output, y), -marginal.log_prob(y).sum(1).mean())
+    plain = pb.GaussianNoise(noise).nll(output.loc, y)
+    torch.testing.assert_close(expected_loss.nll(output, y), plain + (var / (2 * std.square())).sum(1).mean())
+
+
+def test_an_unknown_loss_is_named() -> None:
+    with pytest.raises(pb.UserError, match="unknown loss 'hinge'"):
+        pb.VDP(loss="hinge")  # type: ignore[arg-type]
+    with pytest.raises(pb.UserError, match="unknown activation"):
+        pb.VDP(activation="sampled")  # type: ignore[arg-type]
+    with pytest.raises(pb.UserError, match="draws nothing"):
+        pb.VDP(train_samples=2)
+
+
+@pytest.mark.parametrize("activation", ["taylor", "exact"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "gaussian-nll"])
+def test_it_learns_without_drawing(loss: Any, activation: Any, tmp_path: Path) -> None:
+    method = pb.VDP(loss=loss, activation=activation, input_var=0.01)
+    net = pb.fit(method, tiny_model(), tiny_data(96), epochs=30, batch_size=16, lr=1e-2, progress=False, seed=1)
+    assert pb.evaluate(net, tiny_data())["accuracy"] > 0.9
+    assert isinstance(net, pb.Network)
+    assert net.likelihood.gaussian_loss == loss
+    path = tmp_path / "net.pocket"
+    pb.save(net, path)
+    again = pb.load(path, tiny_model())
+    assert isinstance(again, pb.Network)
+    assert again.input_var == 0.01
+    assert again.likelihood.gaussian_loss == loss
+    x = tiny_data()[0]
+    assert torch.equal(pb.predict(net, x).std, pb.predict(again, x).std)
+    with torch.no_grad():
+        before = torch.get_rng_state()
+        net(x)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_both_parts_of_the_posterior_feel_the_data() -> None:
+    net = pb.bayesianize(tiny_model(), pb.VDP())
+    x, y = tiny_data()
+    for loss in ("cross-entropy", "gaussian-nll"):
+        net.zero_grad()
+        pb.Categorical(gaussian_loss=loss).nll(net(x), y).backward()
+        assert float(net.posterior.mean.grad.abs().sum()) > 0
+        assert float(net.posterior.rho.grad.abs().sum()) > 0
+
+
+def test_noise_in_the_inputs_widens_the_answer() -> None:
+    net = pb.bayesianize(tiny_model(), pb.VDP())
+    x = tiny_data()[0]
+    narrow = pb.predict(net, x)
+    net.input_var = 0.5
+    wide = pb.predict(net, x)
+    assert bool((wide.std >= narrow.std).all())
+    assert float(wide.epistemic.mean()) > 2 * float(narrow.epistemic.mean())
+
+
+def test_regression() -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 80)[:, None]
+    y = x.sin() + 0.1 * torch.randn(80, 1)
+    model = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1))
+    net = pb.fit(pb.VDP(loss="gaussian-nll"), model, (x, y), epochs=60, batch_size=20, lr=2e-2, progress=False)
+    measures = pb.evaluate(net, (x, y))
+    assert measures["rmse"] < 0.3
+    far = pb.predict(net, torch.tensor([[0.0], [8.0]])).epistemic
+    assert float(far[1]) > float(far[0])
 
 
 def test_it_finds_the_best_mean_field_posterior_of_linear_regression() -> None:
@@ -18,8 +149,9 @@ def test_it_finds_the_best_mean_field_posterior_of_linear_regression() -> None:
     y = x @ torch.tensor([[1.0], [-0.5], [0.3]]) + 0.5 * torch.randn(60, 1)
     precision = x.double().T @ x.double() / 0.5**2 + torch.eye(3).double()
     mean = torch.linalg.solve(precision, x.double().T @ y.double() / 0.5**2).flatten()
+    method = pb.VDP(std_init=0.1, prior_std=1.0, beta=1.0)
     net = pb.fit(
-        pb.VDP(std_init=0.1, prior_std=1.0), nn.Linear(3, 1, bias=False), (x, y), likelihood=pb.GaussianNoise(0.5),
+        method, nn.Linear(3, 1, bias=False), (x, y), likelihood=pb.GaussianNoise(0.5),
         epochs=600, batch_size=60, lr=0.02, schedule="cosine", progress=False,
     )  # fmt: skip
     got_mean, got_std = (moment.detach().double() for moment in net.posterior.moments())
@@ -27,65 +159,10 @@ def test_it_finds_the_best_mean_field_posterior_of_linear_regression() -> None:
     torch.testing.assert_close(got_std, precision.diag().rsqrt(), rtol=0.02, atol=0)
 
 
-def test_cross_entropy_is_the_expected_nll_to_second_order() -> None:
-    mean, var = torch.randn(4, 3).double(), 0.02 * torch.rand(4, 3).double()
-    target = torch.tensor([0, 2, 1, 1])
-    noise = torch.randn(50_000, 4, 3, generator=torch.Generator().manual_seed(0)).double()
-    draws = mean + var.sqrt() * torch.cat([noise, -noise])
-    expected = -torch.log_softmax(draws, 2)[:, torch.arange(4), target].mean()
-    likelihood = pb.Categorical()
-    torch.testing.assert_close(likelihood.nll(pb.Gaussian(mean, var), target), expected, rtol=0, atol=1e-4)
-    assert abs(float(likelihood.nll(mean, target) - expected)) > 1e-3, "the second order matters here"
-
-
-def test_gaussian_nll_is_the_density_of_the_one_hot_label() -> None:
-    from pocketbayes.objective import VARIANCE_FLOOR
-
-    mean, var = torch.randn(4, 3).double(), torch.rand(4, 3).double()
-    target = torch.tensor([0, 2, 1, 1])
-    probs = mean.softmax(1)
-    jacobian = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None, :]
-    spread = (jacobian.square() @ var[:, :, None])[:, :, 0] + VARIANCE_FLOOR
-    one_hot = nn.functional.one_hot(target, 3).double()
-    expected = -D.Normal(probs, spread.sqrt()).log_prob(one_hot).sum(1).mean()
-    got = pb.Categorical(gaussian_loss="gaussian-nll").nll(pb.Gaussian(mean, var), target)
-    torch.testing.assert_close(got, expected)
-
-
-def test_both_losses_of_a_regression_are_exact() -> None:
-    mean, var, target = torch.randn(5, 1).double(), torch.rand(5, 1).double(), torch.randn(5, 1).double()
-    output = pb.Gaussian(mean, var)
-    predictive = -D.Normal(mean, (0.3**2 + var).sqrt()).log_prob(target).mean()
-    torch.testing.assert_close(pb.GaussianNoise(0.3, gaussian_loss="gaussian-nll").nll(output, target), predictive)
-    expected = (-D.Normal(mean, 0.3).log_prob(target) + var / (2 * 0.3**2)).mean()
-    torch.testing.assert_close(pb.GaussianNoise(0.3).nll(output, target), expected)
-
-
-@pytest.mark.parametrize("loss", ["cross-entropy", "gaussian-nll"])
-@pytest.mark.parametrize("activation", ["taylor", "exact"])
-def test_either_loss_and_activation_learns(loss: str, activation: str) -> None:
-    method = pb.VDP(loss=loss, activation=activation, beta=0.01)
-    net = pb.fit(method, tiny_model(), tiny_data(), epochs=15, batch_size=16, lr=1e-2, progress=False)
-    measures = pb.evaluate(net, tiny_data())
-    assert measures["accuracy"] > 0.9
-    assert net.likelihood.gaussian_loss == loss
-
-
-def test_noise_in_the_inputs_adds_to_the_variance() -> None:
+def test_noise_in_the_inputs_of_a_linear_layer_is_exact() -> None:
     model = nn.Linear(4, 2, bias=False)
     net = pb.bayesianize(model, pb.VDP(std_init=0.1, input_var=0.3))
     x = torch.randn(5, 4)
     weight = model.weight.detach()
     expected = x.square() @ torch.full((4, 2), 0.01) + 0.3 * (weight.square() + 0.01).sum(1)
     torch.testing.assert_close(net(x).variance.detach(), expected)
-
-
-def test_wrong_settings_say_so() -> None:
-    for settings, message in (
-        ({"loss": "mse"}, "unknown loss 'mse'"),
-        ({"activation": "relu"}, "unknown activation 'relu'"),
-        ({"input_var": -1.0}, "input_var must not be negative"),
-        ({"train_samples": 3}, "draws nothing"),
-    ):
-        with pytest.raises(pb.UserError, match=message):
-            pb.VDP(**settings)

@@ -18,7 +18,7 @@ GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
 """What is made of an output that is a distribution: -E log p(y | output), the expected NLL of the ELBO, or -log N(y),
 the density of the target under the Gaussian that is predicted for it."""
 
-VARIANCE_FLOOR = 1e-3
+VARIANCE_FLOOR = 1e-2
 """Added to the variance of a probability by the second: a one-hot label has no noise, and its density no bound."""
 
 

@@ -37,7 +37,8 @@ class VDP(VariationalMethod):
     name = "vdp"
     loss: GaussianLoss = "cross-entropy"
     activation: Literal["taylor", "exact"] = "taylor"
-    std_init: float | Literal["xavier"] = 0.01
+    std_init: float | Literal["xavier"] = 0.02
+    beta: float = 0.01
     input_var: float = 0.0
 
     def __post_init__(self) -> None:
