@@ -136,19 +136,25 @@ for _name, _slope in SLOPES.items():
     RULES.update(dict.fromkeys(handles(f"{_name}_"), _changed(_rule, _function)))
 
 
+def where_positive(var: Tensor, mean: Tensor) -> Tensor:
+    """The variance where the mean is positive, else 0; a product with a mask takes four times as long."""
+    result: Tensor = torch.ops.aten.threshold_backward(var, mean, 0)
+    return result
+
+
 @rule("relu")
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
     """Variance where the mean is positive."""
     if inplace:
         return relu_(input)
-    return Gaussian(input.loc.relu(), input.variance * (input.loc > 0))
+    return Gaussian(input.loc.relu(), where_positive(input.variance, input.loc))
 
 
 @rule("relu_")
 def relu_(input: Gaussian) -> Gaussian:
-    """In place without a copy, as networks that say so expect: autograd saves the sign only."""
+    """In place without a copy of the means, as networks that say so expect."""
     changeable(input, "relu_")
-    input.variance.mul_(input.loc > 0)
+    input.variance.copy_(where_positive(input.variance, input.loc.clone() if input.loc.requires_grad else input.loc))
     input.loc.relu_()
     return input
 

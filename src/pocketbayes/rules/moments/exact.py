@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pocketbayes.gaussian import Gaussian, Op, safe_sqrt
+from pocketbayes.gaussian import Gaussian, Op
 from pocketbayes.rules.moments.activations import gelu_slope, normal_cdf, normal_density
 from pocketbayes.rules.moments.table import NoRuleError, Rule, handles, in_place
 
@@ -21,15 +21,11 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     With z = m / s: mean s (z Phi + phi); variance v (Phi + z^2 Phi Q + z phi (Q - Phi) - phi^2), Q = 1 - Phi: no
     difference of large squares is left, so that it holds in single precision too.
     """
-    random = var > 0
-    std = safe_sqrt(var)
-    z = torch.where(random, mean / torch.where(random, std, 1), 0)
-    z = z.clamp(-30, 30)  # beyond, all is decided, and z^2 phi would be 0 * inf
+    std = (var + torch.finfo(var.dtype).tiny ** 0.5).sqrt()  # at std 0 the sign of the mean decides
+    z = (mean / std).clamp(-30, 30)  # so it is beyond, and z^2 phi would be 0 * inf
     below, above, density = normal_cdf(-z), normal_cdf(z), normal_density(z)
     unit = above + z.square() * above * below + z * density * (below - above) - density.square()
-    first = torch.where(random, mean * above + std * density, mean.relu())
-    positive = torch.where(random, above, (mean > 0).to(mean.dtype))
-    return first, var * unit.clamp_min(0), positive
+    return mean * above + std * density, var * unit.clamp_min(0), above
 
 
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
