@@ -196,6 +196,23 @@ def test_covariances_are_positive_definite_whatever_the_points(points: Tensor, k
     assert int(mixture.assign(points).max()) < len(mixture)
 
 
+def test_tiny_stds_keep_their_scale_beside_large_ones() -> None:
+    n = 20_000
+    scale = torch.where(torch.arange(n) % 2 == 0, 1e-8, 1e-2)
+    points = torch.stack((0.05 * torch.randn(n), scale * (1 + 0.1 * torch.randn(n))), 1)
+    mixture = fit_mixture(points, 40, bins=5000)
+    tiny = mixture.means[:, 1] < 1e-6
+    assert int(tiny.sum()) >= 10
+    std = mixture.covs[tiny, 1, 1].sqrt()
+    torch.testing.assert_close(std, torch.full_like(std, 1e-9), rtol=0.5, atol=0)
+
+
+def test_no_gaussian_is_lost_in_heavy_tails() -> None:
+    tail = torch.randn(30_000).exp()
+    points = torch.stack((0.02 * tail * torch.randn(30_000), 1e-3 * torch.randn(30_000).exp()), 1)
+    assert len(fit_mixture(points, 500, bins=10_000)) == 500
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="at least one Gaussian"):
         fit_mixture(torch.rand(10, 2), 0)

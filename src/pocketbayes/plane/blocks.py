@@ -1,6 +1,6 @@
 """Cells in tiles, and what a Gaussian can be worth anywhere in a tile: the engine under EM and exact search.
 
-Cells are tiled (sorted along x into slabs, each slab along y). For a box and a Gaussian the score is bounded from
+Cells are tiled by halving them again and again. For a box and a Gaussian the score is bounded from
 above and below, so a tile looks at a few candidates instead of all K. Inside a tile the expected score of a cell is
 linear in the cell's moments about the tile's centre: E and M steps are small matrix products.
 """
@@ -23,7 +23,7 @@ CHUNK = 1 << 18
 GROUP = 8
 # In EM a Gaussian below the best of its tile by this many nats, everywhere in the tile, is left out.
 NEGLIGIBLE = 10.0
-CANDIDATES = 64
+CANDIDATES = 512
 
 
 @dataclass(frozen=True)
@@ -88,15 +88,24 @@ def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: 
     return highest, (highest >= bar - slack).sum(-1)
 
 
-def tile(x: Tensor, y: Tensor, size: int) -> Tensor:
-    """Positions in an order whose runs of ``size`` are compact: (tiles, size), the last one repeated at the end."""
-    tiles = -(-len(x) // size)
-    slab_size = size * math.ceil(tiles / max(1, round(math.sqrt(tiles))))
-    by_x = x.argsort(stable=True)
-    slab = torch.arange(len(x), device=x.device) // slab_size
-    by_y = y[by_x].argsort(stable=True)
-    order = by_x[by_y[slab[by_y].argsort(stable=True)]]
-    return torch.cat((order, order[-1:].expand(tiles * size - len(order)))).reshape(tiles, size)
+def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Positions in compact tiles of at most ``size``, by halving along the wider side; neighbours in order are near.
+
+    Args:
+        points: (n, 2).
+        size: of a tile; the number of tiles is a power of 2.
+
+    Returns:
+        Positions, (tiles, cells in a tile), and which of them count: the last one is repeated to fill the tiles.
+    """
+    depth = max(0, math.ceil(math.log2(len(points) / size)))
+    rows = torch.arange(-(-len(points) >> depth) << depth, device=points.device)[None]
+    for _ in range(depth):
+        x, y = points[rows.clamp_max(len(points) - 1)].unbind(-1)
+        wider = x.amax(1) - x.amin(1) >= y.amax(1) - y.amin(1)
+        order = torch.where(wider[:, None], x, y).argsort(stable=True)
+        rows = rows.gather(1, order).reshape(2 * len(rows), -1)
+    return rows.clamp_max(len(points) - 1), rows < len(points)
 
 
 def narrow(
@@ -142,42 +151,36 @@ class Blocks:
         weight: (m,).
         mean: (m, 2).
         cov: within each cell, (m, 3) as (xx, xy, yy).
-        size: cells in a tile.
+        size: cells in a tile, at most.
     """
 
     def __init__(self, weight: Tensor, mean: Tensor, cov: Tensor, size: int) -> None:
-        order = tile(mean[:, 0], mean[:, 1], size)
+        order, counts = tile(mean, size)
         flat = order.flatten()
         mean = mean[flat].reshape(*order.shape, 2)
         self.low, self.high = mean.amin(1), mean.amax(1)
         self.centre = (self.low + self.high) / 2
         dx, dy = (mean - self.centre[:, None]).unbind(-1)
         xx, xy, yy = cov[flat].reshape(*order.shape, 3).unbind(-1)
-        # The padding repeats a cell: it must weigh nothing.
-        filled = torch.arange(len(flat), device=flat.device).reshape(order.shape) < len(weight)
-        self.weight = weight[flat].reshape(order.shape) * filled
+        self.weight = weight[flat].reshape(order.shape) * counts
         self.total = float(weight.sum())
         self.features = torch.stack((torch.ones_like(dx), dx, dy, xx + dx * dx, xy + dx * dy, yy + dy * dy), -1)
-        # The squared width of one cell here, which is the resolution of the data.
-        self.cell_variance = ((self.high - self.low) / math.sqrt(size)).square()
+        self.cell_variance = _spacing(mean).square()
 
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
         """Tiles and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
-        tiles, width = len(self.low), min(CANDIDATES, len(components))
-        table = torch.empty((tiles, width), dtype=torch.int64, device=self.low.device)
-        needed = torch.empty(tiles, dtype=torch.int64, device=self.low.device)
-        for part, chosen, need in narrow(self.low, self.high, components, 1, NEGLIGIBLE, CANDIDATES):
-            table[part] = chosen[:, :width]
-            needed[part] = need.clamp_max(width)
-        order = needed.argsort(stable=True)
-        groups, start = [], 0
-        while start < len(order):
-            # Wide enough for the last tile of the group, whose size depends on that width: two looks are enough.
-            width = int(needed[order[start]])
-            stop = min(start + max(1, CHUNK // (width * self.weight.shape[1])), len(order))
-            width = int(needed[order[stop - 1]])
-            groups.append((order[start:stop], table[order[start:stop], :width]))
-            start = stop
+        groups = []
+        for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE, 1):
+            needed, order = needed.clamp_max(CANDIDATES).sort(stable=True)
+            start = 0
+            while start < len(order):
+                # No tile looks at more than half as many again as it needs.
+                width = int(1.5 * int(needed[start]))
+                like = int(torch.searchsorted(needed, width, right=True))
+                stop = min(like, start + max(1, CHUNK // (width * self.weight.shape[1])))
+                rows = order[start:stop]
+                groups.append((rows + int(part.start), chosen[rows, : int(needed[stop - 1])]))
+                start = stop
         return groups
 
     def start(self, centres: Tensor) -> Tensor:
@@ -221,6 +224,18 @@ class Blocks:
             totals += part_totals
             objective += part_objective
         return totals, float(objective) / self.total
+
+
+def _spacing(mean: Tensor) -> Tensor:
+    """The width of a cell in each tile, (tiles, 2), by which the data are resolved there.
+
+    By the lower quartile of the gaps along each axis, so that a tile with stds of 1e-8 and of 1e-2 gives the former's.
+    """
+    size = mean.shape[1]
+    if size == 1:
+        return torch.zeros_like(mean[:, 0])
+    gaps = mean.sort(1).values.diff(dim=1)
+    return math.sqrt(size) * gaps.kthvalue((size + 3) // 4, 1).values
 
 
 def _total(index: Tensor, values: Tensor, k: int) -> Tensor:

@@ -8,6 +8,8 @@ second moments. Histograms over one grid merge by adding, which is also how seve
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,7 @@ BITS = 16
 # A large table pays for many points only.
 TABLE_BITS = (16, 22)
 SAMPLE = 1 << 20
+MOST_TILT = 4
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class Axis:
     slope: Tensor
 
     @classmethod
-    def fit(cls, values: Tensor) -> Axis:
-        """Give each piece levels by its share of the values and by its share of their range, half and half."""
+    def fit(cls, values: Tensor, extent: Tensor) -> Axis:
+        """Give each piece half of the levels by its share of the values, half by its width relative to ``extent``."""
         pieces = torch.arange(1 << BITS, dtype=torch.int32, device=values.device) - (1 << (BITS - 1))
         bits = pieces << BITS
         left = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32).double()
@@ -51,8 +54,7 @@ class Axis:
         start = torch.where(pieces < 0, torch.where(left.isnan(), low, start), start)
         width = torch.cat((start[1:], high[None])) - start
         mass = torch.bincount(_piece(values), minlength=1 << BITS) / len(values)
-        spread = (width / (high - low).clamp_min(1e-300) + mass) / 2
-        levels = spread * ((1 << BITS) / spread.sum().clamp_min(1e-300))
+        levels = (width / extent.clamp_min(1e-300) + mass) * (1 << (BITS - 1))
         base = levels.cumsum(0) - levels
         return cls(start, base, torch.where(width > 0, levels / width.clamp_min(1e-300), 0.0))
 
@@ -77,13 +79,19 @@ class Grid:
     Attributes:
         x: levels of the first axis.
         y: levels of the second axis.
-        starts: first Morton code of each cell, (cells,), ascending from 0.
+        x_code: what a level of the first axis contributes to a Morton code, (2^16,).
+        y_code: what a level of the second axis contributes.
+        span: how many codes there are.
+        starts: first code of each cell, (cells,), ascending from 0.
         anchors: a point in or near each cell, (cells, 2): sums are taken about it, so that none cancels.
         table: the cell of every prefix of a code, -1 where it has several, (2^16,) or (2^22,) int32.
     """
 
     x: Axis
     y: Axis
+    x_code: Tensor
+    y_code: Tensor
+    span: int
     starts: Tensor
     anchors: Tensor
     table: Tensor
@@ -93,15 +101,13 @@ class Grid:
 
     def code(self, points: Tensor) -> Tensor:
         """Morton codes: the bits of both levels interleaved."""
-        points = points.detach()
-        spread = _spread(torch.arange(1 << BITS, device=points.device))
-        even, odd = (spread[axis.level(points[:, column])] for column, axis in enumerate((self.x, self.y)))
-        return even + 2 * odd
+        x, y = points.detach().unbind(1)
+        return self.x_code.index_select(0, self.x.level(x)) + self.y_code.index_select(0, self.y.level(y))
 
     def locate(self, points: Tensor) -> Tensor:
         """The cell of every point, (n,) int64; chunk the points where memory matters."""
         code = self.code(points)
-        cell = self.table.index_select(0, code // ((1 << 2 * BITS) // len(self.table))).to(torch.int64)
+        cell = self.table.index_select(0, code // (self.span // len(self.table))).to(torch.int64)
         rows = (cell < 0).nonzero()[:, 0]
         cell[rows] = torch.searchsorted(self.starts, code[rows], right=True) - 1
         return cell
@@ -150,17 +156,22 @@ def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
         generator = torch.Generator().manual_seed(seed)
         points = points[torch.randint(total, (SAMPLE,), generator=generator).to(points.device)]
     points = points.to(torch.float64)
-    x, y = Axis.fit(points[:, 0]), Axis.fit(points[:, 1])
+    if total == 0 or not bool(torch.isfinite(points).all()):
+        raise UserError("no grid fits these points: there must be some, and means and stds must be finite")
+    # The same even steps on both axes: a cell in the tails is as high as it is wide.
+    extent = (points.amax(0) - points.amin(0)).amax()
+    x, y = Axis.fit(points[:, 0], extent), Axis.fit(points[:, 1], extent)
     i, j = x.level(points[:, 0]), y.level(points[:, 1])
-    codes, order = (_spread(i) + 2 * _spread(j)).sort()
-    starts, first = _split(codes, i[order], j[order], cells)
+    x_code, y_code, span = _interleaving(points)
+    codes, order = (x_code[i] + y_code[j]).sort()
+    starts, first = _split(codes, span, torch.stack((i, j), 1)[order], _even_levels(points)[order], cells)
     # How many cells start up to the first and up to the last code of each prefix.
     prefixes = 1 << TABLE_BITS[total >= SAMPLE]
-    unit = (1 << 2 * BITS) // prefixes
+    unit = span // prefixes
     lowest = torch.bincount((starts + unit - 1) // unit, minlength=prefixes)[:prefixes].cumsum(0) - 1
     highest = torch.bincount(starts // unit, minlength=prefixes).cumsum(0) - 1
     table = torch.where(lowest == highest, lowest, -1).to(torch.int32)
-    return Grid(x, y, starts, points[order[first]], table)
+    return Grid(x, y, x_code, y_code, span, starts, points[order[first]], table)
 
 
 @fixed_order()
@@ -189,6 +200,22 @@ def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) ->
     return Histogram(grid, sums)
 
 
+def _interleaving(points: Tensor) -> tuple[Tensor, Tensor, int]:
+    """What each level of either axis contributes to a code, and the number of codes.
+
+    The axis along which the cloud is wider is cut more finely, by up to 2^4: cells are to be about as high as wide.
+    """
+    ranks = torch.tensor([0.25, 0.75], dtype=torch.float64, device=points.device) * (len(points) - 1)
+    low, high = points.sort(0).values[ranks.round().long()]
+    width_x, width_y = (high - low).clamp_min(1e-300).tolist()
+    tilt = min(max(round(math.log2(width_x / width_y)), -MOST_TILT), MOST_TILT)
+    level = torch.arange(1 << BITS, device=points.device)
+    bits = BITS - abs(tilt)
+    wide = ((level >> bits) << 2 * bits) + _spread(level & ((1 << bits) - 1))
+    narrow = 2 * _spread(level >> abs(tilt))
+    return (wide, narrow, 1 << (BITS + bits)) if tilt >= 0 else (narrow, wide, 1 << (BITS + bits))
+
+
 def _spread(v: Tensor) -> Tensor:
     v = (v | (v << 8)) & 0x00FF00FF
     v = (v | (v << 4)) & 0x0F0F0F0F
@@ -196,26 +223,46 @@ def _spread(v: Tensor) -> Tensor:
     return (v | (v << 1)) & 0x55555555
 
 
-def _split(codes: Tensor, i: Tensor, j: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+def _even_levels(points: Tensor) -> Tensor:
+    """The points in 2^20 even steps, the same for both axes."""
+    low, high = points.amin(0), points.amax(0)
+    return ((points - low) * ((1 << 20) / (high - low).amax().clamp_min(1e-300))).to(torch.int64)
+
+
+def _scatter(coordinates: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """The summed squared distances from their mean of the points in any range, relative to those of all points.
+
+    Sums are integers: no rounding, whatever the number of points.
+    """
+    sums = torch.nn.functional.pad(coordinates.cumsum(0), (0, 0, 1, 0))
+    squares = torch.nn.functional.pad(coordinates.square().sum(1).cumsum(0), (1, 0))
+
+    def scatter(low: Tensor, high: Tensor) -> Tensor:
+        first = (sums[high] - sums[low]).double().square().sum(1)
+        return (squares[high] - squares[low]).double() - first / (high - low).clamp_min(1)
+
+    whole = scatter(squares.new_zeros(1), squares.new_full((1,), len(coordinates))).clamp_min(1e-300)
+    return lambda low, high: scatter(low, high).clamp_min(0) / whole
+
+
+def _split(codes: Tensor, span: int, warped: Tensor, even: Tensor, cells: int) -> tuple[Tensor, Tensor]:
     """Halve every node whose scatter is above a threshold, and lower the threshold until there are cells enough.
 
     A node's scatter is count times squared width, so equal scatter puts about sqrt(density) nodes per area, which is
-    how the centres of an optimal quantiser are spread too. Sums are integers: no rounding, whatever the size.
+    how the centres of an optimal quantiser are spread too. Warped coordinates ask for cells where points are dense,
+    even ones for cells in the tails, where K-means spends its centres.
     """
-    zero = codes.new_zeros(1)
-    count_i, count_j = torch.cat((zero, i.cumsum(0))), torch.cat((zero, j.cumsum(0)))
-    square = torch.cat((zero, (i * i + j * j).cumsum(0)))
+    in_warped, in_even = _scatter(warped), _scatter(even)
 
     def scatter(low: Tensor, high: Tensor) -> Tensor:
-        n = (high - low).clamp_min(1).double()
-        si, sj = (count_i[high] - count_i[low]).double(), (count_j[high] - count_j[low]).double()
-        return ((square[high] - square[low]).double() - (si * si + sj * sj) / n).clamp_min(0)
+        return in_warped(low, high) + in_even(low, high)
 
-    start, bits = zero.clone(), zero + 2 * BITS
+    zero = codes.new_zeros(1)
+    start, bits = zero.clone(), zero + (span.bit_length() - 1)
     low, high = zero.clone(), zero + len(codes)
     error = scatter(low, high)
     threshold = float(error[0])
-    while int((high > low).sum()) < cells and threshold > 0.1:
+    while int((high > low).sum()) < cells and threshold > 1e-18:
         # With cells for all there is nothing to choose.
         threshold = threshold / 2 if cells < len(codes) else 0.0
         while bool((wide := (error > threshold) & (bits > 0)).any()):

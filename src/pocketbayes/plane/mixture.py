@@ -19,7 +19,7 @@ from pocketbayes.plane.search import best
 # Enough cells for each Gaussian to know its own shape.
 CELLS_PER_GAUSSIAN = 64
 CELLS = (1 << 15, 1 << 18)
-CELL_FLOOR = 0.01
+CELL_FLOOR = 0.1
 RELATIVE_FLOOR = 1e-6
 ABSOLUTE_FLOOR = 1e-24
 
@@ -122,7 +122,7 @@ def fit_mixture(
         points = make_histogram(points, make_grid(points, bins or default_bins(k), seed), weights)
     weight, mean, cov = points.cells()
     if len(weight) == 0 or not bool(torch.isfinite(points.sums).all()):
-        raise UserError("no mixture fits these points: means and stds must be finite, and some must have a weight")
+        raise UserError("no mixture fits these points: means and stds must be finite, and some must weigh something")
     centres = kmeans(weight, mean, k, seed, kmeans_iterations)
     blocks = Blocks(weight, mean, cov, size=min(max(len(weight) // len(centres), 4), 64))
     return _expectation_maximisation(blocks, centres, iterations, tolerance)
@@ -156,7 +156,7 @@ def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     yy = (averages[:, 4] - dy * dy).clamp_min(0)
     bound = (xx * yy).sqrt()
     xy = torch.minimum(torch.maximum(averages[:, 3] - dx * dy, -bound), bound)
-    # Positive definite always: a tenth of a cell's width, and something where all points are equal.
+    # Positive definite always: a third of a cell's width, and something where all points are equal.
     floor = CELL_FLOOR * averages[:, 5:] + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
     covs = torch.stack((xx + floor[:, 0], xy, xy, yy + floor[:, 1]), 1).reshape(-1, 2, 2)
     return means, covs, counts / counts.sum()

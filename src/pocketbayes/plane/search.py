@@ -106,14 +106,14 @@ def _boxes(points: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
 def _rule_out(low: Tensor, high: Tensor, components: Components, k: int) -> tuple[Tensor, Tensor]:
     """Candidates of each cell, highest bounds first, (cells, 16), and how many it needs (more than 16: look closer)."""
     width = max(WIDTHS)
-    order = tile((low[:, 0] + high[:, 0]) / 2, (low[:, 1] + high[:, 1]) / 2, TILE)
+    order, _ = tile((low + high) / 2, TILE)
     candidates = torch.empty((len(low), width), dtype=torch.int64, device=low.device)
     needed = torch.empty(len(low), dtype=torch.int64, device=low.device)
     for part, chosen, _ in narrow(low[order].amin(1), high[order].amax(1), components, k, SLACK, width):
-        for piece in slices(len(chosen), max(1, SCORES // (TILE * chosen.shape[1]))):
+        for piece in slices(len(chosen), max(1, SCORES // (order.shape[1] * chosen.shape[1]))):
             few, cells = chosen[piece], order[part][piece]
             highest, need = shortlist(low[cells], high[cells], components.take(few[:, None]), k, SLACK)
             top = highest.topk(width, -1).indices
-            candidates[cells] = few[:, None].expand(-1, TILE, -1).gather(2, top)
+            candidates[cells] = few[:, None].expand(-1, order.shape[1], -1).gather(2, top)
             needed[cells] = need
     return candidates, needed
