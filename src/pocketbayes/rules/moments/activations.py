@@ -36,13 +36,13 @@ def _changed(propagate: Rule, function: Callable[..., Any]) -> Callable[..., Gau
 
 
 def normal_density(x: Tensor) -> Tensor:
-    """phi(x), the standard normal density."""
-    return torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    """phi(x), the standard normal density; cut at 1e-35, for what is smaller slows a processor down tenfold."""
+    return torch.exp((-0.5 * x * x).clamp_min(-80)) * (1 / math.sqrt(2 * math.pi))
 
 
 def normal_cdf(x: Tensor) -> Tensor:
     """Phi(x), the standard normal distribution; by erfc, for torch.special.ndtr loses the lower tail in float32."""
-    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
+    return 0.5 * torch.erfc((-math.sqrt(0.5) * x).clamp_max(8.5))
 
 
 def gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
