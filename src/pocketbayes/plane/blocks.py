@@ -24,6 +24,8 @@ GROUP = 8
 # In EM a Gaussian below the best of its tile by this many nats, everywhere in the tile, is left out.
 NEGLIGIBLE = 10.0
 CANDIDATES = 512
+# The width of a cell among equal ones: next to nothing, and it has a logarithm.
+NO_WIDTH = 1e-12
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Blocks:
         self.weight = weight[flat].reshape(order.shape) * counts
         self.total = float(weight.sum())
         self.features = torch.stack((torch.ones_like(dx), dx, dy, xx + dx * dx, xy + dx * dy, yy + dy * dy), -1)
-        self.cell_variance = _spacing(mean).square()
+        self.log_widths = 2 * _spacing(mean).log()
 
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
         """Tiles and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
@@ -189,7 +191,7 @@ class Blocks:
         tiles = self.centre.repeat_interleave(self.weight.shape[1], 0)
         index = nearest(tiles + features[:, 1:3], centres)[1][:, 0]
         moments = self.weight.flatten()[:, None] * features
-        widths = moments[:, :1] * self.cell_variance.repeat_interleave(self.weight.shape[1], 0)
+        widths = moments[:, :1] * self.log_widths.flatten(0, 1)
         return _total(index, torch.cat((_shift(moments, tiles - centres[index]), widths), 1), len(centres))
 
     def sweep(self, components: Components, candidates: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
@@ -201,7 +203,7 @@ class Blocks:
 
         Returns:
             Sums ``(1, dx, dy, dx^2, dx dy, dy^2, vx, vy)`` about each Gaussian's mean, (K, 8), where ``vx, vy`` are
-            squared widths of cells; and the mean log density over points.
+            logarithms of squared widths of cells; and the mean log density over points.
         """
 
         def chunk(group: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -215,7 +217,7 @@ class Blocks:
             mass = share.sum(-1, keepdim=True)
             share *= weight[..., None] / mass
             moments = share.mT @ features
-            widths = moments[..., :1] * self.cell_variance[rows, None]
+            widths = share.mT @ self.log_widths[rows]
             sums = torch.cat((_shift(moments, gap), widths), -1).reshape(-1, 8)
             return _total(chosen.reshape(-1), sums, len(components)), (weight * (best + mass.log())[..., 0]).sum()
 
@@ -227,15 +229,17 @@ class Blocks:
 
 
 def _spacing(mean: Tensor) -> Tensor:
-    """The width of a cell in each tile, (tiles, 2), by which the data are resolved there.
+    """The width of every cell, (tiles, cells, 2), by which the data are resolved there: the gap to its neighbour.
 
-    By the lower quartile of the gaps along each axis, so that a tile with stds of 1e-8 and of 1e-2 gives the former's.
+    The nearer one along each axis, so that stds of 1e-8 keep their own width in a tile that holds stds of 1e-2 as well.
     """
     size = mean.shape[1]
     if size == 1:
-        return torch.zeros_like(mean[:, 0])
-    gaps = mean.sort(1).values.diff(dim=1)
-    return math.sqrt(size) * gaps.kthvalue((size + 3) // 4, 1).values
+        return torch.full_like(mean, NO_WIDTH)
+    values, order = mean.sort(1)
+    gaps = torch.nn.functional.pad(values.diff(dim=1), (0, 0, 1, 1), value=math.inf)
+    nearer = torch.minimum(gaps[:, :-1], gaps[:, 1:])
+    return (math.sqrt(size) * torch.empty_like(nearer).scatter_(1, order, nearer)).clamp_min_(NO_WIDTH)
 
 
 def _total(index: Tensor, values: Tensor, k: int) -> Tensor:

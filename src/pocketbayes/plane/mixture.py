@@ -156,7 +156,8 @@ def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     yy = (averages[:, 4] - dy * dy).clamp_min(0)
     bound = (xx * yy).sqrt()
     xy = torch.minimum(torch.maximum(averages[:, 3] - dx * dy, -bound), bound)
-    # Positive definite always: a third of a cell's width, and something where all points are equal.
-    floor = CELL_FLOOR * averages[:, 5:] + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
+    # Positive definite always: a third of a cell's width (the geometric mean over cells, for widths differ by orders of
+    # magnitude), and something where all points are equal.
+    floor = CELL_FLOOR * averages[:, 5:].exp() + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
     covs = torch.stack((xx + floor[:, 0], xy, xy, yy + floor[:, 1]), 1).reshape(-1, 2, 2)
     return means, covs, counts / counts.sum()
