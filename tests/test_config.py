@@ -251,15 +251,23 @@ def test_a_model_for_images_refuses_tables(tmp_path: Path) -> None:
 def test_regression_outputs(likelihood: object, outputs: int, tmp_path: Path) -> None:
     recipe = checked(data=str(write_npz(tmp_path / "d.npz", targets=2)), likelihood=likelihood)
     train = recipe.data.load("train")
-    model = recipe.model.build(train, recipe.likelihood and recipe.likelihood.make())
+    model = recipe.model.build(train, recipe.likelihood and recipe.likelihood.make(train))
     assert model(torch.zeros(1, 3)).shape == (1, outputs)
 
 
 def test_class_weights() -> None:
     recipe = checked(likelihood={"name": "categorical", "class_weights": [1, 2.5]})
     assert recipe.likelihood is not None
-    likelihood = recipe.likelihood.make()
+    likelihood = recipe.likelihood.make(recipe.data.load("train"))
     assert torch.equal(likelihood.class_weights, torch.tensor([1.0, 2.5]))
+
+
+def test_class_weights_by_frequency_come_from_the_training_data() -> None:
+    recipe = checked(likelihood={"name": "categorical", "class_weights": "frequency"})
+    assert recipe.likelihood is not None
+    train = recipe.data.load("train")
+    share = torch.bincount(train.__getitems__(range(len(train)))[1]) / len(train)
+    torch.testing.assert_close(recipe.likelihood.make(train).class_weights, 1 / torch.log(1.02 + share))
 
 
 def test_weights_are_found_in_the_data_folder_or_anywhere(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def run(
     val = recipe.data.load("val", data_dir) if recipe.data.settings.get("val_fraction", 1) else None
     measured, split = _measured(recipe, data_dir, val)
     torch.manual_seed(recipe.seed)
-    likelihood = None if recipe.likelihood is None else recipe.likelihood.make()
+    likelihood = None if recipe.likelihood is None else recipe.likelihood.make(train)
     model = recipe.model.build(train, likelihood, data_dir)
     recipe = recipe.resolved(model)
     start = time.monotonic()

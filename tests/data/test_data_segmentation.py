@@ -161,3 +161,17 @@ def test_cityscapes_mistakes(tmp_path: Path) -> None:
     write_cityscapes(tmp_path)
     with pytest.raises(UserError, match="void='drop', choose"):
         data.load("cityscapes", "train", tmp_path, void="drop")
+
+
+def test_class_weights_do_not_count_void_pixels(tmp_path: Path) -> None:
+    write_masks(tmp_path)
+    dataset = data.load("masks", "train", tmp_path, val_fraction=0, test_fraction=0)
+    labels = dataset.__getitems__(range(10))[1]
+    share = torch.tensor([(labels[labels != 11] == k).float().mean() for k in range(11)])
+    torch.testing.assert_close(data.class_frequencies(dataset), share)
+    torch.testing.assert_close(data.class_weights(dataset), 1 / torch.log(1.02 + share))
+
+
+def test_a_regression_has_no_class_weights() -> None:
+    with pytest.raises(UserError, match="no classes to count"):
+        data.class_weights(data.load("toy-cubic"))

@@ -18,7 +18,7 @@ from pocketbayes.config.files import network_file
 from pocketbayes.data.registry import LOADERS
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.methods import METHODS, Method, make
-from pocketbayes.objective import LIKELIHOODS, GaussianNoise, Likelihood
+from pocketbayes.objective import LIKELIHOODS, Categorical, GaussianNoise, Likelihood
 
 CHECKPOINT_SUFFIXES = (".th", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
 """A model's `weights` with one of these is a file, else a name that torchvision knows."""
@@ -76,14 +76,17 @@ class LikelihoodPart(Named):
             raise UnknownNameError("likelihood", name, LIKELIHOODS)
         known = types_of(LIKELIHOODS[name].__init__, drop=("raw",))
         if "class_weights" in known:
-            known["class_weights"] = list[float]
+            known["class_weights"] = list[float] | Literal["frequency"]
         return {"name": name, **check_types(f"likelihood {name!r}", settings, known)}
 
-    def make(self) -> Likelihood:
-        """The likelihood with its settings."""
+    def make(self, train: data.Dataset) -> Likelihood:
+        """The likelihood with its settings; the ignored label, and weights by frequency, are the training data's."""
         settings = self.settings
-        if "class_weights" in settings:
-            settings["class_weights"] = torch.tensor(settings["class_weights"])
+        if self.name == Categorical.name:
+            settings.setdefault("ignore_index", train.info.ignore_index)
+        weights = settings.get("class_weights")
+        if weights is not None:
+            settings["class_weights"] = data.class_weights(train) if weights == "frequency" else torch.tensor(weights)
         return LIKELIHOODS[self.name](**settings)
 
 

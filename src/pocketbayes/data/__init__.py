@@ -7,7 +7,18 @@ from disk as they are asked for. Every set says what it is in `.info`.
 from __future__ import annotations
 
 from pocketbayes.data.dataset import Dataset, Info, collate
+from pocketbayes.data.frequency import class_frequencies, class_weights
 from pocketbayes.data.registry import folder_of, load, names
 from pocketbayes.data.validate import validate_batch
 
-__all__ = ["Dataset", "Info", "collate", "folder_of", "load", "names", "validate_batch"]
+__all__ = [
+    "Dataset",
+    "Info",
+    "class_frequencies",
+    "class_weights",
+    "collate",
+    "folder_of",
+    "load",
+    "names",
+    "validate_batch",
+]

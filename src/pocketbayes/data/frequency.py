@@ -1,0 +1,30 @@
+"""How often each class occurs, and what a class counts in a weighted loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pocketbayes.data.dataset import Dataset
+from pocketbayes.errors import UserError
+
+_AT_ONCE = 16
+"""Rows read together: images of a segmentation are large."""
+
+
+def class_frequencies(dataset: Dataset) -> Tensor:
+    """The fraction of labels, or of pixels, that each class has, (classes,); the ignored label does not count."""
+    info = dataset.info
+    if info.classes is None:
+        raise UserError(f"data set {info.name!r} is a {info.task}: it has no classes to count")
+    counts = torch.zeros(info.classes, dtype=torch.int64)
+    for start in range(0, len(dataset), _AT_ONCE):
+        labels = dataset.__getitems__(range(start, min(start + _AT_ONCE, len(dataset))))[1].flatten()
+        counted = labels if info.ignore_index is None else labels[labels != info.ignore_index]
+        counts += torch.bincount(counted, minlength=info.classes)
+    return counts / counts.sum().clamp(min=1)
+
+
+def class_weights(dataset: Dataset) -> Tensor:
+    """w_c = 1 / ln(1.02 + p_c), p_c the frequency of class c (Paszke et al. 2016): rare ones count up to 50 times."""
+    return 1 / (1.02 + class_frequencies(dataset)).log()

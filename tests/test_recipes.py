@@ -1,0 +1,99 @@
+"""Every recipe that ships trains: two steps of each of its stages, on made-up data of the shape it names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pocketbayes as pb
+from pocketbayes import config, data
+from pocketbayes.data.memory import Arrays
+from pocketbayes.data.vision import IMAGE_SETS
+from pocketbayes.experiment import run
+from pocketbayes.methods import Method, Stage
+
+BATCH, STEPS = 4, 2
+SMALL_ONES = [name for name in config.names() if name.startswith("digits-")]
+PBN_RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
+
+
+def made_up(name: str, split: str, _: Any = None, **options: Any) -> data.Dataset:
+    """Eight rows that say of themselves what the data set of this name does; large images are smaller here."""
+    sides = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "imagenet": (3, 64, 64), "cityscapes": (3, 32, 64)}
+    shape = sides.get(name, (3, 32, 32))
+    if name == "imagenet":
+        classes = 1000
+    elif name == "cityscapes":
+        classes = 20 if options.get("void") == "class" else 19
+    else:
+        classes = len(IMAGE_SETS[name].class_names)
+    segmented = name == "cityscapes"
+    generator = torch.Generator().manual_seed(0)
+    rows = BATCH * STEPS
+    x = torch.randn(rows, *shape, generator=generator)
+    y = torch.randint(0, classes, (rows, *shape[1:]) if segmented else (rows,), generator=generator)
+    task = "segmentation" if segmented else "classification"
+    return Arrays(x, y, data.Info(name, task, classes, None, shape))  # type: ignore[arg-type]
+
+
+def shortened(stages: Sequence[Stage]) -> list[Stage]:
+    """The same stages, each of one epoch, in batches of ours."""
+    return [
+        replace(
+            stage,
+            epochs=1 if stage.epochs is None else min(stage.epochs, 1),
+            fixed={key: value for key, value in stage.fixed.items() if key not in ("epochs", "batch_size")},
+        )
+        for stage in stages
+    ]
+
+
+def train_briefly(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: str) -> pb.Network:
+    recipe = config.read(name, [*changes, "training.epochs=1", f"training.batch_size={BATCH}", "training.workers=0"])
+    kept = {key: value for key, value in dict(recipe.model).items() if key != "weights"}
+    recipe = recipe.model_copy(update={"model": config.parts.ModelPart(**kept), "samples": 1})
+    stages: list[str] = []
+
+    def short_stages(method: Method, model: nn.Module) -> list[Stage]:
+        found = shortened(real_stages(method, model))
+        stages.extend(stage.name for stage in found if stage.epochs)
+        return found
+
+    real_stages = type(recipe.method.make()).stages
+    monkeypatch.setattr(type(recipe.method.make()), "stages", short_stages)
+    monkeypatch.setattr(data, "load", made_up)
+    outcome = run(recipe, folder, progress=False)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [row["stage"] for row in rows if "loss" in row]
+    assert trained == stages
+    assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert outcome.measures["count"] > 0
+    return outcome.net  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", [name for name in config.names() if name not in SMALL_ONES])
+def test_two_steps_of_every_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_briefly(name, tmp_path / "run", monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["cifar10-resnet-small-pbn", "svhn-resnet-small-pbn"])
+@pytest.mark.parametrize("rate", PBN_RATES)
+def test_the_small_resnet_at_every_rate_of_the_paper(
+    name: str, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = train_briefly(name, tmp_path / "run", monkeypatch, f"method.rate={rate}", "method.train_samples=1")
+    assert net.posterior.noise_size == round(rate * net.layout.size)
+
+
+def test_top_5_is_among_the_measures_of_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "load", made_up)
+    net = pb.bayesianize(pb.models.build("resnet18", classes=1000), "map")
+    assert "top5" in pb.evaluate(net, data.load("imagenet", "test"), samples=1)
