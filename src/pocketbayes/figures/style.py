@@ -35,7 +35,6 @@ def canvas(
         panel.tick_params(colors=INK, labelsize=8)
         panel.xaxis.label.set_fontsize(9)
         panel.yaxis.label.set_fontsize(9)
-        panel.title.set_fontsize(9)
         panel.set_prop_cycle(color=PALETTE)
     return figure, axes
 
