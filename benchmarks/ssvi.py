@@ -1,0 +1,265 @@
+"""SSVI beside dense VI and RigL on real data: criteria, ablations, what criteria agree on, CIFAR-10.
+
+python benchmarks/ssvi.py SECTION --data-dir DATA [--work FOLDER] [--only PATTERN]
+
+SECTION is one of mnist, ablations, overlap, cifar10, resnet20; each writes results/ssvi-SECTION.json after every row,
+and a row that is there is not run again: the script can be stopped and started at will. Epochs and all settings stand
+in the file. Rows of one section differ in what their name says and in nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pocketbayes as pb
+from measure import RESULTS, write_result
+from pocketbayes.batches import steps_per_epoch
+from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.posteriors.sparse import SCORES
+from pocketbayes.sparsity import removal_overlap, training_bytes, training_flops
+
+KEPT = ("accuracy", "nll", "ece", "brier")
+SEEDS = (0, 1, 2)
+SAMPLES = 5
+DENSITIES = (0.5, 0.1, 0.05, 0.01)
+DISTINCT = ("abs-snr", "magnitude", "abs-mean", "exp-mean", "exp-snr")
+"""snr ranks as abs-snr does: one seed of it shows that the runs are the same."""
+
+MNIST: dict[str, Any] = {
+    "model": "lenet300",
+    "data": "mnist",
+    "epochs": 3,
+    "training": {"batch_size": 128, "optimizer": "sgd", "lr": 0.1, "schedule": "cosine"},
+}
+CIFAR10: dict[str, Any] = {
+    "model": "resnet-small",
+    "data": "cifar10",
+    "epochs": 10,
+    "training": {"batch_size": 128, "optimizer": "sgd", "lr": 0.05, "weight_decay": 5e-4, "schedule": "cosine"},
+}
+RESNET20: dict[str, Any] = {**CIFAR10, "model": "resnet20", "epochs": 2}
+
+LENET = {"distribution": "erdos-renyi", "mean_init": "model"}
+LENET_PRIOR = {"prior_std": 0.05}
+DENSE = {"propagation": "local", "beta": 0.01, "annealing": "warm-up"}
+STDS = (0.001, 0.002, 0.005, 0.01)
+ADDED = (1e-4, 1e-3, 3e-3, 1e-2)
+
+
+def ssvi(**settings: Any) -> pb.SSVI:
+    return pb.SSVI(**{**LENET, **LENET_PRIOR, **settings})
+
+
+def rigl(**settings: Any) -> pb.RigL:
+    return pb.RigL(**{**LENET, **settings})
+
+
+def dense_vi(**settings: Any) -> pb.MeanFieldVI:
+    return pb.MeanFieldVI(**{**DENSE, **LENET_PRIOR, "std_init": 6e-4, **settings})
+
+
+def mnist_rows() -> dict[str, tuple[pb.Method, int]]:
+    """Six criteria at four densities, dense VI and RigL."""
+    rows: dict[str, tuple[pb.Method, int]] = {f"dense VI, seed {s}": (dense_vi(), s) for s in SEEDS}
+    for seed in SEEDS:
+        for density in DENSITIES:
+            rows[f"RigL, density {density}, seed {seed}"] = (rigl(density=density), seed)
+            for removal in DISTINCT if seed else (*DISTINCT, "snr"):
+                method = ssvi(density=density, removal=removal)
+                rows[f"SSVI {removal}, density {density}, seed {seed}"] = (method, seed)
+    return rows
+
+
+def ablation_rows() -> dict[str, tuple[pb.Method, int]]:
+    """All at density 0.05 but the static mask; the rows of `mnist` are what they are compared with."""
+    rows: dict[str, tuple[pb.Method, int]] = {}
+    for seed in SEEDS:
+        for name, addition in {"the mean": {"addition": "mean"}, "5 batches": {"addition": "averaged"}}.items():
+            rows[f"addition by {name}, seed {seed}"] = (ssvi(density=0.05, **addition), seed)
+        for density in (0.05, 0.01):
+            rows[f"static mask, density {density}, seed {seed}"] = (ssvi(density=density, static=True), seed)
+        for std in ADDED:
+            rows[f"new std {std:g}, seed {seed}"] = (ssvi(density=0.05, added_std_init=std), seed)
+        for std in STDS:
+            rows[f"initial std {std}, SSVI abs-snr, seed {seed}"] = (ssvi(density=0.05, std_init=std), seed)
+            rows[f"initial std {std}, dense VI, seed {seed}"] = (dense_vi(std_init=std), seed)
+            rows[f"initial std {std}, dense VI without warm-up, seed {seed}"] = (
+                dense_vi(std_init=std, annealing="constant"),
+                seed,
+            )
+    for std in STDS:
+        for removal in DISTINCT[1:]:
+            method = ssvi(density=0.05, std_init=std, removal=removal)
+            rows[f"initial std {std}, SSVI {removal}, seed 0"] = (method, 0)
+    return rows
+
+
+def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
+    """Dense VI against SSVI at a tenth first, for that is the bar; then the other densities and RigL."""
+    rows: dict[str, tuple[pb.Method, int]] = {}
+    for seed in SEEDS:
+        rows[f"dense VI, seed {seed}"] = (pb.MeanFieldVI(**DENSE, std_init=6e-4, prior_std=0.005), seed)
+        rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(density=0.1, dense_first=True), seed)
+        rows[f"RigL, density 0.1, seed {seed}"] = (pb.RigL(density=0.1, dense_first=True), seed)
+        for density in (0.05, 0.5):
+            rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(density=density, dense_first=True), seed)
+    return rows
+
+
+def resnet20_rows() -> dict[str, tuple[pb.Method, int]]:
+    """One seed, the same number of epochs."""
+    return {
+        name: row for name, row in cifar_rows().items() if name in ("dense VI, seed 0", "SSVI, density 0.1, seed 0")
+    }
+
+
+class Section:
+    """The rows of one result file."""
+
+    def __init__(self, name: str, setting: dict[str, Any], data_dir: Path, work: Path) -> None:
+        self.name, self.setting, self.work = f"ssvi-{name}", setting, work / name
+        path = RESULTS / f"{self.name}.json"
+        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+        augment = {"augment": True} if setting["data"] == "cifar10" else {}
+        self.train = pb.data.load(setting["data"], "train", data_dir, val_fraction=0.0, **augment)
+        self.test = pb.data.load(setting["data"], "test", data_dir, val_fraction=0.0)
+        self.kept = {key: setting[key] for key in ("model", "data", "epochs", "training")} | {"samples": SAMPLES}
+
+    def keep(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row
+        write_result(self.name, {**self.kept, "rows": self.rows})
+        print(name, json.dumps({k: v for k, v in row.items() if not isinstance(v, (list, dict))}), flush=True)
+
+    def fit(self, name: str, method: pb.Method, seed: int, keep_folder: bool) -> pb.Network:
+        torch.manual_seed(seed)  # the model's own values differ from seed to seed too
+        model = pb.models.build(self.setting["model"])
+        out = {"out": self.work / re.sub(r"\W+", "-", name), "resume": True} if keep_folder else {}
+        training = self.setting["training"]
+        net = pb.fit(
+            method, model, self.train, epochs=self.setting["epochs"], seed=seed, progress=False, **training, **out
+        )
+        assert isinstance(net, pb.Network)
+        return net
+
+    def run(self, name: str, method: pb.Method, seed: int, costs: bool = False) -> None:
+        start = time.process_time()
+        net = self.fit(name, method, seed, keep_folder=costs)
+        measures = pb.evaluate(net, self.test, samples=SAMPLES, batch_size=500)
+        row = {key: measures[key] for key in KEPT} | {"seconds": round(time.process_time() - start)}
+        if isinstance(method, SparseTraining):
+            row["present"] = len(net.posterior.index)
+            row["swapped"] = int(net.posterior.swapped)
+            row["fingerprint"] = fingerprint(net)
+            row["densities"] = {key: round(value, 4) for key, value in net.posterior.densities().items()}
+        if costs:
+            row |= self.costs(net, method)
+            lines = (self.work / re.sub(r"\W+", "-", name) / "metrics.jsonl").read_text().splitlines()
+            row["history"] = [
+                {key: round(value, 5) for key, value in json.loads(line).items() if key in ("nll", "kl")}
+                for line in lines
+            ]
+            if "removal_iou" in lines[-1]:
+                row["removal_iou"] = [json.loads(line)["removal_iou"] for line in lines]
+        self.keep(name, row)
+
+    def costs(self, net: pb.Network, method: pb.Method) -> dict[str, Any]:
+        """FLOPs of the whole training by both counts, live bytes after a step, bytes of the file."""
+        x, y = self.train[:128] if not hasattr(self.train, "__getitems__") else self.train.__getitems__(range(128))
+        counts = training_flops(net, x[:2])
+        steps = steps_per_epoch(self.train, self.setting["training"]["batch_size"]) * self.setting["epochs"]
+        examples = len(self.train) * self.setting["epochs"]
+        swaps = sum(method.fraction(i, steps) > 0 for i in range(steps)) if isinstance(method, SparseTraining) else 0
+        # A swap takes one dense pass at a draw of the weights in place of a step.
+        plain = counts["dense"] / (2 if net.is_random and net.propagation in ("local", "flipout") else 1)
+        executed = counts["executed"] * (1 - swaps / steps) + plain * swaps / steps
+        optimizer = pb.Training(**self.setting["training"]).make_optimizer(net)
+        net.train()
+        (net.likelihood.nll(net(x), y) + net.kl() / len(self.train)).backward()
+        optimizer.step()
+        used = training_bytes(net, optimizer)
+        net.eval()
+        self.work.mkdir(parents=True, exist_ok=True)
+        return {
+            "training FLOPs, present weights": counts["present"] * examples,
+            "training FLOPs, executed": executed * examples,
+            "training bytes": used["total"],
+            "file bytes": pb.save(net, self.work / "row.pocket"),
+            "stored values": sum(net.posterior.stored().values()),
+        }
+
+
+def fingerprint(net: pb.Network) -> str:
+    """Tells whether two runs ended with the same bits."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(pb.SSVI):
+    """SSVI that takes down what each criterion would remove, every 50 steps."""
+
+    every = 50
+    seen: Any = None
+
+    def after_step(self, net: pb.Network, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+        if step % self.every == 1 or step == steps - 1:
+            self.seen.append((step, removal_overlap(net.posterior).tolist()))
+
+
+def overlap(section: Section) -> None:
+    """The overlap of what the criteria would remove, all six, over training: at a tenth, by the default criterion."""
+    for seed in SEEDS:
+        name = f"density 0.1, seed {seed}"
+        if name in section.rows:
+            continue
+        seen: list[Any] = []
+        method = Watched(**LENET, **LENET_PRIOR, density=0.1, seen=seen)
+        torch.manual_seed(seed)
+        section.fit(name, method, seed, keep_folder=False)
+        rounded = [[[round(value, 4) for value in line] for line in matrix] for _, matrix in seen]
+        section.keep(name, {"criteria": list(SCORES), "steps": [step for step, _ in seen], "iou": rounded})
+
+
+ROWS = {
+    "mnist": (MNIST, mnist_rows),
+    "ablations": (MNIST, ablation_rows),
+    "overlap": (MNIST, None),
+    "cifar10": (CIFAR10, cifar_rows),
+    "resnet20": (RESNET20, resnet20_rows),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", help="names, separated by commas")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-ssvi")
+    parser.add_argument("--only", default="", help="a regular expression: the rows whose names it is found in")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in arguments.sections.split(","):
+        setting, rows = ROWS[name]
+        section = Section(name, setting, arguments.data_dir, arguments.work)
+        if rows is None:
+            overlap(section)
+            continue
+        for row, (method, seed) in rows().items():
+            if row not in section.rows and re.search(arguments.only, row):
+                section.run(row, method, seed, costs=setting["data"] == "cifar10")
+
+
+if __name__ == "__main__":
+    main()
