@@ -104,8 +104,8 @@ def test_unknown_name_has_its_own_error() -> None:
 
 def test_names() -> None:
     assert data.names() == [
-        "cifar10", "cifar100", "cityscapes", "digits", "fashion-mnist", "imagefolder", "imagenet", "masks", "mnist",
-        "npz", "svhn", "toy-cubic", "uci",
+        "cifar10", "cifar10-c", "cifar100", "cifar100-c", "cityscapes", "digits", "fashion-mnist", "imagefolder",
+        "imagenet", "masks", "mnist", "npz", "svhn", "toy-cubic", "uci",
     ]  # fmt: skip
 
 

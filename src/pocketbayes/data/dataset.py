@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from pocketbayes.data.normalise import Normalise
+
 Task = Literal["classification", "regression", "segmentation"]
 
 
@@ -74,6 +76,21 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
     def target_std(self) -> float:
         """What the targets of a regression were divided by."""
         return self.info.target_std
+
+
+class Pictures(Dataset, ABC):
+    """Images that stay bytes until they are asked for, so that they can be shown, or changed as a camera would."""
+
+    normalise: Normalise
+
+    @abstractmethod
+    def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The rows `indices` as bytes `(n, channels, height, width)`, and their labels."""
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A batch of normalised float32 images, and their labels."""
+        images, labels = self.pixels(indices)
+        return self.normalise(images), labels
 
 
 def collate(batch: Any) -> Any:

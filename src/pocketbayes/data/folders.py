@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
 from pocketbayes.errors import UserError
@@ -27,7 +27,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".
 IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
 
 
-class ImageFiles(Dataset):
+class ImageFiles(Pictures):
     """Image files and their labels; nothing but the paths is kept."""
 
     def __init__(
@@ -47,11 +47,11 @@ class ImageFiles(Dataset):
         """How many files."""
         return len(self.paths)
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Decode, resize or augment, normalise."""
+    def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Decode, resize or augment."""
         rows = np.asarray(indices, dtype=np.int64)
         images = [self.transform(read_image(self.root / os.fsdecode(path))) for path in self.paths[rows]]
-        return self.normalise(torch.stack(images)), self.labels[torch.from_numpy(rows)]
+        return torch.stack(images), self.labels[torch.from_numpy(rows)]
 
     def take(self, indices: Tensor) -> ImageFiles:
         """The files `indices` only."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from pocketbayes.data.augment import CropFlip
-from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise
 
 
-class Images(Dataset):
+class Images(Pictures):
     """Images `(n, channels, height, width)` kept as uint8, normalised (and augmented) when fetched."""
 
     def __init__(
@@ -25,13 +25,13 @@ class Images(Dataset):
         """How many images."""
         return len(self.labels)
 
-    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of normalised float32 images, and their labels."""
+    def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A batch of images as bytes, augmented if they are to be, and their labels."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[rows]
         if self.augment is not None:
             images = self.augment(images)
-        return self.normalise(images), self.labels[rows]
+        return images, self.labels[rows]
 
     def take(self, indices: Tensor) -> Images:
         """The images `indices` only."""

@@ -14,6 +14,7 @@ from pocketbayes.data.folders import image_folder, imagenet
 from pocketbayes.data.npz import npz
 from pocketbayes.data.request import Request, Split
 from pocketbayes.data.segmentation import cityscapes, masks
+from pocketbayes.data.shifted import PUBLISHED, cifar_c
 from pocketbayes.data.split import choose
 from pocketbayes.data.tabular import toy_cubic, uci
 from pocketbayes.data.vision import IMAGE_SETS, image_set
@@ -21,6 +22,7 @@ from pocketbayes.errors import UnknownNameError, UserError
 
 LOADERS: dict[str, Callable[..., Dataset]] = {
     **{name: partial(image_set, IMAGE_SETS[name]) for name in IMAGE_SETS},
+    **{name: partial(cifar_c, PUBLISHED[name]) for name in PUBLISHED},
     "imagefolder": image_folder,
     "imagenet": imagenet,
     "cityscapes": cityscapes,
