@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from pocketbayes.batches import as_source, batches, info_of
+from pocketbayes.batches import Source, as_source, batches, info_of
 from pocketbayes.data import validate_batch
 from pocketbayes.errors import UserError
 from pocketbayes.metrics import Classification, Regression, Segmentation
@@ -48,18 +48,41 @@ def evaluate(
     source = as_source(data)
     info = info_of(source)
     measures: _Measures | None = None
-    for x, y in batches(source, batch_size):
-        if info is not None:
-            validate_batch(x, y, info)
-        y = y.to(members(net)[0].device)
-        target = y if y.is_floating_point() else None
-        passes = run_passes(net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes)
+    for passes, y in stream(
+        net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
+        classes=classes,
+    ):  # fmt: skip
         measures = measures or _measures_for(net, passes, y, info.target_std if info else 1.0)
         measures(passes, y)
         if on_batch:
             on_batch(len(y))
     assert measures is not None
     return measures.compute()
+
+
+def stream(
+    net: Net,
+    source: Source,
+    *,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    on_pass: Callable[[], object] | None = None,
+) -> Iterator[tuple[Passes, Tensor]]:
+    """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
+    info = info_of(source)
+    for x, y in batches(source, batch_size):
+        if info is not None:
+            validate_batch(x, y, info)
+        y = y.to(members(net)[0].device)
+        target = y if y.is_floating_point() else None
+        passes = run_passes(
+            net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes, on_pass=on_pass
+        )
+        yield passes, y
 
 
 class _Measures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from threading import RLock
@@ -210,14 +210,17 @@ def run_passes(
     target: Tensor | None = None,
     readout: Readout = "sample",
     classes: str = "predicted",
+    on_pass: Callable[[], object] | None = None,
 ) -> Passes:
-    """The summary of all passes over one batch."""
+    """The summary of all passes over one batch; `on_pass` is called after each of them, for progress."""
     if samples < 1:
         raise UserError(f"samples must be at least 1, not {samples}")
     check_classes(classes)
     passes = passes_for(members(net)[0], readout, seed)
     for output in _outputs(net, x, samples, propagation, seed, classes):
         passes.add(output, target)
+        if on_pass:
+            on_pass()
     return passes
 
 
