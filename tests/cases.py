@@ -51,6 +51,7 @@ CASES = [
     Case("rigl", lambda: pb.RigL(density=0.3, swap_every=2, swap_until=1.0)),
     Case("pbn", lambda: pb.PBN(rate=0.2, pretrain_epochs=1, train_samples=2)),
     Case("vdp", lambda: pb.VDP(std_init=0.05)),
+    Case("vdp-full", lambda: pb.FullCovarianceVDP(std_init=0.05)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]
 

@@ -166,3 +166,25 @@ def test_noise_in_the_inputs_of_a_linear_layer_is_exact() -> None:
     weight = model.weight.detach()
     expected = x.square() @ torch.full((4, 2), 0.01) + 0.3 * (weight.square() + 0.01).sum(1)
     torch.testing.assert_close(net(x).variance.detach(), expected)
+
+
+def test_row_variance_keeps_one_std_for_each_row_and_survives_the_file(tmp_path: Path) -> None:
+    model = tiny_model()
+    method = pb.VDP(variance="row", std_init=0.05)
+    net = pb.fit(method, model, tiny_data(), epochs=2, batch_size=16, lr=1e-2, progress=False)
+    assert isinstance(net, pb.Network)
+    assert net.census().stored == {"means": net.layout.size, "stds": 3 + 3}
+    for view in net.layout.views(net.posterior.moments()[1]):
+        assert torch.equal(view, view.flatten(1)[:, :1].view(-1, *(1,) * (view.ndim - 1)).expand_as(view))
+    assert float((net.posterior.rho.detach() - net.posterior.rho[0].detach()).abs().max()) > 0  # they move apart
+    pb.save(net, tmp_path / "net.pocket")
+    again = pb.load(tmp_path / "net.pocket", tiny_model())
+    x = tiny_data()[0]
+    assert torch.equal(pb.predict(net, x).probs, pb.predict(again, x).probs)
+
+
+def test_rows_start_from_the_mean_of_their_stds() -> None:
+    net = pb.bayesianize(tiny_model(), pb.VDP(std_init="xavier"))
+    rows = pb.VDP(variance="row").init(net)
+    for one, each in zip(net.layout.views(net.posterior.moments()[1]), rows.layout.views(rows.posterior.moments()[1])):
+        torch.testing.assert_close(one.flatten(1).mean(1), each.flatten(1)[:, 0], rtol=1e-5, atol=0)

@@ -18,10 +18,16 @@ class RuleTable(ABC):
     Attributes:
         name: The propagation's name, for errors.
         draws: Whether a weight that no rule takes is drawn instead, and two passes differ; else it is refused.
+        examples: How many examples a prediction takes at once, where memory asks for few.
     """
 
     name: str
     draws: bool = True
+    examples: int | None = None
+
+    def noisy(self, x: Tensor, var: float) -> Gaussian:
+        """An input with independent noise of the given variance."""
+        return Gaussian(x, torch.full_like(x, var), rules=self)
 
     @abstractmethod
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
@@ -80,6 +86,35 @@ class Gaussian(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Gaussian(loc={self.loc!r}, variance={self.variance!r})"
+
+
+class Correlated(Gaussian):
+    """N(mean, covariance) for every example (b, ...): the entries of one example may be correlated.
+
+    Attributes:
+        blocks: (b, g, k, k), the covariance of the d = g k entries of an example, in their flat order: those of
+            different blocks are independent, so that g = 1 is a full matrix and k = 1 a diagonal one.
+    """
+
+    blocks: Tensor
+
+    @staticmethod
+    def __new__(cls, mean: Tensor, blocks: Tensor, *, rules: RuleTable | None = None) -> Correlated:
+        """Makes one of a mean (b, ...) and the blocks of its covariance."""
+        diagonal = blocks.diagonal(dim1=-2, dim2=-1)
+        self: Correlated = Gaussian.__new__(cls, mean, diagonal.reshape(mean.shape), rules=rules)  # type: ignore[assignment]
+        self.blocks = blocks
+        return self
+
+    @property
+    def covariance(self) -> Tensor:
+        """The whole matrix (b, d, d) of every example."""
+        examples, groups, size, _ = self.blocks.shape
+        if groups == 1:
+            return self.blocks[:, 0]
+        eye = torch.eye(groups, dtype=self.blocks.dtype, device=self.blocks.device)
+        whole = self.blocks.unsqueeze(3) * eye[:, None, :, None]  # (b, g, k, g, k)
+        return whole.reshape(examples, groups * size, groups * size)
 
 
 METADATA: frozenset[Op] = frozenset(

@@ -94,8 +94,7 @@ class Network(nn.Module):
         weights = self.weights(args, kwargs)
         table = RULES.get(self.propagation)
         if self.input_var and table is not None and not table.draws:
-            noise = torch.full_like(args[0], self.input_var)
-            args = (Gaussian(args[0], noise, rules=self.posterior.rules(self.propagation)), *args[1:])
+            args = (self.posterior.rules(self.propagation).noisy(args[0], self.input_var), *args[1:])
         with _no_checkpointing(), placed(self.model, weights):
             try:
                 return self.model(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.gaussian import Gaussian
+from pocketbayes.gaussian import Correlated, Gaussian
 
 GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
 """What is made of an output that is a distribution: -E log p(y | output), the expected NLL of the ELBO, or -log N(y),
@@ -92,13 +92,28 @@ class Categorical(Likelihood):
             wanted = F.one_hot(labels, mean.shape[1]).movedim(-1, 1).to(mean.dtype)
         log_probs = torch.log_softmax(mean, 1)
         probs = log_probs.exp()
-        if self.gaussian_loss == "cross-entropy":
+        if isinstance(output, Correlated):
+            each = self._correlated_nll(log_probs, output.covariance, wanted)
+        elif self.gaussian_loss == "cross-entropy":
             each = -(wanted * log_probs).sum(1) + 0.5 * (probs * (1 - probs) * var).sum(1)
         else:
             squares = probs.square()
             spread = squares * ((1 - 2 * probs) * var + (squares * var).sum(1, keepdim=True)) + VARIANCE_FLOOR
             each = 0.5 * ((wanted - probs).square() / spread + (2 * math.pi * spread).log()).sum(1)
         return (each * weights).sum() / weights.sum().clamp(min=1e-12)
+
+    def _correlated_nll(self, log_probs: Tensor, covariance: Tensor, wanted: Tensor) -> Tensor:
+        """The same with all covariances S: tr(J S) / 2 more, or -log N(label; p, J S J^T), J = diag(p) - p p^T."""
+        probs = log_probs.exp()
+        jacobian = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
+        if self.gaussian_loss == "cross-entropy":
+            return -(wanted * log_probs).sum(1) + 0.5 * (jacobian * covariance).sum((1, 2))
+        floor = VARIANCE_FLOOR * torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
+        root = torch.linalg.cholesky(jacobian @ covariance @ jacobian.mT + floor)
+        score = torch.linalg.solve_triangular(root, (wanted - probs).unsqueeze(2), upper=False)
+        size = 0.5 * math.log(2 * math.pi) * probs.shape[1]
+        density: Tensor = 0.5 * score.square().sum((1, 2)) + root.diagonal(dim1=1, dim2=2).log().sum(1) + size
+        return density
 
     def config(self) -> dict[str, Any]:
         """The ignored label, and the loss on Gaussian logits."""

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from pocketbayes.errors import UserError
-from pocketbayes.gaussian import Gaussian
+from pocketbayes.gaussian import Correlated, Gaussian
 from pocketbayes.layout import evaluating
 from pocketbayes.linear import Linearised, check_classes
 from pocketbayes.network import Net, Network, check_propagation, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, match_target
 from pocketbayes.readout import Readout, read_out
+from pocketbayes.rules import RULES
 
 _TORCH_GENERATOR = RLock()
 """Weights are swapped in and noise is drawn from torch's one generator: threads take turns."""
@@ -103,7 +104,8 @@ class ClassPasses(Passes):
             moments = output.mean.float(), output.per_output().float()
             covariance = None if output.covariance is None else output.covariance.float()
         elif isinstance(output, Gaussian):
-            moments, covariance = (output.loc.float(), output.variance.float()), None
+            moments = output.loc.float(), output.variance.float()
+            covariance = output.covariance.float() if isinstance(output, Correlated) else None
         else:
             probs = output.float().softmax(1)
             self._take(probs, torch.special.entr(probs).sum(1))
@@ -260,8 +262,19 @@ def _outputs(
             for index in range(count):
                 if index == 0 or network.is_random:
                     with _seeded(seed * 1_000_003 + number * share + index, network.device):
-                        output = network(inputs)
+                        output = _in_parts(network, inputs)
                 yield output
+
+
+def _in_parts(network: Network, inputs: Tensor) -> Tensor:
+    """One pass, in as many parts as the propagation's memory asks for."""
+    table = RULES.get(network.propagation)
+    if table is None or table.examples is None or len(inputs) <= table.examples:
+        return network(inputs)  # type: ignore[no-any-return]
+    parts = [network(part) for part in inputs.split(table.examples)]
+    if not all(isinstance(part, Correlated) for part in parts):
+        return torch.cat(parts)
+    return Correlated(torch.cat([part.loc for part in parts]), torch.cat([part.blocks for part in parts]))
 
 
 def _fitting(x: Tensor, network: Network) -> Tensor:

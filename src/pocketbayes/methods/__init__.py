@@ -18,6 +18,7 @@ from pocketbayes.methods.rigl import RigL
 from pocketbayes.methods.ssvi import SSVI
 from pocketbayes.methods.swag import SWAG
 from pocketbayes.methods.vdp import VDP
+from pocketbayes.methods.vdp_full import FullCovarianceVDP
 from pocketbayes.methods.weight_sharing import WeightSharing
 
 METHODS: dict[str, Any] = {
@@ -35,6 +36,7 @@ METHODS: dict[str, Any] = {
     "ssvi": SSVI,
     "rigl": RigL,
     "vdp": VDP,
+    "vdp-full": FullCovarianceVDP,
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "VDP",
     "Deterministic",
     "Ensemble",
+    "FullCovarianceVDP",
     "Int8",
     "Laplace",
     "MCDropout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,30 +14,29 @@ from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.meanfield import first_std
 from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import GaussianLoss, Likelihood, check_gaussian_loss
-from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors import MeanField, RowStds
+from pocketbayes.rules import MOMENTS_FULL
 
+STORAGES = {"weight": MeanField, "row": RowStds}
 PROPAGATION = {"taylor": "moments", "exact": "moments-exact"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class VDP(VariationalMethod):
-    """min loss(mean, variance of the output) + beta KL(q || prior) / N, one pass and no draw a step.
-
-    Mean and variance of every activation go through the network ("Efficient Scaling of Bayesian Neural Networks").
+class DensityPropagation(VariationalMethod):
+    """min loss(moments of the output) + beta KL(q || prior) / N, one pass and no draw a step.
 
     Attributes:
-        loss: "gaussian-nll", the density of the one-hot label under the softmax's mean and variance, or
-            "cross-entropy", which the paper took for ImageNet: the expected NLL to second order.
-        activation: "taylor", to first order as in the paper, or "exact", the Gaussian moments of ReLU, leaky ReLU and
-            GELU.
+        loss: "gaussian-nll", the density of the one-hot label under the moments of the softmax, or "cross-entropy",
+            which the paper took for ImageNet: the expected NLL to second order.
+        variance: "weight", one per weight, or "row", one for each row of a weight (each output of a layer), as the
+            paper's Eq. 12 has it; then every row starts from the mean of its stds.
         std_init: The first std of every weight; a network that has stds keeps them.
         input_var: The variance of noise in the inputs.
         beta: The weight of the KL: too large and the network collapses, too small and it stops being Bayesian.
     """
 
-    name = "vdp"
     loss: GaussianLoss = "cross-entropy"
-    activation: Literal["taylor", "exact"] = "taylor"
+    variance: Literal["weight", "row"] = "weight"
     std_init: float | Literal["xavier"] = 0.02
     beta: float = 0.01
     input_var: float = 0.0
@@ -44,12 +44,17 @@ class VDP(VariationalMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_gaussian_loss(self.loss)
-        if self.activation not in PROPAGATION:
-            raise UnknownNameError("activation", self.activation, PROPAGATION)
+        if self.variance not in STORAGES:
+            raise UnknownNameError("variance", self.variance, STORAGES)
         if self.input_var < 0:
             raise UserError(f"input_var must not be negative, not {self.input_var}")
         if self.train_samples != 1:
-            raise UserError(f"VDP draws nothing: train_samples must be 1, not {self.train_samples}")
+            raise UserError(f"{self.name} draws nothing: train_samples must be 1, not {self.train_samples}")
+
+    @property
+    @abstractmethod
+    def propagation(self) -> str:
+        """How moments go through the network."""
 
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""
@@ -57,10 +62,10 @@ class VDP(VariationalMethod):
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
         return Network(
             start.model,
-            MeanField(start.layout, start.mean, std),
+            STORAGES[self.variance](start.layout, start.mean, std),
             prior=self.make_prior(start.mean),
             likelihood=start.likelihood,
-            propagation=PROPAGATION[self.activation],
+            propagation=self.propagation,
             input_var=self.input_var,
         )
 
@@ -73,3 +78,32 @@ class VDP(VariationalMethod):
             assert isinstance(network.likelihood, Likelihood)
             network.likelihood.gaussian_loss = self.loss
         return net
+
+
+@dataclass(frozen=True, kw_only=True)
+class VDP(DensityPropagation):
+    """Mean and variance of every activation go through the network ("Efficient Scaling of Bayesian Neural Networks").
+
+    Attributes:
+        activation: "taylor", to first order as in the paper, or "exact", the Gaussian moments of ReLU, leaky ReLU and
+            GELU.
+        covariance: "diagonal", or "full" for small networks: what `FullCovarianceVDP` does.
+    """
+
+    name = "vdp"
+    activation: Literal["taylor", "exact"] = "taylor"
+    covariance: Literal["diagonal", "full"] = "diagonal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.activation not in PROPAGATION:
+            raise UnknownNameError("activation", self.activation, PROPAGATION)
+        if self.covariance not in ("diagonal", "full"):
+            raise UnknownNameError("covariance", self.covariance, ("diagonal", "full"))
+        if self.covariance == "full" and self.activation != "taylor":
+            raise UserError("covariance='full' has activation='taylor' only: exact moments need diagonal covariance")
+
+    @property
+    def propagation(self) -> str:
+        """By the activation, or with full covariance."""
+        return MOMENTS_FULL.name if self.covariance == "full" else PROPAGATION[self.activation]

@@ -16,12 +16,14 @@ from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
 from pocketbayes.posteriors.quantized import Quantized
+from pocketbayes.posteriors.rows import RowStds
 from pocketbayes.posteriors.shared import Shared
 from pocketbayes.posteriors.sparse import Sparse
 from pocketbayes.posteriors.trajectory import Trajectory
 
 POSTERIORS: dict[str, type[Posterior]] = {
-    cls.name: cls for cls in (Point, MeanField, Partial, Shared, Sparse, Dropped, LowRank, Trajectory, Quantized)
+    cls.name: cls
+    for cls in (Point, MeanField, RowStds, Partial, Shared, Sparse, Dropped, LowRank, Trajectory, Quantized)
 }
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Point",
     "Posterior",
     "Quantized",
+    "RowStds",
     "Shared",
     "Sparse",
     "Trajectory",

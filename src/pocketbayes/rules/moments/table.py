@@ -26,16 +26,15 @@ RULES: dict[Op, Rule] = {}
 class NoRuleError(UserError):
     """An operation met a Gaussian, and no rule says what comes out."""
 
+    wayout = "add one with pb.register_moment_rule, or use propagation='linear' or 'sample'"
+
     def __init__(self, propagation: str, operation: str, where: str = "") -> None:
         self.propagation, self.operation = propagation, operation
-        super().__init__(
-            f"{propagation} propagation has no rule for {operation}{where}: add one with pb.register_moment_rule, "
-            "or use propagation='linear' or 'sample'"
-        )
+        super().__init__(f"{propagation} propagation has no rule for {operation}{where}: {self.wayout}")
 
     def at(self, where: str) -> NoRuleError:
         """The same error, saying where in the model it happened."""
-        return NoRuleError(self.propagation, self.operation, f", used in {where}")
+        return type(self)(self.propagation, self.operation, f", used in {where}")
 
 
 class Moments(RuleTable):

@@ -1,0 +1,24 @@
+"""VDP with full covariance: the ancestor of VDP++, for small networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pocketbayes.methods.vdp import DensityPropagation
+from pocketbayes.rules import MOMENTS_FULL
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullCovarianceVDP(DensityPropagation):
+    """Mean and full covariance of every activation go through the network: d^2 numbers for d activations.
+
+    For chains of linear layers, convolutions, activations, batch norm and pooling; the rest is refused by name, and so
+    are covariances beyond a gigabyte. Ten times the time and memory of `VDP` on LeNet-5; there to compare with.
+    """
+
+    name = "vdp-full"
+
+    @property
+    def propagation(self) -> str:
+        """Every correlation."""
+        return MOMENTS_FULL.name

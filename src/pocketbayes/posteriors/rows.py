@@ -1,0 +1,51 @@
+"""A mean per weight, and one std for each row of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.layout import Layout
+from pocketbayes.posteriors.base import Posterior, softplus_inverse
+
+
+class RowStds(Posterior):
+    """w_ri ~ N(mean_ri, std_r^2), std = softplus(rho): the weights of a row, the first axis of a tensor, share a std.
+
+    VDP++'s Eq. 12 has one variance for each row. The draws stay independent.
+    """
+
+    name = "row-stds"
+    row: Tensor
+
+    def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
+        """Takes a std (n,) for every weight, of which a row keeps the mean, or (rows,) as they are."""
+        super().__init__(layout)
+        sizes = torch.tensor([slot.size // slot.shape[0] for slot in layout.slots for _ in range(slot.shape[0])])
+        row = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(mean.device)
+        self.register_buffer("row", row, persistent=False)  # the layout tells it
+        if len(std) != len(sizes):
+            std = torch.zeros(len(sizes), dtype=std.dtype, device=std.device).index_add(0, row, std.detach())
+            std = std / sizes.to(std)
+        self.mean = nn.Parameter(mean.detach().clone())
+        self.rho = nn.Parameter(softplus_inverse(std.detach()))
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The means, and softplus(rho) for every weight of a row."""
+        return self.mean, F.softplus(self.rho).gather(0, self.row)
+
+    def stored(self) -> dict[str, int]:
+        """N means, and a std for each row."""
+        return {"means": self.mean.numel(), "stds": self.rho.numel()}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """From mean and rho, bit for bit."""
+        self = cls(layout, tensors["mean"], tensors["rho"].exp())
+        self.rho.data.copy_(tensors["rho"])
+        return self
