@@ -498,3 +498,68 @@ def test_peak_memory_counts_what_lives_at_once() -> None:
         (torch.ones(100, 20) @ weight.T).relu().sum().backward()
 
     assert metrics.peak_memory(train) >= 100 * 20 * 4 + 2 * 100 * 50 * 4, "saved activations count"
+
+
+class TestAbstention:
+    def test_against_a_loop(self):
+        torch.manual_seed(3)
+        uncertainty = torch.rand(200).mul(20).round()
+        correct = torch.rand(200) > uncertainty / 40
+        for target in (0.0, 0.02, 0.1, 0.2, 0.9):
+            allowed = [t for t in uncertainty.unique() if (~correct[uncertainty <= t]).double().mean() <= target]
+            if not allowed:
+                continue
+            found = metrics.abstention(uncertainty, correct, target)
+            answered = uncertainty <= max(allowed)
+            assert found.threshold == float(max(allowed))
+            assert found.coverage == pytest.approx(float(answered.double().mean()))
+            assert found.risk == pytest.approx(float((~correct[answered]).double().mean()))
+            assert found.risk <= target
+
+    def test_by_hand(self):
+        right = torch.tensor([1, 1, 0, 1, 0])
+        found = metrics.abstention(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), right, 0.25)
+        assert (found.threshold, found.coverage, found.risk) == (pytest.approx(0.4), 0.8, 0.25)
+        assert metrics.abstention(torch.arange(5.0), torch.ones(5), 0.0).coverage == 1
+
+    def test_ties_are_answered_together(self):
+        found = metrics.abstention(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([1, 1, 0, 1]), 0.3)
+        assert found.threshold == pytest.approx(0.9)  # the tie alone would be 1 wrong in 3
+        found = metrics.abstention(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([1, 1, 0, 1]), 0.2)
+        assert found.coverage == 0.25
+
+    def test_mistakes_are_named(self):
+        with pytest.raises(UserError, match="even the most certain 2 of 3 answers are wrong at 0.5"):
+            metrics.abstention(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1, 0, 1]), 0.1)
+        with pytest.raises(UserError, match="target risk of 1.5"):
+            metrics.abstention(torch.ones(2), torch.ones(2), 1.5)
+        with pytest.raises(UserError, match="NaN"):
+            metrics.abstention(torch.tensor([float("nan")]), torch.ones(1), 0.1)
+
+
+class TestHumanAgreement:
+    def test_by_hand_and_against_torch(self):
+        torch.manual_seed(0)
+        probs, votes = torch.rand(30, 4).softmax(1), torch.randint(0, 9, (30, 4)) + torch.eye(4)[torch.arange(30) % 4]
+        agreement = metrics.HumanAgreement()
+        agreement.update(probs[:11], votes[:11])
+        agreement.update(probs[11:], votes[11:])
+        found = agreement.compute()
+        humans = votes / votes.sum(1, keepdim=True)
+        assert found["cross_entropy"] == pytest.approx(float(torch.nn.functional.cross_entropy(probs.log(), humans)))
+        distance = [0.5 * sum(abs(float(a - b)) for a, b in zip(p, h, strict=True)) for p, h in zip(probs, humans)]
+        assert found["total_variation"] == pytest.approx(sum(distance) / 30, rel=1e-6)
+
+    def test_the_people_themselves_are_the_best_prediction(self):
+        humans = torch.tensor([[0.5, 0.5, 0], [1.0, 0, 0]])
+        agreement = metrics.HumanAgreement()
+        agreement.update(humans, humans)
+        found = agreement.compute()
+        assert found["cross_entropy"] == pytest.approx(found["human_entropy"]) == pytest.approx(math.log(2) / 2)
+        assert found["total_variation"] == 0
+
+    def test_mistakes_are_named(self):
+        with pytest.raises(UserError, match=r"\(n, classes\)"):
+            metrics.HumanAgreement().update(torch.ones(2, 3) / 3, torch.ones(2))
+        with pytest.raises(UserError, match="not all 0"):
+            metrics.HumanAgreement().update(torch.ones(1, 3) / 3, torch.zeros(1, 3))

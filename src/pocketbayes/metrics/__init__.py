@@ -1,21 +1,25 @@
 """Measures of predictions: streaming sums that merge over shards, and rankings of scores.
 
-`Classification`, `Segmentation` and `Regression` keep no predictions, only sums in float64 whose size does not depend
+`Classification`, `Segmentation`, `Regression` and `HumanAgreement` keep no predictions, only sums in float64 whose size does not depend
 on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
-Only `ood_scores`, `risk_coverage` and `temperature` need all their values at once, one or a row of them per example.
+Only `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all their values at once, one or a row of them per example.
 """
 
 from pocketbayes.metrics.accumulators import Classification, Regression, Segmentation
 from pocketbayes.metrics.calibration import Reliability, reliability_bins, temperature
 from pocketbayes.metrics.cost import flops, peak_memory
-from pocketbayes.metrics.ranking import RiskCoverage, ood_scores, risk_coverage
+from pocketbayes.metrics.humans import HumanAgreement
+from pocketbayes.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
 
 __all__ = [
+    "Abstention",
     "Classification",
+    "HumanAgreement",
     "Regression",
     "Reliability",
     "RiskCoverage",
     "Segmentation",
+    "abstention",
     "flops",
     "ood_scores",
     "peak_memory",

@@ -11,7 +11,8 @@ from pocketbayes.errors import UserError
 from pocketbayes.metrics import calibration
 from pocketbayes.metrics.calibration import Reliability
 
-_SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST = torch.finfo(torch.float32).tiny
+"""What a probability that underflowed is raised to before its logarithm is taken."""
 _TWO_SIDED_95 = 1.959963984540054
 
 
@@ -86,7 +87,7 @@ class Classification(Sums):
         self._add(
             count=torch.tensor(len(y)),
             correct=correct.sum(),
-            nll=-p.gather(1, y[:, None]).clamp(min=_SMALLEST).log().sum(),
+            nll=-p.gather(1, y[:, None]).clamp(min=SMALLEST).log().sum(),
             brier=(p - one_hot).square().sum(),
             entropy=torch.special.entr(p).sum(),
             equal_width=calibration.table(

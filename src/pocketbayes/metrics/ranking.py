@@ -27,6 +27,19 @@ class RiskCoverage:
     """AURC, the mean risk over all coverages."""
 
 
+@dataclass(frozen=True)
+class Abstention:
+    """Answer where the uncertainty is at most `threshold`, and abstain above it."""
+
+    threshold: float
+    coverage: float
+    """The fraction of examples answered, of those that the threshold was chosen on."""
+    risk: float
+    """The fraction of wrong answers among them."""
+    count: int
+    """Examples that the threshold was chosen on."""
+
+
 def _groups(scores: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     """The sums of each of `values` over equal scores, from the largest score down."""
     distinct, group = scores.unique(return_inverse=True)
@@ -102,3 +115,34 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     answered = torch.arange(1, len(wrong) + 1, dtype=torch.float64, device=wrong.device)
     risk = spread.cumsum(0) / answered
     return RiskCoverage(answered / len(wrong), risk, float(risk.mean()))
+
+
+def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abstention:
+    """`max t:  errors with uncertainty <= t  <=  target_risk * answers with uncertainty <= t`.
+
+    The largest coverage at which the wrong answers among those given are at most the target. Choose it on validation
+    data: on others the risk will be near the target, on either side of it, the nearer the more data it was chosen on.
+
+    Args:
+        uncertainty: (n,) larger means less certain.
+        correct: (n,) whether the answer was right.
+        target_risk: The fraction of wrong answers allowed, from 0 to below 1.
+    """
+    if uncertainty.shape != correct.shape or uncertainty.ndim != 1 or not len(correct):
+        raise UserError(f"abstention takes two (n,) tensors, not {tuple(uncertainty.shape)} and {tuple(correct.shape)}")
+    if not 0 <= target_risk < 1:
+        raise UserError(f"a target risk of {target_risk}: it is the fraction of wrong answers, from 0 to below 1")
+    if uncertainty.isnan().any():
+        raise UserError("abstention cannot order NaN: some uncertainties are not numbers")
+    scores = uncertainty.detach()
+    wrong = 1 - correct.double()
+    errors, size = (part.flip(0).cumsum(0) for part in _groups(scores, wrong, torch.ones_like(wrong)))
+    reached = (errors <= target_risk * size + 1e-9).nonzero()  # 0.29 * 100 is below 29
+    if not len(reached):
+        raise UserError(
+            f"no threshold has a risk of {target_risk:g}: even the most certain {int(size[0])} of {len(wrong)} answers "
+            f"are wrong at {float(errors[0] / size[0]):.3g}; allow a larger risk"
+        )
+    last = int(reached[-1])
+    threshold = float(scores.unique()[last])
+    return Abstention(threshold, float(size[last] / len(wrong)), float(errors[last] / size[last]), len(wrong))
