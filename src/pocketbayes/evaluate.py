@@ -47,12 +47,12 @@ def evaluate(
     """
     source = as_source(data)
     info = info_of(source)
-    measures: _Measures | None = None
+    measures: Measures | None = None
     for passes, y in stream(
         net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
         classes=classes,
     ):  # fmt: skip
-        measures = measures or _measures_for(net, passes, y, info.target_std if info else 1.0)
+        measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
         measures(passes, y)
         if on_batch:
             on_batch(len(y))
@@ -85,8 +85,8 @@ def stream(
         yield passes, y
 
 
-class _Measures:
-    """The accumulators of one task."""
+class Measures:
+    """The accumulators of one task, fed with the answers to each batch."""
 
     def __init__(self, *accumulators: Any) -> None:
         self.accumulators = accumulators
@@ -115,11 +115,12 @@ class _Measures:
         return measures
 
 
-def _measures_for(net: Net, passes: Passes, y: Tensor, target_std: float) -> _Measures:
+def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float) -> Measures:
+    """Empty accumulators for what the network answers and the data ask."""
     if isinstance(passes, RealPasses):
         if not y.is_floating_point():
             raise UserError(f"the network predicts real numbers, but the targets are {y.dtype} labels")
-        return _Measures(Regression(target_std))
+        return Measures(Regression(target_std))
     if y.is_floating_point():
         raise UserError(f"the network predicts classes, but the targets are {y.dtype} numbers")
     probs = passes.summary().mean
@@ -128,4 +129,4 @@ def _measures_for(net: Net, passes: Passes, y: Tensor, target_std: float) -> _Me
     accumulators: list[Any] = [Classification(probs.shape[1], ignore_index=ignore)]
     if probs.ndim == 4:
         accumulators.append(Segmentation(probs.shape[1], ignore_index=ignore))
-    return _Measures(*accumulators)
+    return Measures(*accumulators)

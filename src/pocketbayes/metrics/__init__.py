@@ -1,8 +1,9 @@
 """Measures of predictions: streaming sums that merge over shards, and rankings of scores.
 
-`Classification`, `Segmentation`, `Regression` and `HumanAgreement` keep no predictions, only sums in float64 whose size does not depend
-on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
-Only `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all their values at once, one or a row of them per example.
+`Classification`, `Segmentation`, `Regression` and `HumanAgreement` keep no predictions, only sums in float64 whose size
+does not depend on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
+Only `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all their values at once, one or a row of them
+per example.
 """
 
 from pocketbayes.metrics.accumulators import Classification, Regression, Segmentation

@@ -1,0 +1,41 @@
+"""The given ResNet-20 on the 19 corruptions of CIFAR-10 at 5 severities, 1000 test images each.
+
+python benchmarks/corruptions.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th
+
+Finished corruptions are kept in the evaluation in --work: the script can be stopped and started at will.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import pocketbayes as pb
+from measure import write_result
+from pocketbayes.suite import evaluate_suite
+
+KEPT = ("measures", "reliability", "risk_coverage", "temperature", "shift")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-corruptions")
+    parser.add_argument("--images", type=int, default=1000)
+    arguments = parser.parse_args()
+    model = pb.models.build("resnet20")
+    pb.models.load_weights(model, arguments.weights)
+    net = pb.bayesianize(model, pb.Deterministic())
+    net.likelihood = pb.Categorical()
+    test = pb.data.load("cifar10", "test", arguments.data_dir, mean="imagenet", subset=arguments.images)
+    document = evaluate_suite(
+        net, test, shift=["corruptions"], batch_size=500, out=arguments.work / "evaluation.json", progress=True
+    )
+    write_result("corruptions", {"model": "resnet20", "images": arguments.images, **{k: document[k] for k in KEPT}})
+    print(document["measures"]["accuracy"], document["shift"]["corruptions_mean"])
+
+
+if __name__ == "__main__":
+    main()

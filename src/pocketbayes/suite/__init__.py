@@ -1,0 +1,21 @@
+"""One evaluation for every network: clean data, other data, shifted data, part by part, resumable.
+
+`evaluate_suite` measures; `Store` keeps what is finished; `comparison` says which network is better, with its test.
+"""
+
+from __future__ import annotations
+
+from pocketbayes.suite.comparison import compare, over_seeds
+from pocketbayes.suite.run import SHIFTS, evaluate_suite
+from pocketbayes.suite.store import EVALUATION_FILE, VALUES_SUFFIX, read_document, read_values
+
+__all__ = [
+    "EVALUATION_FILE",
+    "SHIFTS",
+    "VALUES_SUFFIX",
+    "compare",
+    "evaluate_suite",
+    "over_seeds",
+    "read_document",
+    "read_values",
+]
