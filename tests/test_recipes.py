@@ -79,9 +79,16 @@ def train_briefly(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *cha
     return outcome.net  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", [name for name in config.names() if name not in SMALL_ONES])
+def by_weight(name: str) -> Any:
+    """Networks of many millions of weights take their time on a CPU."""
+    heavy = any(word in name for word in ("resnet18-2dgbnn", "resnet50", "resnet101", "wrn28", "vit-"))
+    return pytest.param(name, marks=pytest.mark.slow) if heavy else name
+
+
+@pytest.mark.parametrize("name", [by_weight(name) for name in config.names() if name not in SMALL_ONES])
 def test_two_steps_of_every_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train_briefly(name, tmp_path / "run", monkeypatch)
+    fewer = ["method.k=16"] if name.endswith("-2dgbnn") else []  # thousands of Gaussians are for the plane's tests
+    train_briefly(name, tmp_path / "run", monkeypatch, *fewer)
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet-small-pbn", "svhn-resnet-small-pbn"])

@@ -64,3 +64,24 @@ def test_a_run_stopped_between_and_within_stages(name: str, tmp_path: Path, monk
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), stop
         lines = [(tmp_path / run / "metrics.jsonl").read_text() for run in ("whole", str(stop))]
         assert lines[0] == lines[1]
+
+
+def test_a_stage_takes_its_own_settings() -> None:
+    method = pb.WeightSharing(k=4, n_min=2, pretrain_epochs=1, meanfield_epochs=0)
+
+    def centres(**settings: object) -> torch.Tensor:
+        net = pb.fit(method, tiny_model(), tiny_data(), epochs=1, batch_size=16, lr=1e-2, progress=False, **settings)
+        return net.posterior.centre_mean.detach()
+
+    still = centres(stages={"shared": {"lr": 1e-12}})
+    untrained = centres(stages={"shared": {"epochs": 0}})
+    torch.testing.assert_close(still, untrained)  # the first stage trained as ever, the second did not move
+    assert not torch.allclose(centres(), untrained)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"), [({"share": {"lr": 1.0}}, "did you mean 'shared'"), ({"shared": {"lrr": 1.0}}, "'lr'")]
+)
+def test_an_unknown_stage_or_setting_of_it_is_named(stages: dict[str, dict[str, float]], message: str) -> None:
+    with pytest.raises(pb.errors.UserError, match=message):
+        pb.fit(pb.WeightSharing(k=4), tiny_model(), tiny_data(), epochs=1, stages=stages, progress=False)

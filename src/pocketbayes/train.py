@@ -20,7 +20,7 @@ from pocketbayes import artifact, checkpoint, methods
 from pocketbayes.batches import as_source, batches, info_of, size_of, steps_per_epoch
 from pocketbayes.checkpoint import Progress
 from pocketbayes.data import validate_batch
-from pocketbayes.errors import UserError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, frozen_batch_norm, members
@@ -149,6 +149,10 @@ class _Run:
     def all_stages(self, resume: bool) -> Net:
         """Trains all stages, from the start or from the checkpoint."""
         stages = list(self.method.stages(self.model))
+        names = [stage.name for stage in stages]
+        for name in self.base.stages:
+            if name not in names:
+                raise UnknownNameError("stage", name, names)
         found = checkpoint.read(self.folder) if resume and self.folder else None
         torch.manual_seed(self.seed)
         if found is None:
@@ -180,7 +184,8 @@ class _Run:
     def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
         settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
         epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
-        training = self.base.but({**settings, **epochs, **stage.fixed})
+        own = self.base.stages.get(stage.name, {})
+        training = self.base.but({**settings, **epochs, **own, **stage.fixed})
         net = net.to(self.fabric.device)
         if not self.at.begun:
             net = stage.begin(net, self) if stage.begin else net

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -41,6 +41,7 @@ class Training:
         checkpoint_epochs: Epochs between checkpoints.
         checkpoint_steps: Steps between checkpoints within an epoch; None for none.
         tensorboard: Writes the metrics for TensorBoard too.
+        stages: Settings of single stages by name, such as `{"shared": {"lr": 1e-5}}`, which go before all others.
     """
 
     epochs: int = 10
@@ -66,6 +67,7 @@ class Training:
     checkpoint_epochs: int = 1
     checkpoint_steps: int | None = None
     tensorboard: bool = False
+    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "devices"):
@@ -77,6 +79,8 @@ class Training:
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
         if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
             raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
+        for settings in self.stages.values():
+            replace(self, stages={}).but(settings)
 
     def but(self, settings: Mapping[str, Any]) -> Training:
         """These settings with some changed.
