@@ -51,6 +51,13 @@ RESNET20: dict[str, Any] = {**CIFAR10, "model": "resnet20", "epochs": 2}
 LENET = {"distribution": "erdos-renyi", "mean_init": "model"}
 LENET_PRIOR = {"prior_std": 0.05}
 DENSE = {"propagation": "local", "beta": 0.01, "annealing": "warm-up"}
+SMALL: dict[str, Any] = {
+    "distribution": "erdos-renyi-kernel",
+    "mean_init": "model",
+    "dense_first": True,
+    "dense_last": True,
+}
+"""Of four choices tried for 400 steps, the best; the first and last layer are 0.7 % of the weights."""
 STDS = (0.001, 0.002, 0.005, 0.01)
 ADDED = (1e-4, 1e-3, 3e-3, 1e-2)
 
@@ -108,10 +115,10 @@ def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
     rows: dict[str, tuple[pb.Method, int]] = {}
     for seed in SEEDS:
         rows[f"dense VI, seed {seed}"] = (pb.MeanFieldVI(**DENSE, std_init=6e-4, prior_std=0.005), seed)
-        rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(density=0.1, dense_first=True), seed)
-        rows[f"RigL, density 0.1, seed {seed}"] = (pb.RigL(density=0.1, dense_first=True), seed)
+        rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(**SMALL, density=0.1), seed)
+        rows[f"RigL, density 0.1, seed {seed}"] = (pb.RigL(**SMALL, density=0.1), seed)
         for density in (0.05, 0.5):
-            rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(density=density, dense_first=True), seed)
+            rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(**SMALL, density=density), seed)
     return rows
 
 
