@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pocketbayes import data, models
 from pocketbayes.artifact import load, save
+from pocketbayes.calibrate import fit_variance_scale
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.gaussian import Gaussian
@@ -34,7 +35,9 @@ from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.predict import Prediction, predict
 from pocketbayes.recalibrate import recalibrate
+from pocketbayes.report import report
 from pocketbayes.rules import register_moment_rule
+from pocketbayes.search import search_beta
 from pocketbayes.train import bayesianize, fit
 from pocketbayes.training import Training
 
@@ -101,6 +104,7 @@ __all__ = [
     "data",
     "evaluate",
     "fit",
+    "fit_variance_scale",
     "kl",
     "load",
     "methods",
@@ -108,5 +112,7 @@ __all__ = [
     "predict",
     "recalibrate",
     "register_moment_rule",
+    "report",
     "save",
+    "search_beta",
 ]

@@ -27,6 +27,7 @@ def evaluate(
     seed: int = 0,
     readout: Readout = "sample",
     classes: str = "predicted",
+    variance_scale: float = 1.0,
     on_batch: Callable[[int], object] | None = None,
 ) -> dict[str, float]:
     """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
@@ -40,6 +41,7 @@ def evaluate(
         seed: Of the draws.
         readout: As in `predict`.
         classes: As in `predict`.
+        variance_scale: As in `predict`.
         on_batch: Told the number of examples after each batch, for progress.
 
     Returns:
@@ -50,7 +52,7 @@ def evaluate(
     measures: Measures | None = None
     for passes, y in stream(
         net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
-        classes=classes,
+        classes=classes, variance_scale=variance_scale,
     ):  # fmt: skip
         measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
         measures(passes, y)
@@ -70,6 +72,7 @@ def stream(
     seed: int = 0,
     readout: Readout = "sample",
     classes: str = "predicted",
+    variance_scale: float = 1.0,
     on_pass: Callable[[], object] | None = None,
 ) -> Iterator[tuple[Passes, Tensor]]:
     """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
@@ -80,8 +83,9 @@ def stream(
         y = y.to(members(net)[0].device)
         target = y if y.is_floating_point() else None
         passes = run_passes(
-            net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes, on_pass=on_pass
-        )
+            net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes,
+            variance_scale=variance_scale, on_pass=on_pass,
+        )  # fmt: skip
         yield passes, y
 
 

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from threading import RLock
 from typing import Any
 
@@ -172,6 +172,7 @@ def predict(
     seed: int = 0,
     readout: Readout = "sample",
     classes: str = "predicted",
+    variance_scale: float = 1.0,
 ) -> Prediction:
     """p(y | x) averaged over the posterior.
 
@@ -191,13 +192,17 @@ def predict(
             ("probit", "taylor"), see `readout.read_out`.
         classes: For "linear": the logits whose variance is computed, see `linear.linearise`; the other logits take the
             mean variance of those.
+        variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
+            validation data; a prediction with one is no longer the posterior's own.
     """
     x = torch.as_tensor(x)
     if not len(x):
         raise UserError("nothing to predict: x is empty")
     parts = []
     for batch in x.split(batch_size):
-        passes = run_passes(net, batch, samples, propagation, seed=seed, readout=readout, classes=classes)
+        passes = run_passes(
+            net, batch, samples, propagation, seed=seed, readout=readout, classes=classes, variance_scale=variance_scale
+        )
         parts.append(passes.summary())
     return Prediction.cat(parts)
 
@@ -212,6 +217,7 @@ def run_passes(
     target: Tensor | None = None,
     readout: Readout = "sample",
     classes: str = "predicted",
+    variance_scale: float = 1.0,
     on_pass: Callable[[], object] | None = None,
 ) -> Passes:
     """The summary of all passes over one batch; `on_pass` is called after each of them, for progress."""
@@ -219,8 +225,8 @@ def run_passes(
         raise UserError(f"samples must be at least 1, not {samples}")
     check_classes(classes)
     passes = passes_for(members(net)[0], readout, seed)
-    for output in _outputs(net, x, samples, propagation, seed, classes):
-        passes.add(output, target)
+    for output in outputs_of(net, x, samples, propagation, seed, classes):
+        passes.add(scaled(output, variance_scale), target)
         if on_pass:
             on_pass()
     return passes
@@ -240,7 +246,21 @@ def default_propagation(network: Network) -> str:
     return "sample" if network.propagation in ("local", "flipout") else network.propagation
 
 
-def _outputs(
+def scaled(output: Tensor | Linearised, factor: float) -> Tensor | Linearised:
+    """The output with its variance multiplied."""
+    if factor == 1:
+        return output
+    if isinstance(output, Linearised):
+        covariance = None if output.covariance is None else factor * output.covariance
+        return replace(output, variance=factor * output.variance, covariance=covariance)
+    if isinstance(output, Correlated):
+        return Correlated(output.loc, factor * output.blocks)
+    if isinstance(output, Gaussian):
+        return Gaussian(output.loc, factor * output.variance)
+    raise UserError("variance_scale is for outputs with a variance: use it with propagation='moments' or 'linear'")
+
+
+def outputs_of(
     net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str
 ) -> Iterator[Tensor | Linearised]:
     """As many outputs of each network, so that each has the same say; one if none of them draws anything."""
