@@ -1,4 +1,4 @@
-"""The command line: `pocketbayes train | evaluate | predict | inspect | list | demo`."""
+"""The command line: `pocketbayes train | evaluate | predict | report | inspect | list | demo`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pocketbayes.cli import demo, evaluate, inspect, listing, predict, train
+from pocketbayes.cli import demo, evaluate, inspect, listing, predict, report, train
 from pocketbayes.cli.output import complain
 from pocketbayes.errors import UserError
 
@@ -81,6 +81,7 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("report")(report.report)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.list_)
 

@@ -1,0 +1,49 @@
+"""`pocketbayes report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pocketbayes.cli.options import Json
+from pocketbayes.cli.output import note, show, show_json
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUNS...", help="Folders of runs, folders that hold such folders, or .pocket files."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="A folder for the figures as PNG, SVG and PDF files.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare runs on one page that works offline: leaderboard, calibration, shift, training, weights, recipes.
+
+    Recipe, training curves, weights and costs come with a run; `pocketbayes evaluate` adds what it measures. What is
+    missing is left out.
+
+    Examples:
+      pocketbayes report runs/digits-bbb runs/digits-2dgbnn
+      pocketbayes report runs/demo --out demo.html --figures figures
+    """
+    from pocketbayes.report.build import write
+
+    found = write(runs, out, figures)
+    if json:
+        show_json(
+            {
+                "report": str(found.page),
+                "figures": [str(file) for file in found.figures],
+                "runs": [{"name": run.name, "path": str(run.path), "problems": run.problems} for run in found.runs],
+            }
+        )
+        return
+    for run in found.runs:
+        for problem in run.problems:
+            note(f"{run.name}: {problem}")
+    show(f"[bold]{found.page}[/]: {len(found.runs)} runs" + (f", {len(found.figures)} figures" if figures else ""))

@@ -1,0 +1,43 @@
+"""What a smaller or faster network costs: a measure against bytes or seconds, and the front that nothing beats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pocketbayes.figures.style import INK, PALETTE, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Point = tuple[float, float]
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other is at least as low in both coordinates, by the first; equal ones once."""
+    front: list[Point] = []
+    for x, y in sorted(points):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> Figure:
+    """A point a network, both coordinates better when lower, x on a log scale; the front as steps.
+
+    Args:
+        points: (x, y) by name.
+        x_label: What x is, bytes or seconds say.
+        y_label: What y is.
+    """
+    figure, axes = canvas()
+    panel = axes[0, 0]
+    front = pareto_front(list(points.values()))
+    panel.step(*zip(*front), where="post", color=INK, linewidth=0.9, linestyle="--", alpha=0.6, label="front")
+    for place, (name, (x, y)) in enumerate(points.items()):
+        panel.plot([x], [y], "o", color=PALETTE[place % len(PALETTE)], markersize=6, label=name)
+    panel.set_xscale("log")
+    panel.margins(0.12)
+    panel.set(xlabel=x_label, ylabel=y_label)
+    panel.legend(fontsize=7, frameon=False)
+    return figure

@@ -1,0 +1,50 @@
+"""One HTML file of a template, a style, a script and data, safe whatever the data are."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from importlib import resources
+from typing import Any
+
+SCRIPTS = ("charts.js", "plane.js", "sections.js", "page.js")
+
+
+def render(document: dict[str, Any], title: str) -> str:
+    """The page. Data go into a script tag that no browser runs, and only the page's own script may run at all."""
+    script = "\n".join(_read(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "title": html.escape(title),
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'",
+        "style": _read("page.css"),
+        "data": as_data(document),
+        "script": script,
+    }
+    # In one go: what is filled in is never searched for places to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
+
+
+def as_data(value: Any) -> str:
+    """JSON that cannot end the tag it stands in; numbers that JSON does not know become null."""
+    text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _read(name: str) -> str:
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
