@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.metrics.cost import peak_memory
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
 from pocketbayes.sparsity import layer_counts
@@ -202,7 +203,8 @@ class Recorded:
 
 @pytest.mark.parametrize("addition", ["sampled", "mean", "averaged"])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_gradient_for_addition(addition: str, parts: int) -> None:
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_the_gradient_for_addition(addition: str, parts: int, layerwise: bool) -> None:
     """1/K sum_k |g_k| at draws (or the mean), summed over the parts of a batch, batch norm left as it is."""
     method = pb.SSVI(density=0.3, addition=addition, addition_batches=3, mean_init="model")  # type: ignore[arg-type]
     net = pb.bayesianize(tiny_model().double(), method).train()
@@ -213,7 +215,9 @@ def test_the_gradient_for_addition(addition: str, parts: int) -> None:
     batch = list(zip(x.chunk(parts), y.chunk(parts)))
     run = Recorded()
     torch.manual_seed(5)
-    gradient, nll = method._mean_gradient(net, run, batch, step=7)  # type: ignore[arg-type]
+    passes = method._passes(net, run, batch, step=7)  # type: ignore[arg-type]
+    gradient = torch.cat(list(passes.gradients(layerwise)))
+    after = torch.get_rng_state()
     torch.manual_seed(5)
     others = [(a.double(), b) for a, b in list(run.batches())[:2]] if addition == "averaged" else []
     expected = torch.zeros_like(gradient)
@@ -224,10 +228,44 @@ def test_the_gradient_for_addition(addition: str, parts: int) -> None:
         loss = net.likelihood.nll(net.run_at(flat, inputs), targets)
         expected += torch.autograd.grad(loss, flat)[0].abs()
         if inputs is x:
-            assert nll == pytest.approx(float(loss.detach()))
+            assert passes.nll == pytest.approx(float(loss.detach()))
     torch.testing.assert_close(gradient, expected)
-    assert run.turns == ([7, 0] if addition == "averaged" else [])
+    assert torch.equal(after, torch.get_rng_state())  # the run goes on as if all layers had been taken at once
+    assert run.turns == (([7, 7, 0] if layerwise else [7, 0]) if addition == "averaged" else [])
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+@BOTH
+@pytest.mark.parametrize("distribution", ["uniform", "global"])
+@pytest.mark.parametrize("kernel", ["dense", "csr"])
+def test_layers_taken_one_by_one_swap_the_same_weights(
+    method: type[SparseTraining], distribution: str, kernel: str
+) -> None:
+    settings = {"density": 0.3, "distribution": distribution, "swap_every": 2, "kernel": kernel, "mean_init": "model"}
+    nets = [
+        pb.fit(method(addition_layerwise=one_by_one, **settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
+        for one_by_one in (False, True)
+    ]
+    assert int(nets[0].posterior.swapped) > 0
+    assert torch.equal(nets[0].posterior.index, nets[1].posterior.index)
+    torch.testing.assert_close(nets[0].posterior.mean, nets[1].posterior.mean)
+
+
+def test_layers_taken_one_by_one_need_the_memory_of_one() -> None:
+    width, depth = 200, 12
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+    batch = torch.randn(2, width), torch.arange(2)
+    peaks = []
+    for one_by_one in (False, True):
+        method = pb.SSVI(density=0.02, kernel="csr", swap_every=1, swap_until=1.0, addition_layerwise=one_by_one)
+        net = pb.bayesianize(model, method).train()
+        net.likelihood = pb.Categorical()
+        optimizer = pb.Training(optimizer="sgd").make_optimizer(net)
+        swap = (net, Recorded(), [batch], optimizer, 1, 10)
+        method.replace_step(*swap)  # type: ignore[arg-type]  # the first call counts the weights' uses, once
+        peaks.append(peak_memory(method.replace_step, *swap) / (4 * width * width))
+    assert peaks[0] > 2 * depth  # weights and gradients of all layers
+    assert peaks[1] < 8  # of one, and of putting its gradients in order, at any depth
 
 
 def test_no_optimiser_step_in_a_swap_step_and_batch_norm_stays() -> None:

@@ -78,6 +78,10 @@ class SparseMatrix(torch.Tensor):
         self.values_, self.pattern = values, pattern
         return self
 
+    def dense(self) -> Tensor:
+        """A dense copy."""
+        return self.pattern.matrix(self.values_.detach()).to_dense()
+
     @classmethod
     def __torch_function__(
         cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

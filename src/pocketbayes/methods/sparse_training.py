@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
+from pocketbayes.methods.addition import Batch, Passes
 from pocketbayes.methods.base import Method, Run, Start
-from pocketbayes.network import Network, frozen_batch_norm
-from pocketbayes.objective import Likelihood
+from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import Kernel, Sparse, carry
 from pocketbayes.sensitivity import largest
 from pocketbayes.sparsity import Distribution, layer_counts
-
-Batch = Sequence[tuple[Tensor, Tensor]]
-"""A batch, in the parts that are held in memory at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +42,7 @@ class SparseTraining(Method):
         addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged": the mean of its size
             over batches with fresh weights each.
         addition_batches: The batches of "averaged".
+        addition_layerwise: Takes this gradient one layer at a time, in as many passes: for memory, not for time.
         mean_init: The std of the first means, normal around 0; or "model" for the model's own values.
         kernel: How linear layers multiply: "csr", "dense" or "auto" (see `Sparse`).
     """
@@ -59,6 +57,7 @@ class SparseTraining(Method):
     swap_fraction: float = 0.3
     addition: Literal["sampled", "mean", "averaged"] = "sampled"
     addition_batches: int = 5
+    addition_layerwise: bool = False
     mean_init: float | Literal["model"] = 0.01
     kernel: Kernel = "auto"
 
@@ -154,30 +153,40 @@ class SparseTraining(Method):
         if not fraction:
             return None
         assert isinstance(net.posterior, Sparse)
-        gradient, nll = self._mean_gradient(net, run, batch, step)
-        self.swap(net.posterior, gradient, fraction, optimizer)
-        return nll
+        passes = self._passes(net, run, batch, step)
+        self.swap(net.posterior, passes.gradients(self.addition_layerwise), fraction, optimizer)
+        return passes.nll
 
     def swap(
-        self, posterior: Sparse, gradient: Tensor, fraction: float, optimizer: torch.optim.Optimizer | None = None
+        self,
+        posterior: Sparse,
+        gradient: Tensor | Iterable[Tensor],
+        fraction: float,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> int:
         """Swaps a fraction of the present weights; returns how many.
 
         Args:
             posterior: Changed in place.
-            gradient: (n,) the size of the loss's gradient to every weight, present and absent.
+            gradient: (n,) the size of the loss's gradient to every weight, present and absent; or slot by slot.
             fraction: Of each layer's present weights, or of all, as `distribution` says.
             optimizer: Its state follows the weights, cleared for new ones.
         """
-        scores, index = self.scores(posterior), posterior.index.long()
+        layout, index = posterior.layout, posterior.index.long()
+        scores, spans, pools = self.scores(posterior), posterior.spans(), self._pools(posterior.layout)
         removed, added = [index[:0]], [index[:0]]
-        for begin, end in self._pools(posterior.layout):
-            first, last = torch.searchsorted(index, torch.tensor([begin, end], device=index.device)).tolist()
-            count = min(round(fraction * (last - first)), (end - begin) - (last - first))
-            removed.append(first + largest(-scores[first:last], count))
-            candidates = gradient[begin:end].clone()
-            candidates[index[first:last] - begin] = -1
-            added.append(begin + largest(candidates, count))
+        counts: dict[int, int] = {}
+        for pool in pools:
+            first, last = spans[pool[0]][0], spans[pool[-1]][1]
+            absent = sum(layout.slots[number].size for number in pool) - (last - first)
+            counts |= dict.fromkeys(pool, min(round(fraction * (last - first)), absent))
+            removed.append(first + largest(-scores[first:last], counts[pool[0]]))
+        slot_sizes = [slot.size for slot in layout.slots]
+        each = gradient.split(slot_sizes) if isinstance(gradient, Tensor) else gradient
+        best = [_best_absent(posterior, number, sizes, counts.get(number, 0)) for number, sizes in enumerate(each)]
+        for pool in pools:
+            sizes, places = (torch.cat([best[number][part] for number in pool]) for part in (0, 1))
+            added.append(places[largest(sizes, counts[pool[0]])])
         gone, new = torch.cat(removed), torch.cat(added)
         stays = torch.ones_like(index, dtype=torch.bool)
         stays[gone] = False
@@ -189,40 +198,23 @@ class SparseTraining(Method):
                     state[key] = carry(value, source)
         return len(new)
 
-    def _pools(self, layout: Layout) -> list[tuple[int, int]]:
-        """The ranges of the flat vector within which weights compete."""
+    def _pools(self, layout: Layout) -> list[list[int]]:
+        """The slots, neighbours, within which weights compete."""
         if self.distribution != "global":
-            return [(slot.start, slot.stop) for slot in layout.slots]
-        free = [slot for slot, dense in zip(layout.slots, self._dense(layout)) if not dense]
-        return [(free[0].start, free[-1].stop)] if free else []
+            return [[number] for number in range(len(layout.slots))]
+        free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
+        return [free] if free else []
 
-    def _mean_gradient(self, net: Network, run: Run, batch: Batch, step: int) -> tuple[Tensor, float]:
-        """|gradient| of the NLL to all n weights, and the batch's NLL."""
-        gradient, nll = self._gradient(net, batch)
-        if self.addition == "averaged":
-            others: Iterator[tuple[Tensor, Tensor]] = run.batches(shuffle=True, turn=step)
-            for pair in itertools.islice(others, self.addition_batches - 1):
-                gradient += self._gradient(net, [pair])[0]
-        return gradient, nll
+    def _passes(self, net: Network, run: Run, batch: Batch, step: int) -> Passes:
+        """The step's batch, or with others in an order of the step's own."""
 
-    def _gradient(self, net: Network, batch: Batch) -> tuple[Tensor, float]:
-        """|gradient| of a batch's NLL at one draw of the weights, or at the mean: dense, and gone after the swap."""
-        posterior, likelihood = net.posterior, net.likelihood
-        assert isinstance(likelihood, Likelihood)
-        with torch.no_grad():
-            flat = posterior.moments()[0] if self.addition == "mean" else posterior.sample()
-        flat.requires_grad_()
-        size, total = sum(len(y) for _, y in batch), 0.0
-        gradient = torch.zeros_like(flat)
-        for x, y in batch:
-            with frozen_batch_norm(net.model):
-                output = net.run_at(flat, x.to(flat.dtype) if x.is_floating_point() else x)
-            nll = likelihood.nll(output, y) * (len(y) / size)
-            gradient += torch.autograd.grad(nll, flat)[0]
-            total += float(nll.detach())
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(gradient)
-        return gradient.abs_(), total
+        def batches() -> Iterator[Batch]:
+            yield batch
+            if self.addition == "averaged" and self.addition_batches > 1:
+                others = run.batches(shuffle=True, turn=step)
+                yield from ([pair] for pair in itertools.islice(others, self.addition_batches - 1))
+
+        return Passes(net, batches, at="mean" if self.addition == "mean" else "sample")
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -231,3 +223,12 @@ class SparseTraining(Method):
         posterior = net.posterior
         assert isinstance(posterior, Sparse)
         return {"swapped": int(posterior.swapped), "densities": posterior.densities()}
+
+
+def _best_absent(posterior: Sparse, number: int, gradient: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest gradients to absent weights of a slot (all, if there are fewer), and their positions."""
+    slot, (first, last) = posterior.layout.slots[number], posterior.spans()[number]
+    absent = gradient.flatten().clone()
+    absent[posterior.index[first:last].long() - slot.start] = -1
+    places = largest(absent, min(count, slot.size - (last - first)))
+    return absent[places], slot.start + places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,15 @@ def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     return live.peak
 
 
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """The memory behind all tensors of nested containers; a matrix in compressed rows has three parts."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            csr = leaf.layout == torch.sparse_csr
+            for part in (leaf.crow_indices(), leaf.col_indices(), leaf.values()) if csr else (leaf,):
+                yield part.untyped_storage()
+
+
 class _LiveBytes(TorchDispatchMode):
     """Adds up the storages that operations return, and takes each away when it dies."""
 
@@ -46,16 +55,14 @@ class _LiveBytes(TorchDispatchMode):
         self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        before = {storage._cdata for storage in _storages((args, kwargs))}
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in self.seen and key not in before:
-                    self.seen.add(key)
-                    self.now += size
-                    weakref.finalize(storage, self._gone, key, size)
+        for storage in _storages(result):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.seen and key not in before:
+                self.seen.add(key)
+                self.now += size
+                weakref.finalize(storage, self._gone, key, size)
         self.peak = max(self.peak, self.now)
         return result
 

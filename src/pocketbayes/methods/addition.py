@@ -1,0 +1,90 @@
+"""The gradient to weights that are not there, by which a sparse network chooses what comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pocketbayes.csr import SparseMatrix
+from pocketbayes.layout import placed
+from pocketbayes.network import Network, frozen_batch_norm
+from pocketbayes.objective import Likelihood
+
+Batch = Sequence[tuple[Tensor, Tensor]]
+"""A batch, in the parts that are held in memory at once."""
+
+
+@dataclass
+class Passes:
+    """Passes whose gradients with respect to all weights, present and absent, decide what comes in.
+
+    Attributes:
+        net: The network in training; nothing of it changes.
+        batches: Makes the batches anew, the same ones whenever it is called.
+        at: Where the gradient is taken: at a "sample" of the weights, a fresh one for every batch, or at the "mean".
+        nll: The first batch's NLL, once a gradient has been taken.
+    """
+
+    net: Network
+    batches: Callable[[], Iterable[Batch]]
+    at: str
+    nll: float = float("nan")
+
+    def gradients(self, layerwise: bool = False) -> Iterator[Tensor]:
+        """sum_k |g_k| over the batches, slot by slot of the layout.
+
+        Args:
+            layerwise: Passes for every layer, with the same draws, so that only one layer's gradient exists at a time
+                and, where products are sparse, one dense weight; otherwise all gradients come from the same passes.
+        """
+        slots = range(len(self.net.layout.slots))
+        groups = [[number] for number in slots] if layerwise else [list(slots)]
+        device = self.net.device
+        forked = [device] if device.type == "cuda" else []
+        for group in groups:
+            with torch.random.fork_rng(forked, enabled=group is not groups[-1]):
+                yield from self._of(group)
+
+    def _of(self, group: Sequence[int]) -> list[Tensor]:
+        """The gradients to the weights of some slots."""
+        totals: list[Tensor] = []
+        for number, batch in enumerate(self.batches()):
+            gradients, nll = self._of_batch(group, batch)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                for gradient in gradients:
+                    torch.distributed.all_reduce(gradient)
+            sizes = [gradient.abs_() for gradient in gradients]
+            if not number:
+                totals, self.nll = sizes, nll
+            else:
+                for total, size in zip(totals, sizes):
+                    total += size
+        return totals
+
+    def _of_batch(self, group: Sequence[int], batch: Batch) -> tuple[list[Tensor], float]:
+        """The gradient of a batch's mean NLL, summed over its parts, and this NLL."""
+        net, likelihood = self.net, self.net.likelihood
+        assert isinstance(likelihood, Likelihood)
+        slots = [net.layout.slots[number] for number in group]
+        dtype = next(net.posterior.parameters()).dtype
+        parts = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batch]
+        with torch.no_grad(), frozen_batch_norm(net.model), net.using(self.at):
+            weights = net.weights((parts[0][0],))
+        for slot in slots:
+            weight = weights[slot.sites[0]]
+            dense = weight.dense() if isinstance(weight, SparseMatrix) else weight.detach()
+            weights |= dict.fromkeys(slot.sites, dense.requires_grad_())
+        leaves = [weights[slot.sites[0]] for slot in slots]
+        size, total = sum(len(y) for _, y in parts), 0.0
+        sums: list[Tensor] = []
+        for x, y in parts:
+            with frozen_batch_norm(net.model), placed(net.model, weights):
+                output = net.model(x)
+            nll = likelihood.nll(output, y) * (len(y) / size)
+            found = [gradient.flatten() for gradient in torch.autograd.grad(nll, leaves)]
+            sums = [one + other for one, other in zip(sums, found)] if sums else found
+            total += float(nll.detach())
+        return sums, total
