@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
+from pocketbayes.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -31,25 +29,6 @@ def interleaved(actions: Mapping[str, Callable[[], object]], rounds: int, warmup
 def ratios(seconds: Mapping[str, float], base: str) -> dict[str, float]:
     """Each time over the base's."""
     return {name: value / seconds[base] for name, value in seconds.items()}
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, without names or paths."""
-    wanted = {"torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn", "pocketbayes"}
-    installed = {d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name}
-    versions = {name: installed[name] for name in sorted(wanted & set(installed))}
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text().splitlines()
-        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return {
-        "python": platform.python_version(),
-        "versions": versions,
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:

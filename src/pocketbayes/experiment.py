@@ -74,6 +74,7 @@ def run(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    measured: bool = True,
     progress: Show = None,
 ) -> Outcome:
     """Trains what a recipe says and measures it on its test split.
@@ -87,6 +88,7 @@ def run(
         data_dir: The folder that holds the data.
         resume: Goes on with the run in the folder.
         overwrite: Starts anew where there is a run in the folder.
+        measured: Whether to measure the network; else the outcome has no measures.
         progress: As in `fit`.
     """
     folder = Path(out)
@@ -94,7 +96,7 @@ def run(
         _check_folder(folder, recipe, resume, overwrite)
     train = recipe.data.load("train", data_dir)
     val = recipe.data.load("val", data_dir) if recipe.data.settings.get("val_fraction", 1) else None
-    measured, split = _measured(recipe, data_dir, val)
+    test, split = _measured(recipe, data_dir, val)
     torch.manual_seed(recipe.seed)
     likelihood = None if recipe.likelihood is None else recipe.likelihood.make(train)
     model = recipe.model.build(train, likelihood, data_dir)
@@ -116,7 +118,7 @@ def run(
             **recipe.training,
         )
     seconds = time.monotonic() - start
-    measures = measure(net, measured, recipe.samples, progress=progress) if is_first() else {}
+    measures = measure(net, test, recipe.samples, progress=progress) if measured and is_first() else {}
     return Outcome(recipe, folder, net, split, measures, seconds)
 
 

@@ -1,4 +1,4 @@
-"""The command line: `pocketbayes train | evaluate | predict | report | inspect | list | demo`."""
+"""The command line: `pocketbayes train | evaluate | predict | report | reproduce | export | inspect | list | demo`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pocketbayes.cli import demo, evaluate, inspect, listing, predict, report, train
+from pocketbayes.cli import demo, evaluate, export, inspect, listing, predict, report, reproduce, train
 from pocketbayes.cli.output import complain
 from pocketbayes.errors import UserError
 
@@ -82,6 +82,8 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
+app.command("export")(export.export)
 app.command("inspect")(inspect.inspect)
 app.command("list")(listing.list_)
 

@@ -40,7 +40,7 @@ def read_tree(source: str | Path) -> dict[str, Any]:
         text = (_shipped() / f"{source}.yaml").read_text(encoding="utf-8")
     else:
         raise UnknownNameError("recipe (and no such file)", str(source), names())
-    tree = _parse(text, str(source))
+    tree = parse_yaml(text, str(source))
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise UserError(f"{source} is not a recipe: it must be a YAML mapping, with method, model and data")
     return tree
@@ -60,7 +60,7 @@ def override(tree: dict[str, Any], item: str) -> None:
             raise UserError(f"cannot set {key!r}: {part} is {below!r}, which has no settings")
         node[part] = below
         node = below
-    node[parts[-1]] = _parse(text, f"the value of {key}")
+    node[parts[-1]] = parse_yaml(text, f"the value of {key}")
 
 
 def network_file(path: str | Path) -> Path:
@@ -82,7 +82,8 @@ _Yaml.add_implicit_resolver(
 )
 
 
-def _parse(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """The values in a text; `source` names it where it is not YAML."""
     try:
         return yaml.load(text, _Yaml)
     except yaml.YAMLError as error:

@@ -45,7 +45,10 @@ class Recipe(BaseModel):
     @field_validator("training")
     @classmethod
     def _check_training(cls, value: dict[str, Any]) -> dict[str, Any]:
-        settings = check_types("training", value, types_of(Training))
+        types = types_of(Training)
+        settings = check_types("training", value, types)
+        for stage, own in settings.get("stages", {}).items():
+            settings["stages"] = {**settings["stages"], stage: check_types(f"training.stages.{stage}", own, types)}
         Training(**settings)
         return settings
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pocketbayes.container import write_atomically
 from pocketbayes.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,13 +44,8 @@ def save(figure: Figure, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"cannot draw {path.name}: a figure's name ends in one of {', '.join(FORMATS)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    # Without the date and with fixed names inside, the same numbers give the same file.
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix.lower(), {})
-    try:
-        figure.savefig(partial, format=path.suffix[1:].lower(), dpi=150, metadata=metadata)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    kind = path.suffix[1:].lower()
+    # Without the date the same numbers give the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=metadata))
     return path

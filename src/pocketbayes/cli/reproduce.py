@@ -1,0 +1,83 @@
+"""`pocketbayes reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import note, show, show_json
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="list|NAME|all", help="A study, all of them, or what there is.")],
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder of results, one JSON file a study.")] = Path(
+        "benchmarks/results"
+    ),
+    work: Annotated[Path, typer.Option("--work", help="The folder of runs; an interrupted one goes on.")] = Path(
+        "runs/reproduce"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="A version of minutes: few examples, one seed.")] = False,
+    rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; can be given again.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a table of many methods side by side: train, measure, write JSON. What is done is not done again.
+
+    Examples:
+      pocketbayes reproduce list
+      pocketbayes reproduce mnist-lenet300 --data-dir data
+      pocketbayes reproduce digits --quick --out /tmp/results
+    """
+    from pocketbayes import studies
+    from pocketbayes.errors import UnknownNameError
+    from pocketbayes.report.table import table
+
+    if what == "list":
+        found = {name: studies.read(name) for name in studies.names()}
+        listed = [
+            {"study": name, "about": s.about, "stands for": s.stands_for, "minutes": s.minutes, "rows": len(s.rows)}
+            for name, s in found.items()
+        ]
+        if json:
+            show_json({"studies": listed})
+        else:
+            show(table([{**row, "minutes": f"{row['minutes']:g}"} for row in listed]))
+        return
+    results = []
+    for name in studies.names() if what == "all" else [what]:
+        study = studies.read(name)
+        for row in rows or ():
+            if row not in study.rows:
+                raise UnknownNameError(f"row of study {name!r}", row, study.rows)
+        note(f"{name}: {study.about}")
+        result = studies.reproduce(
+            name, study, out, work, data_dir, quick=quick, rows=tuple(rows) if rows else None,
+            on_row=lambda row, seed, figures: note(f"{row}, seed {seed}: {_words(figures)}"),
+        )  # fmt: skip
+        results.append(result)
+        if not json:
+            show(table(_rows(result), title=f"{result['study']}: {result['about']}"))
+            note(f"saved {out / (result['study'] + '.json')}")
+    if json:
+        show_json({"results": results})
+
+
+def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line a row, means over its seeds."""
+    lines = []
+    for name, row in result["rows"].items():
+        seeds = list(row["seeds"].values())
+        if seeds:
+            keys = [key for key in seeds[0] if key != "count" and all(key in seed for seed in seeds)]
+            means = {key: sum(seed[key] for seed in seeds) / len(seeds) for key in keys}
+            whole = {key: round(means[key]) for key in ("bytes", "values") if key in means}
+            lines.append({"row": name, "seeds": len(seeds), **means, **whole})
+    return lines
+
+
+def _words(figures: Mapping[str, Any]) -> str:
+    return "  ".join(f"{key} {value:.4g}" for key, value in figures.items() if isinstance(value, float))

@@ -1,0 +1,36 @@
+"""What a result was measured with: versions and machine, without names or paths."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = frozenset(
+    {"torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn", "pocketbayes"}
+)
+
+
+def environment() -> dict[str, Any]:
+    """Versions of what matters to the numbers, the processor, the threads and the day."""
+    installed = {d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name}
+    return {
+        "python": platform.python_version(),
+        "versions": {name: installed[name] for name in sorted(PACKAGES & set(installed))},
+        "cpu": _processor(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,139 @@
+"""Trains and measures the rows of a study, one seed after another; what is done is kept and not done again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pocketbayes import artifact, checkpoint, container, data
+from pocketbayes.environment import environment
+from pocketbayes.experiment import census_json, run
+from pocketbayes.progress import Show
+from pocketbayes.studies.study import Study
+from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes.train import MODEL_FILE
+
+KEPT = (
+    "accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count",
+)  # fmt: skip
+"""The measures of a row."""
+
+
+def reproduce(
+    name: str,
+    study: Study,
+    out: str | Path,
+    work: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    quick: bool = False,
+    rows: tuple[str, ...] | None = None,
+    progress: Show = None,
+    on_row: Callable[[str, int, Mapping[str, Any]], object] | None = None,
+) -> dict[str, Any]:
+    """Trains what is missing of a study, measures it, and writes `out/NAME.json` after each row.
+
+    Args:
+        name: Of the study, and so of its result.
+        study: The study.
+        out: The folder of results.
+        work: The folder of runs, one for each network; an interrupted one goes on.
+        data_dir: The folder that holds the data.
+        quick: The version of minutes, with one seed; its result is `NAME-quick.json`.
+        rows: Only these.
+        progress: As in `fit`.
+        on_row: Told the row, the seed and its figures after each.
+
+    Returns:
+        The result as it was written.
+    """
+    name = f"{name}-quick" if quick else name
+    path, work = Path(out) / f"{name}.json", Path(work) / name
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    result: dict[str, Any] = {
+        "study": name,
+        "about": study.about,
+        "stands_for": study.stands_for,
+        "environment": environment(),
+        "rows": {row: kept for row, kept in before.get("rows", {}).items() if row in study.rows},
+    }
+    for seed in study.seeds[:1] if quick else study.seeds:
+        for row in study.rows if rows is None else rows:
+            settings = _settings(study, row, seed, quick)
+            entry = result["rows"].setdefault(row, {"settings": settings, "seeds": {}})
+            if entry["settings"] != settings:  # the study has changed since
+                entry |= {"settings": settings, "seeds": {}}
+            if str(seed) in entry["seeds"]:
+                continue
+            figures = _one(study, row, seed, quick, work, data_dir, progress)
+            entry["seeds"][str(seed)] = figures
+            result["rows"] = {known: result["rows"][known] for known in study.rows if known in result["rows"]}
+            text = json.dumps(result, indent=1) + "\n"
+            container.write_atomically(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+            if on_row is not None:
+                on_row(row, seed, figures)
+    return result
+
+
+def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
+    """All that a row's figures depend on but the seed."""
+    tree = study.recipe(row, seed, quick).to_tree()
+    tree.pop("seed", None)
+    chosen = study.rows[row]
+    return {
+        "recipe": json.loads(json.dumps(tree)),
+        "propagation": chosen.propagation,
+        "samples": chosen.samples or study.samples,
+        "ood": list(study.ood),
+        "shift": list(study.shift),
+    }
+
+
+def _one(
+    study: Study, row: str, seed: int, quick: bool, work: Path, data_dir: str | Path | None, progress: Show
+) -> dict[str, Any]:
+    chosen = study.rows[row]
+    recipe = study.recipe(row, seed, quick)
+    folder = work / f"{_folder(chosen.of or row)}-{seed}"
+    figures: dict[str, Any] = {}
+    if not (folder / MODEL_FILE).is_file():
+        resume = (folder / checkpoint.FILE).is_file()
+        outcome = run(recipe, folder, data_dir, resume=resume, measured=False, progress=progress)
+        figures["train_seconds"] = round(outcome.seconds, 2)
+    net = artifact.load(folder / MODEL_FILE)
+    test = recipe.data.load("test", data_dir)
+    subset = {"subset": recipe.data.settings["subset"]} if "subset" in recipe.data.settings else {}
+    others = {other: data.load(other, "test", data_dir, **_like(recipe.data.settings), **subset) for other in study.ood}
+    way = "" if chosen.propagation is None else f"{chosen.propagation}."
+    document = evaluate_suite(
+        net,
+        test,
+        ood=others,
+        shift=study.shift,
+        samples=chosen.samples or study.samples,
+        propagation=chosen.propagation,
+        out=folder / f"{way}{EVALUATION_FILE}",
+        progress=progress,
+    )
+    figures |= {key: document["measures"][key] for key in KEPT if key in document["measures"]}
+    for other, found in document.get("ood", {}).items():
+        figures[f"auroc {other}"] = found["scores"]["entropy"]["auroc"]
+    means = document.get("shift", {}).get("corruptions_mean")
+    if means:
+        figures["corruption accuracy"] = means["of 15"]["accuracy"]
+    figures["predict_seconds"] = round(document["seconds"]["test"], 3)
+    figures["bytes"] = (folder / MODEL_FILE).stat().st_size
+    figures["values"] = census_json(net.census())["values"]
+    return figures
+
+
+def _like(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How the network wants its inputs, for data that are not its own."""
+    return {key: settings[key] for key in ("mean", "std") if key in settings}
+
+
+def _folder(row: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")

@@ -1,0 +1,121 @@
+"""What a study is: rows that share a model and data, what each row changes, and how all of them are measured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pocketbayes.config import Recipe, check, override
+from pocketbayes.config.files import parse_yaml
+from pocketbayes.errors import UnknownNameError, UserError
+
+
+class Row(BaseModel):
+    """One line of the table: a recipe of its own, or the network of another row answered in another way.
+
+    Attributes:
+        recipe: What differs from the study's base, as a tree.
+        of: The row whose network is used.
+        propagation: How its randomness is carried through the network.
+        samples: Passes per example; None for the study's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    of: str | None = None
+    propagation: str | None = None
+    samples: int | None = Field(default=None, ge=1)
+
+
+class Study(BaseModel):
+    """A table, and all that is needed to make it.
+
+    Attributes:
+        about: A line for people.
+        stands_for: The table or figure of a paper that it stands for, and in what it differs.
+        minutes: How long it takes on two cores.
+        base: The recipe that rows change.
+        seeds: Every row is trained once for each.
+        samples: Passes per example.
+        ood: Data sets that are told from the test data.
+        shift: As in `evaluate_suite`.
+        rows: By name, in the order of the table.
+        quick: Changes to every recipe that make a version of minutes.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    about: str
+    stands_for: str
+    minutes: float
+    base: dict[str, Any]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    samples: int = Field(default=30, ge=1)
+    ood: tuple[str, ...] = ()
+    shift: tuple[str, ...] = ()
+    rows: dict[str, Row]
+    quick: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Study:
+        for name, row in self.rows.items():
+            if row.of is not None:
+                if self.rows.get(row.of, Row()).of is not None or row.of not in self.rows:
+                    raise UnknownNameError(
+                        f"row that {name!r} is of", row.of, [n for n, r in self.rows.items() if not r.of]
+                    )
+                if row.recipe:
+                    raise UserError(f"row {name!r} is of {row.of!r}: it cannot have a recipe too")
+            self.recipe(name, 0)
+        return self
+
+    def recipe(self, row: str, seed: int, quick: bool = False) -> Recipe:
+        """What the network of a row is trained by."""
+        source = self.rows[self.rows[row].of or row]
+        tree = merged(self.base, source.recipe) | {"seed": seed, "samples": self.samples}
+        for item in self.quick if quick else ():
+            override(tree, item)
+        return check(tree)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with changes; mappings of both are merged, one with another name replaces the base's."""
+    tree = copy.deepcopy(dict(base))
+    for key, value in changes.items():
+        before = tree.get(key)
+        if (
+            isinstance(before, dict)
+            and isinstance(value, Mapping)
+            and value.get("name", before.get("name")) == before.get("name")
+        ):
+            tree[key] = merged(before, value)
+        else:
+            tree[key] = copy.deepcopy(value)
+    return tree
+
+
+def names() -> list[str]:
+    """The studies that come with the package."""
+    return sorted(file.name.removesuffix(".yaml") for file in _shipped().iterdir() if file.name.endswith(".yaml"))
+
+
+def read(name: str) -> Study:
+    """A study by its name."""
+    if name not in names():
+        raise UnknownNameError("study", name, names())
+    try:
+        text = (_shipped() / f"{name}.yaml").read_text(encoding="utf-8")
+        return Study.model_validate(parse_yaml(text, f"study {name}"))
+    except ValidationError as found:
+        error = found.errors()[0]
+        inner = error.get("ctx", {}).get("error")
+        place = ".".join(str(part) for part in error["loc"])
+        raise UserError(f"study {name}: {inner or place + ': ' + error['msg']}") from None
+
+
+def _shipped() -> Traversable:
+    return resources.files("pocketbayes.studies")

@@ -1,0 +1,97 @@
+"""Studies: valid as shipped, resumable, one row's network answered in several ways."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import pocketbayes as pb
+from pocketbayes import studies
+from pocketbayes.cli import app
+from pocketbayes.studies.study import merged
+
+SMALL = {
+    "about": "two methods",
+    "stands_for": "nothing",
+    "minutes": 0.1,
+    "seeds": [0, 1],
+    "samples": 2,
+    "base": {
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {"name": "digits", "val_fraction": 0, "subset": 100},
+        "training": {"epochs": 1, "batch_size": 32},
+    },
+    "quick": ["data.subset=50"],
+    "rows": {
+        "map": {"recipe": {"method": "map"}},
+        "bbb": {"recipe": {"method": {"name": "bbb", "std_init": 0.05}, "training": {"lr": 0.01}}},
+        "bbb x linear": {"of": "bbb", "propagation": "linear"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", studies.names())
+def test_every_shipped_study_is_valid(name: str) -> None:
+    study = studies.read(name)
+    assert study.about
+    assert study.stands_for
+    for row in study.rows:
+        assert study.recipe(row, 3, quick=True).seed == 3
+
+
+def test_settings_of_a_row_are_merged_into_the_base() -> None:
+    base = {"method": {"name": "bbb", "beta": 1}, "training": {"lr": 1, "epochs": 2}}
+    assert merged(base, {"training": {"lr": 3}})["training"] == {"lr": 3, "epochs": 2}
+    assert merged(base, {"method": {"name": "lrt"}})["method"] == {"name": "lrt"}  # another method: nothing is kept
+    assert merged(base, {"method": "map"})["method"] == "map"
+    assert base["training"] == {"lr": 1, "epochs": 2}
+
+
+def test_rows_seeds_and_what_is_done_stays_done(tmp_path: Path) -> None:
+    study = studies.Study.model_validate(SMALL)
+    done: list[tuple[str, int]] = []
+
+    def make(study: studies.Study, **options: Any) -> dict[str, Any]:
+        done.clear()
+        return studies.reproduce(
+            "small", study, tmp_path / "results", tmp_path / "work", progress=False,
+            on_row=lambda row, seed, _: done.append((row, seed)), **options,
+        )  # fmt: skip
+
+    first = make(study, rows=("map",))
+    assert done == [("map", 0), ("map", 1)]
+    whole = make(study)
+    assert done == [(row, seed) for seed in (0, 1) for row in ("bbb", "bbb x linear")]
+    assert whole["rows"]["map"] == first["rows"]["map"]
+    assert list(whole["rows"]) == list(study.rows)
+    assert json.loads((tmp_path / "results" / "small.json").read_text()) == whole
+    sampled, linear = (whole["rows"][row]["seeds"]["0"] for row in ("bbb", "bbb x linear"))
+    assert sampled["bytes"] == linear["bytes"]  # one network
+    assert sampled["nll"] != linear["nll"]  # answered twice
+    assert whole["rows"]["bbb"]["seeds"]["0"]["nll"] != whole["rows"]["bbb"]["seeds"]["1"]["nll"]
+    make(study)
+    assert done == []
+    changed = merged(SMALL, {"samples": 3})
+    make(studies.Study.model_validate(changed), rows=("map",))
+    assert done == [("map", 0), ("map", 1)]  # its settings are others now
+
+
+def test_a_row_of_an_unknown_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="bbb"):
+        studies.Study.model_validate(merged(SMALL, {"rows": {"x": {"of": "bb"}}}))
+
+
+def test_the_quick_version_from_the_command_line(tmp_path: Path) -> None:
+    options = ["--quick", "--row", "map", "--row", "2dgbnn", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
+    found = CliRunner().invoke(app, ["reproduce", "digits", *options, "--json"])
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.stdout)["results"][0]
+    assert set(result["rows"]) == {"map", "2dgbnn"}
+    assert 0 <= result["rows"]["2dgbnn"]["seeds"]["0"]["accuracy"] <= 1
+    assert (tmp_path / "digits-quick.json").is_file()
+    assert pb.load(tmp_path / "work" / "digits-quick" / "map-0" / "model.pocket")
+    assert CliRunner().invoke(app, ["reproduce", "digit", "--out", str(tmp_path)]).exit_code == 2
