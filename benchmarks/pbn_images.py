@@ -156,7 +156,8 @@ def camvid(bench: Any) -> None:
     bench.row("ensemble", lambda: measured(ensemble))
     nets = {
         "PBN 1%": lambda: fit(pb.PBN(**CAMVID["pbn"]), start, more),
+        "deterministic, trained on": lambda: fit(pb.PBN(**{**CAMVID["pbn"], "rate": 0.0}), start, more),
         "VI": lambda: fit(pb.PBN(**{**CAMVID["pbn"], "rate": 1.0, "pretrain_epochs": 0}), model, epochs + more),
     }
     for name, make in nets.items():
-        bench.row(name, lambda name=name, make=make: measured(bench.trained(name.replace("%", ""), make)))
+        bench.row(name, lambda name=name, make=make: measured(bench.trained(name.replace(" ", "-"), make)))
