@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,18 +11,31 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pocketbayes import container, models, objective, posteriors, priors
+from pocketbayes import container, models, objective, packing, pocket, posteriors, priors
 from pocketbayes.data import Info
 from pocketbayes.errors import UserError
 from pocketbayes.layout import Layout
 from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.packing import Precision
 
 KIND = "network"
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, zlib.error)
+"""What comes of a file that its own frame does not contradict, but that no `save` wrote."""
 
 
-def save(net: Net, path: str | Path) -> int:
-    """Writes the network, everything that prediction needs; returns the file's size in bytes."""
-    return container.write(path, describe(net), KIND)
+def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless", keep_centre: bool = False) -> int:
+    """Writes the network, everything that prediction needs; returns the file's size in bytes.
+
+    Args:
+        net: A network or mixture.
+        path: The file, replaced as one step: an interrupted write leaves the old file or none.
+        precision: "lossless": the same predictions, bit for bit. "bfloat16" or "int8": means in two bytes or in 256
+            steps, stds more coarsely, normalisation in two bytes. A `Precision` says it for each.
+        keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
+            Prediction does not need them; without them the loaded network has no KL.
+    """
+    text, parts = packing.pack(_without_centres(describe(net), keep_centre), precision)
+    return pocket.write(path, text, parts)
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> Net:
@@ -30,14 +44,33 @@ def load(path: str | Path, model: nn.Module | None = None) -> Net:
     Args:
         path: A file that `save` wrote.
         model: A model of the same architecture; needed only if the network was not made of a model known by name.
+
+    Raises:
+        UserError: If the file is missing, foreign, damaged or of another architecture.
     """
     return rebuild(read(path), model, str(path))
 
 
 def read(path: str | Path) -> dict[str, Any]:
     """The tree in a file that `save` wrote, for which no model is needed."""
-    tree: dict[str, Any] = container.read(path, KIND)
-    return tree
+    path = Path(path)
+    if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
+        tree: dict[str, Any] = container.read(path, KIND)
+        return tree
+    text, parts = pocket.read(path)
+    try:
+        return packing.unpack(text, parts)
+    except (
+        UserError,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        zlib.error,
+        RecursionError,
+    ) as error:
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {_reason(error)}") from error
 
 
 def describe(net: Net) -> dict[str, Any]:
@@ -67,7 +100,7 @@ def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str
         return _rebuild_one(tree, model, source)
     except UserError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except MALFORMED as error:
         raise UserError(f"{source} does not describe a network: {error}") from error
 
 
@@ -87,9 +120,28 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         propagation=tree["propagation"],
         input_var=tree.get("input_var", 0.0),
     )
-    net.info = None if tree.get("data") is None else Info(**tree["data"])
+    net.info = None if tree.get("data") is None else Info(**_tuples(tree["data"]))
     _load_points(net.model, tree["state"], source)
     return net.eval()
+
+
+def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
+    """The tree without the prior's centre, which only training needs."""
+    if "networks" in tree:
+        return {"networks": [_without_centres(network, keep) for network in tree["networks"]]}
+    prior = tree["prior"]
+    if keep or "centre" not in prior["tensors"]:
+        return tree
+    tensors = {name: tensor for name, tensor in prior["tensors"].items() if name != "centre"}
+    return {**tree, "prior": {**prior, "config": {**prior["config"], "centre_left_out": True}, "tensors": tensors}}
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _module(module: Any) -> dict[str, Any]:

@@ -30,6 +30,11 @@ class Prior(nn.Module, ABC):
         """The prior of the chosen weights only."""
         return self
 
+    @property
+    def complete(self) -> bool:
+        """Whether `kl` is known: a file may leave out what prediction does not need."""
+        return True
+
     @abstractmethod
     def config(self) -> dict[str, Any]:
         """What, with the module's tensors, rebuilds the prior."""
@@ -40,23 +45,25 @@ class Normal(Prior):
 
     name = "normal"
 
-    def __init__(self, std: float = 1.0, centre: Tensor | None = None) -> None:
+    def __init__(self, std: float = 1.0, centre: Tensor | None = None, centre_left_out: bool = False) -> None:
+        """Takes the std and the centre, 0 if there is none; or notes that a file left the centre out."""
         super().__init__()
         if not std > 0:
             raise UserError(f"prior_std must be positive, not {std}")
         self.std = float(std)
+        self.centre_left_out = centre_left_out and centre is None
         self.centre: Tensor | None
         self.register_buffer("centre", None if centre is None else centre.detach().clone())
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """log(s/std) + (std^2 + (mean - centre)^2) / (2 s^2) - 1/2."""
-        offset = mean if self.centre is None else mean - self.centre
+        offset = self._offset(mean)
         scale = 0.5 / self.std**2
         return scale * (std * std + offset * offset) - std.log() + (math.log(self.std) - 0.5)
 
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """The same sum by inner products: half the passes over the weights, forward and back."""
-        offset = mean if self.centre is None else mean - self.centre
+        offset = self._offset(mean)
         squares = _sum_of_squares(std) + _sum_of_squares(offset)
         return (0.5 / self.std**2) * squares - std.log().sum() + (math.log(self.std) - 0.5) * mean.numel()
 
@@ -66,7 +73,20 @@ class Normal(Prior):
 
     def config(self) -> dict[str, Any]:
         """The prior's std."""
-        return {"std": self.std}
+        return {"std": self.std, **({"centre_left_out": True} if self.centre_left_out else {})}
+
+    @property
+    def complete(self) -> bool:
+        """Not without a centre that there was."""
+        return not self.centre_left_out
+
+    def _offset(self, mean: Tensor) -> Tensor:
+        if self.centre_left_out:
+            raise UserError(
+                "no KL: the file leaves out the pretrained weights that the prior is centred on; "
+                "pb.save(net, path, keep_centre=True) keeps them"
+            )
+        return mean if self.centre is None else mean - self.centre
 
 
 class _SumOfSquares(torch.autograd.Function):

@@ -159,7 +159,7 @@ class WeightSharing(VariationalMethod):
         gradient = None
         if self.gradient_fraction > 0 or self.merge is not None:
             gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches))
-        network, planes = self._share(start, gradient, run.seed, net.prior)
+        network, planes = self._share(start, gradient, run.seed, net.prior if net.prior.complete else None)
         posterior = network.posterior
         assert isinstance(posterior, Shared)
         run.note(

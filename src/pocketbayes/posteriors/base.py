@@ -65,6 +65,8 @@ class Posterior(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    spreads: ClassVar[frozenset[str]] = frozenset({"rho"})
+    """The tensors that set stds: a file may keep them in fewer bits than means."""
     layout: Layout
 
     def __init__(self, layout: Layout) -> None:
@@ -160,6 +162,14 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """The posterior whose `state_dict()` and `config()` these are."""
+
+    @classmethod
+    def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+        """Ranges (first value, number) of the largest values in `index` that weights use in order, each value once.
+
+        A file keeps one symbol for all of a range.
+        """
+        return []
 
     def census(self) -> Census:
         """Counts what is stored."""

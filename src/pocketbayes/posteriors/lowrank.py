@@ -21,6 +21,7 @@ class LowRank(Posterior):
     """
 
     name = "low-rank"
+    spreads = frozenset({"std", "factor"})
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
         """Takes all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).

@@ -37,6 +37,7 @@ class Shared(Posterior):
     """
 
     name = "shared"
+    spreads = frozenset({"raw_a", "centre_std", "off_diagonal", "raw_c", "outlier_rho"})
 
     def __init__(
         self,
@@ -234,6 +235,12 @@ class Shared(Posterior):
     def config(self) -> dict[str, Any]:
         """How weights and blends are drawn."""
         return {"draw": self.draw, "blend": self.blend}
+
+    @classmethod
+    def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
+        """The outliers' entries, then the blends'."""
+        gaussians, outliers = len(tensors["raw_a"]), len(tensors["outlier_mean"])
+        return [(gaussians, outliers), (gaussians + outliers, len(tensors["blend_index"]))]
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:

@@ -30,6 +30,7 @@ class Trajectory(Posterior):
     """
 
     name = "trajectory"
+    spreads = frozenset({"squares", "deviations"})
 
     def __init__(self, layout: Layout, mean: Tensor, rank: int, points: int) -> None:
         """Starts at `mean` with nothing collected."""

@@ -1,0 +1,284 @@
+"""Codecs: exact inverses, sizes near the entropy, a second reader from the specification, damage is an error."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pocketbayes import codec
+from pocketbayes.codec import CodecError
+
+quick = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
+    """Integers of any size and spread, from uniform to almost constant, with segments, some of them empty."""
+    lengths = draw(st.lists(st.integers(0, 300), min_size=1, max_size=4))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    spread = draw(st.sampled_from([1, 2, 3, 50, 64, 65, 300, 2**16 - 1, 2**16, 2**20, 2**40, 2**61]))
+    values = rng.integers(0, spread, sum(lengths), dtype=np.int64)
+    if draw(st.booleans()):
+        values[rng.random(len(values)) < 0.9] = 0
+    return values - draw(st.sampled_from([0, 1, spread // 2, spread])), lengths
+
+
+@quick
+@given(sequences())
+def test_integers_come_back(case: tuple[np.ndarray, list[int]]) -> None:
+    values, lengths = case
+    data = codec.pack_ints(values, lengths)
+    assert np.array_equal(codec.unpack_ints(data, len(values), lengths), values)
+    assert np.array_equal(codec.unpack_ints(codec.pack_ints(values), len(values)), values)
+
+
+@pytest.mark.parametrize("value", [2**k + d for k in (6, 7, 31, 32, 52, 53, 54, 60, 61) for d in (-1, 0, 1)])
+def test_large_integers_come_back(value: int) -> None:
+    values = np.array([value, 0, -value, value - 1], dtype=np.int64)
+    assert np.array_equal(codec.unpack_ints(codec.pack_ints(values), 4), values)
+
+
+def test_integers_beyond_the_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="below 2"):
+        codec.pack_ints(np.array([2**62]))
+
+
+@quick
+@given(st.integers(0, 400), st.integers(1, 5), st.integers(0, 99))
+def test_positions_come_back(count: int, layers: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 500, layers)
+    edges = [0, *np.cumsum(sizes).tolist()]
+    positions = np.sort(rng.permutation(edges[-1])[:count]).astype(np.int64)
+    data = codec.pack_positions(positions, edges)
+    assert np.array_equal(codec.unpack_positions(data, len(positions), edges), positions)
+
+
+@quick
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 9), st.integers(0, 99))
+def test_ranges_that_are_used_once_fold_and_unfold(outliers: int, blends: int, gaussians: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    runs = [(gaussians, outliers), (gaussians + outliers, blends)]
+    kinds = rng.permutation(np.repeat([0, 1, 2], [20, outliers, blends]))
+    values = rng.integers(0, gaussians, len(kinds))
+    for number, (first, count) in enumerate(runs, 1):
+        values[kinds == number] = np.arange(first, first + count)
+    folded = codec.fold(values, runs)
+    assert folded is not None
+    assert folded.max() <= gaussians + 1
+    assert np.array_equal(codec.unfold(folded, runs), values)
+
+
+def test_ranges_in_another_order_are_not_folded() -> None:
+    assert codec.fold(np.array([0, 3, 2]), [(2, 2)]) is None
+    assert codec.fold(np.array([0, 2, 2]), [(2, 2)]) is None
+    assert codec.fold(np.array([0, 2, 3, 9]), [(2, 2)]) is None
+    assert codec.fold(np.array([0, 2]), [(2, 2)]) is None
+
+
+@quick
+@given(st.binary(max_size=800), st.sampled_from([1, 2, 4, 8]))
+def test_rows_of_bytes_come_back(data: bytes, width: int) -> None:
+    rows = np.frombuffer(data[: len(data) // width * width], dtype=np.uint8).reshape(-1, width)
+    assert np.array_equal(codec.unpack_exactly(codec.pack_exactly(rows), len(rows), width), rows)
+
+
+@quick
+@given(sequences(), st.sampled_from([2, 4, 7, 8]))
+def test_steps_err_by_half_a_step_at_most(case: tuple[np.ndarray, list[int]], bits: int) -> None:
+    values, lengths = (case[0] / 2**30).astype(np.float32), case[1]
+    again = codec.unpack_in_steps(codec.pack_in_steps(values, bits, lengths), len(values), lengths)
+    start = 0
+    for length in lengths:
+        own, got = values[start : start + length], again[start : start + length]
+        if length:
+            step = float(own.max() - own.min()) / (2**bits - 1)
+            assert np.abs(own - got).max() <= step / 2 * 1.01 + 1e-6 * np.abs(own).max()
+        start += length
+
+
+def test_steps_of_infinite_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        codec.pack_in_steps(np.array([1.0, np.inf], dtype=np.float32), 8)
+
+
+def entropy_bytes(values: np.ndarray) -> float:
+    share = np.bincount(values)[np.bincount(values) > 0] / len(values)
+    return float(-(share * np.log2(share)).sum() * len(values) / 8)
+
+
+@pytest.mark.parametrize("gaussians", [4, 16, 64, 256])
+def test_indices_take_one_percent_more_than_their_entropy_and_tables(gaussians: int) -> None:
+    """Layers as those of a ResNet-20, each with a distribution of its own."""
+    rng = np.random.default_rng(0)
+    lengths = [432, *[2304] * 6, 4608, *[9216] * 5, 18432, *[36864] * 5, 640]
+    layers = [rng.choice(gaussians, n, p=rng.dirichlet(np.full(gaussians, 2.0))) for n in lengths]
+    data = codec.pack_ints(np.concatenate(layers).astype(np.int64), lengths)
+    tables = gaussians * len(lengths)
+    assert len(data) <= 1.01 * (sum(map(entropy_bytes, layers)) + tables)
+    assert len(data) < len(codec.pack_ints(np.concatenate(layers).astype(np.int64)))  # a model per layer pays
+
+
+@pytest.mark.parametrize("density", [0.3, 0.05, 0.01])
+def test_positions_take_one_percent_more_than_their_entropy(density: float) -> None:
+    rng = np.random.default_rng(0)
+    positions = np.flatnonzero(rng.random(300_000) < density)
+    ideal = -(density * math.log2(density) + (1 - density) * math.log2(1 - density)) * 300_000 / 8
+    assert len(codec.pack_positions(positions, [0, 300_000])) < 1.01 * ideal + 64
+
+
+def test_static_and_adaptive_models_are_both_chosen() -> None:
+    """A table for many symbols of a few kinds, none for few of many kinds: never more than the better of the two."""
+    rng = np.random.default_rng(0)
+    few_kinds, many_kinds = rng.integers(0, 3, 50_000), rng.integers(0, 300, 500)
+    assert modes_of(codec.pack_ints(few_kinds.astype(np.int64))) == [1]
+    assert modes_of(codec.pack_ints(many_kinds.astype(np.int64))) == [0]
+
+
+def test_constants_cost_nothing() -> None:
+    assert len(codec.pack_ints(np.full(100_000, 7, dtype=np.int64))) <= 4
+
+
+def test_exact_floats_are_smaller_than_they_were() -> None:
+    weights = np.random.default_rng(0).normal(0, 0.05, 20_000).astype("<f4")
+    assert len(codec.pack_exactly(weights.view(np.uint8).reshape(-1, 4))) < 0.86 * weights.nbytes
+
+
+@quick
+@given(st.binary(max_size=200), st.integers(0, 300))
+def test_any_bytes_give_numbers_or_a_codec_error(data: bytes, count: int) -> None:
+    for unpack in (
+        lambda: codec.unpack_ints(data, count),
+        lambda: codec.unpack_exactly(data, count, 4),
+        lambda: codec.unpack_in_steps(data, count),
+        lambda: codec.unpack_positions(data, count, [0, 100, 400]),
+    ):
+        with contextlib.suppress(CodecError):
+            assert len(unpack()) == count
+
+
+def test_damage_is_an_error_or_other_numbers_and_never_a_crash() -> None:
+    chooser = random.Random(0)
+    values = np.random.default_rng(0).geometric(0.01, 400).astype(np.int64)
+    whole = codec.pack_ints(values, [100, 300])
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[chooser.randrange(len(whole))] ^= 1 << chooser.randrange(8)
+        cut = bytes(damaged[: chooser.randrange(len(damaged))])
+        for data in (bytes(damaged), cut):
+            with contextlib.suppress(CodecError):
+                assert len(codec.unpack_ints(data, 400, [100, 300])) == 400
+
+
+# -- a second reader, from docs/format.md alone -----------------------------------------------------------------------
+
+
+def read_varint(data: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return value, place
+
+
+def modes_of(data: bytes) -> list[int]:
+    place = 0
+    for _ in range(3):
+        _, place = read_varint(data, place)
+    return [data[place] & 1]
+
+
+def reference_unpack(data: bytes, lengths: list[int]) -> list[int]:
+    """Integers as docs/format.md says, in plain Python."""
+    sign, place = read_varint(data, 0)
+    direct, place = read_varint(data, place)
+    alphabet, place = read_varint(data, place)
+    low = sign // 2 if sign % 2 == 0 else -(sign + 1) // 2
+    tokens: list[int] = []
+    if alphabet == 1:
+        tokens = [0] * sum(lengths)
+    else:
+        modes = [data[place + i // 8] >> i % 8 & 1 for i in range(len(lengths))]
+        place += -(-len(lengths) // 8)
+        tables = []
+        for _ in range(sum(modes)):
+            tables.append(list(data[place : place + alphabet]))
+            place += alphabet
+        words, place = read_varint(data, place)
+        stack = [int.from_bytes(data[place + 4 * i : place + 4 * i + 4], "little") for i in range(words)]
+        place += 4 * words
+        state = 0
+        for _ in range(2):
+            if stack:
+                state = state << 32 | stack.pop()
+        past = [0] * alphabet
+        for length, mode in zip(lengths, modes):
+            own = [0] * alphabet
+            table = tables.pop(0) if mode else None
+            done = 0
+            while done < length:
+                if table is not None:
+                    block = length
+                    whole = [max(entry - 1, 0) // 8 for entry in table]
+                    excess = max(0, max(whole) - 22)
+                    powers = [round(2**15 * 2 ** (i / 8)) for i in range(8)]
+                    weights = [
+                        max(powers[(entry - 1) % 8] << w >> excess, 1) if entry else 1 for entry, w in zip(table, whole)
+                    ]
+                else:
+                    block = min(max(32, done // 4), length - done)
+                    total = sum(past)
+                    weights = [(32 * alphabet * p // total if total else 0) + 16 + 32 * o for p, o in zip(past, own)]
+                all_ = sum(weights)
+                frequencies = [1 + w * (2**24 - alphabet) // all_ for w in weights]
+                frequencies[weights.index(max(weights))] += 2**24 - sum(frequencies)
+                starts = [sum(frequencies[:k]) for k in range(alphabet)]
+                fresh = []
+                for _ in range(block):
+                    slot = state % 2**24
+                    token = max(k for k in range(alphabet) if starts[k] <= slot)
+                    state = (state >> 24) * frequencies[token] + slot - starts[token]
+                    if state < 2**32 and stack:
+                        state = state << 32 | stack.pop()
+                    fresh.append(token)
+                for token in fresh:
+                    own[token] += 1
+                tokens += fresh
+                done += block
+            past = [p + o for p, o in zip(past, own)]
+    bits = int.from_bytes(data[place:], "little")
+    values = []
+    for token in tokens:
+        if token < direct:
+            values.append(token + low)
+            continue
+        extra = (token - direct) // 8 + 3
+        top = 8 + (token - direct) % 8
+        values.append((top << extra) + bits % 2**extra + low)
+        bits >>= extra
+    return values
+
+
+@settings(max_examples=25, deadline=None)
+@given(sequences())
+def test_a_reader_written_from_the_specification_agrees(case: tuple[np.ndarray, list[int]]) -> None:
+    values, lengths = case
+    values = np.minimum(np.abs(values), 2**20) % 150 if len(set(values.tolist())) > 150 else values
+    if len(values):
+        assert reference_unpack(codec.pack_ints(values, lengths), lengths) == values.tolist()
+
+
+def test_the_specified_reader_agrees_with_tables_and_with_large_numbers() -> None:
+    rng = np.random.default_rng(1)
+    for values in (rng.integers(0, 5, 3000), rng.geometric(0.01, 400), rng.integers(-(2**50), 2**50, 60)):
+        data = codec.pack_ints(values.astype(np.int64))
+        assert reference_unpack(data, [len(values)]) == values.tolist()

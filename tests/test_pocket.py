@@ -1,0 +1,220 @@
+"""Pocket files: bit for bit when lossless, small when not, read by name, and refused by name when they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pocketbayes as pb
+from cases import CASES, Case, tiny_data, tiny_model
+from pocketbayes import artifact, packing, pocket
+from pocketbayes.errors import UserError
+from pocketbayes.network import members
+from pocketbayes.packing import Precision
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def untrained(case: Case) -> pb.Net:
+    torch.manual_seed(0)
+    return pb.bayesianize(tiny_model(), case.make())
+
+
+def lenet(method: pb.Method | None = None) -> pb.Network:
+    torch.manual_seed(0)
+    net = pb.bayesianize(pb.models.build("lenet5"), method or pb.MeanFieldVI(std_init=0.05))
+    assert isinstance(net, pb.Network)
+    return net
+
+
+def same_values(one: pb.Net, two: pb.Net) -> bool:
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@each_case
+def test_every_storage_comes_back_bit_for_bit(case: Case, tmp_path: Path) -> None:
+    net = untrained(case)
+    size = pb.save(net, tmp_path / "net.pocket", keep_centre=True)
+    assert size == (tmp_path / "net.pocket").stat().st_size == sum(pocket.sizes(tmp_path / "net.pocket").values())
+    again = pb.load(tmp_path / "net.pocket", tiny_model())
+    assert same_values(net, again)
+    assert torch.equal(pb.kl(net), pb.kl(again))
+
+
+@each_case
+@pytest.mark.parametrize("precision", ["bfloat16", "int8", Precision("int4", "int2", "int8")], ids=str)
+def test_every_storage_comes_back_nearly_in_lower_precision(
+    case: Case, precision: str | Precision, tmp_path: Path
+) -> None:
+    net = untrained(case)
+    pb.save(net, tmp_path / "net.pocket", precision=precision)
+    again = pb.load(tmp_path / "net.pocket", tiny_model())
+    for one, two in zip(members(net), members(again)):
+        (mean, std), (other, spread) = one.posterior.moments(), two.posterior.moments()
+        for slot in one.layout.slots:
+            part = slice(slot.start, slot.stop)
+            width = float((mean[part].max() - mean[part].min()).detach())
+            assert float((mean[part] - other[part]).detach().abs().max()) <= 0.04 * width + 1e-6
+        assert torch.equal(std > 0, spread > 0)
+
+
+def test_fewer_bits_make_smaller_files(tmp_path: Path) -> None:
+    net = lenet()
+    precisions = ["lossless", "bfloat16", "int8", Precision("int6", "int3", "bfloat16"), Precision("int4", "int2")]
+    sizes = [pb.save(net, tmp_path / "net.pocket", precision=precision) for precision in precisions]
+    assert sizes == sorted(sizes, reverse=True)
+    weights = net.layout.size
+    assert sizes[0] < 8 * weights
+    assert sizes[2] < 1.5 * weights
+
+
+@pytest.mark.parametrize("level", packing.LEVELS)
+def test_every_level_is_within_its_error(level: str, tmp_path: Path) -> None:
+    net = lenet(pb.Deterministic())
+    pb.save(net, tmp_path / "net.pocket", precision=Precision(means=level))
+    again = pb.load(tmp_path / "net.pocket")
+    bits = 8 if level == "bfloat16" else int(level[3:]) if level.startswith("int") else None
+    mean, other = net.posterior.moments()[0].detach(), again.posterior.moments()[0].detach()  # type: ignore[union-attr]
+    for one, two in zip(net.layout.views(mean), net.layout.views(other)):
+        if bits is None:
+            assert torch.equal(one, two)
+        elif level == "bfloat16":
+            assert bool(((one - two).abs() <= one.abs() * 2**-8).all())
+        else:
+            error = float((one - two).abs().max())
+            assert 0 < error <= float(one.max() - one.min()) / (2**bits - 1) / 2 * 1.001
+
+
+def test_an_unknown_precision_names_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown precision 'int9'.*int8.*known are bfloat16, float32"):
+        pb.save(lenet(), tmp_path / "net.pocket", precision="int9")
+    assert not (tmp_path / "net.pocket").exists()
+
+
+def test_stds_of_zero_stay_zero_in_any_precision(tmp_path: Path) -> None:
+    net = lenet()
+    net.posterior.rho.data[:50] = -torch.inf
+    pb.save(net, tmp_path / "net.pocket", precision="int8")
+    again = pb.load(tmp_path / "net.pocket")
+    assert torch.equal(again.posterior.moments()[1] == 0, net.posterior.moments()[1] == 0)  # type: ignore[union-attr]
+
+
+def test_the_centre_of_a_prior_is_left_out_unless_asked_for(tmp_path: Path) -> None:
+    """Prediction does not need it, and it is as large as a deterministic network."""
+    net = lenet(pb.MeanFieldVI(prior="pretrained", std_init=0.05))
+    small = pb.save(net, tmp_path / "small.pocket")
+    large = pb.save(net, tmp_path / "large.pocket", keep_centre=True)
+    assert large - small > 3 * net.layout.size
+    x = torch.randn(4, 1, 28, 28)
+    loaded = pb.load(tmp_path / "small.pocket")
+    assert torch.equal(pb.predict(loaded, x, 3).mean, pb.predict(net, x, 3).mean)
+    with pytest.raises(UserError, match="keep_centre=True"):
+        pb.kl(loaded)
+    assert torch.equal(pb.kl(pb.load(tmp_path / "large.pocket")), pb.kl(net))
+    pb.save(loaded, tmp_path / "again.pocket")  # the mark stays
+    with pytest.raises(UserError, match="keep_centre=True"):
+        pb.kl(pb.load(tmp_path / "again.pocket"))
+
+
+def test_a_network_without_its_centre_can_be_shared_and_trained(tmp_path: Path) -> None:
+    field = pb.bayesianize(tiny_model(), pb.MeanFieldVI(prior="pretrained", std_init=0.05))
+    pb.save(field, tmp_path / "net.pocket")
+    loaded = pb.load(tmp_path / "net.pocket", tiny_model())
+    net = pb.fit(pb.WeightSharing(k=4, n_min=4), loaded, tiny_data(), epochs=1)
+    assert bool(pb.kl(net).isfinite())
+
+
+def test_the_file_is_a_safetensors_file(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    net = lenet(pb.SSVI(density=0.1))
+    pb.save(net, tmp_path / "net.pocket")
+    parts = load_file(tmp_path / "net.pocket")
+    assert {name: len(part) for name, part in parts.items()} == {
+        name: size for name, size in pocket.sizes(tmp_path / "net.pocket").items() if name != "header"
+    }
+    assert all(part.dtype == torch.uint8 for part in parts.values())
+
+
+def test_the_same_network_makes_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        torch.manual_seed(0)
+        net = pb.bayesianize(tiny_model(), pb.WeightSharing(k=4, n_min=4))
+        pb.save(net, tmp_path / name, precision="int8")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_a_loaded_network_makes_the_file_it_came_from(tmp_path: Path) -> None:
+    pb.save(lenet(pb.PBN(rate=0.1, pretrain_epochs=0)), tmp_path / "one")
+    pb.save(pb.load(tmp_path / "one"), tmp_path / "two")
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_an_almost_empty_network_is_padded_so_that_readers_can_trust_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = lenet(pb.SSVI(density=0.001))
+    pb.save(net, tmp_path / "net.pocket")
+    assert "padding" not in pocket.sizes(tmp_path / "net.pocket")
+    monkeypatch.setattr(packing, "FREE_VALUES", 0)
+    monkeypatch.setattr(packing, "VALUES_A_BYTE", 4)
+    with pytest.raises(UserError, match="more numbers than a file of its size can"):
+        pb.load(tmp_path / "net.pocket")
+    pb.save(net, tmp_path / "net.pocket")
+    assert pocket.sizes(tmp_path / "net.pocket")["padding"] > 1000
+    assert same_values(pb.load(tmp_path / "net.pocket"), net)
+
+
+def test_members_of_an_ensemble_share_a_layout(tmp_path: Path) -> None:
+    model = pb.models.build("lenet5")
+    one = pb.save(pb.bayesianize(model, pb.Deterministic()), tmp_path / "one.pocket")
+    two = pb.save(pb.bayesianize(model, pb.Ensemble(members=2)), tmp_path / "two.pocket")
+    header = pocket.sizes(tmp_path / "one.pocket")["header"]
+    assert two < 2 * one - header / 2
+
+
+class Other(nn.Module):
+    def __init__(self, width: int = 3, extra: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, 2)
+        if extra:
+            self.extra = nn.LayerNorm(2)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.norm(self.first(x)))
+
+
+def test_a_mismatch_names_the_first_layer_that_differs(tmp_path: Path) -> None:
+    pb.save(pb.bayesianize(Other(), pb.MeanFieldVI()), tmp_path / "net.pocket")
+    assert isinstance(pb.load(tmp_path / "net.pocket", Other()), pb.Network)
+    with pytest.raises(UserError, match=r"'first.weight' has shape \(4, 2\) in the model, \(3, 2\) in the layout"):
+        pb.load(tmp_path / "net.pocket", Other(4))
+    with pytest.raises(UserError, match=r"'extra.weight' is in the model only"):
+        pb.load(tmp_path / "net.pocket", Other(extra=True))
+    with pytest.raises(UserError, match=r"no 'first.weight'"):
+        pb.load(tmp_path / "net.pocket", nn.Linear(2, 2))
+    with pytest.raises(UserError, match="pass one as model="):
+        pb.load(tmp_path / "net.pocket")
+
+
+def test_models_of_the_libraries_are_built_by_name(tmp_path: Path) -> None:
+    for name in ("torchvision:squeezenet1_0", "timm:resnet10t"):
+        net = pb.bayesianize(pb.models.build(name, classes=3), pb.Deterministic())
+        pb.save(net, tmp_path / "net.pocket")
+        assert same_values(pb.load(tmp_path / "net.pocket"), net), name
+
+
+def test_the_text_says_what_the_file_is(tmp_path: Path) -> None:
+    pb.save(lenet(), tmp_path / "net.pocket", precision="int8")
+    text = pocket.read(tmp_path / "net.pocket")[0]
+    assert text["format"] == pocket.FORMAT
+    assert text["precision"] == {"means": "int8", "stds": "int4", "points": "bfloat16"}
+    assert text["networks"][0]["model"]["name"] == "lenet5"
+    assert text["networks"][0]["layout"][0][0] == artifact.read(tmp_path / "net.pocket")["layout"]["slots"][0]["name"]
