@@ -60,16 +60,62 @@ def weight_sharing(result: dict[str, Any]) -> str:
     return markdown(head, rows)
 
 
+def weight_sharing_mnist(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            f"{100 * row['accuracy']:.2f}",
+            f"{row['nll']:.4f}",
+            f"{row['ece']:.4f}",
+            *(f"{row[key]:,}" for key in ("gaussians", "outliers", "ellipse points", "weights", "bytes")),
+        ]
+        for name, row in result["rows"].items()
+    ]
+    head = ["", "accuracy", "NLL", "ECE", "Gaussians", "outliers", "ellipse points", "weights", "bytes"]
+    return markdown(head, rows)
+
+
+def ood(result: dict[str, Any]) -> str:
+    rows = []
+    for name in ("deterministic", "main, seed 0"):
+        for other, scores in result["rows"].get(name, {}).get("ood", {}).items():
+            figures = scores["max probability"]
+            rows.append([name, other, *(f"{figures[key]:.3f}" for key in ("auroc", "aupr_out", "fpr85", "fpr95"))])
+    return markdown(["", "against", "AUROC", "AUPR", "FPR at 85 % TPR", "FPR at 95 % TPR"], rows)
+
+
+def study(result: dict[str, Any]) -> str:
+    """A row a method, means over seeds; times over those of the row "map"."""
+    shown = {"accuracy": (100, 2), "nll": (1, 3), "ece": (1, 3), "brier": (1, 3)}
+    rows = {name: list(row["seeds"].values()) for name, row in result["rows"].items() if row["seeds"]}
+    outside = [key for key in next(iter(rows.values()))[0] if key.startswith("auroc ")]
+    lines = []
+    for name, seeds in rows.items():
+        cells = [f"{scale * mean(seeds, key):.{digits}f}" for key, (scale, digits) in shown.items()]
+        cells += [f"{mean(seeds, key):.3f}" for key in outside]
+        cells += [f"{round(mean(seeds, 'bytes')):,}", f"{round(mean(seeds, 'values')):,}"]
+        lines.append([name, *cells, str(len(seeds))])
+    return markdown(["", "accuracy", "NLL", "ECE", "Brier", *outside, "bytes", "values", "seeds"], lines)
+
+
 def mean(group: list[dict[str, Any]], key: str) -> float:
     return statistics.fmean(row[key] for row in group)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"speed": speed, "weight-sharing": weight_sharing}
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "speed": ("speed", speed),
+    "weight-sharing": ("weight-sharing", weight_sharing),
+    "weight-sharing-ood": ("weight-sharing", ood),
+    "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
+    **{name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20")},
+}
+"""By name: the file in results/, and what makes a table of it."""
 
 
 def table(name: str) -> str:
-    path = RESULTS / f"{name}.json"
-    return TABLES[name](json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
+    file, make = TABLES[name]
+    path = RESULTS / f"{file}.json"
+    return make(json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
 
 
 def renewed(text: str) -> str:

@@ -15,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import torch
 
 import pocketbayes as pb
 from measure import RESULTS, write_result
-from pocketbayes import config
+from pocketbayes import config, figures
 from pocketbayes.batches import batches
 from pocketbayes.experiment import run
+from pocketbayes.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
 from pocketbayes.metrics import ood_scores
 from pocketbayes.predict import run_passes
 
@@ -159,6 +161,25 @@ def mnist(data_dir: Path, work: Path, seeds: int = 3) -> None:
         print(name, json.dumps(rows[name]), flush=True)
 
 
+def draw(work: Path, folder: Path) -> None:
+    """The figures of the method's page, from the networks that the rows left behind."""
+    start, trained = (pb.load(work / name) for name in ("mean-field.pocket", "main-seed-0/model.pocket"))
+    assert isinstance(start, pb.Network)
+    assert isinstance(trained, pb.Network)
+    mean, std = (part.detach() for part in start.posterior.moments())
+    survey = pb.plane.survey(mean, std, settings=pb.plane.PlaneSettings(k=MAIN["k"], tau_w=MAIN["tau_w"]))
+    before, after = PlaneView.of_survey(mean, std, survey), PlaneView.of_posterior(trained.posterior)
+    after = replace(after, cloud=before.cloud)
+    views = {"before training, outliers by value": before, "after, outliers by value and gradient": after}
+    figures.save(plane(views), folder / "2dgbnn-plane.png")
+    figures.save(plane_lines(mean, std), folder / "2dgbnn-lines.png")
+    slot = max(start.layout.slots, key=lambda slot: slot.stop - slot.start)
+    figures.save(layer_density(mean[slot.start : slot.stop], slot.name), folder / "2dgbnn-density.png")
+    rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+    by_k = {name: {**row, "k": row["settings"]["method"]["k"]} for name, row in rows.items() if name.startswith("K = ")}
+    figures.save(gaussians_curve(by_k, rows["deterministic"]), folder / "2dgbnn-k.png")
+
+
 def stored(posterior: pb.posteriors.Shared) -> dict[str, Any]:
     return {
         "gaussians": posterior.gaussians,
@@ -171,12 +192,18 @@ def stored(posterior: pb.posteriors.Shared) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--weights", type=Path, help="of the deterministic ResNet-20")
     parser.add_argument("--mnist", action="store_true", help="the rows on MNIST instead")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-weight-sharing")
+    parser.add_argument("--figures", type=Path, help="draw the figures into this folder, from the rows that are done")
     parser.add_argument("--only", help="names of rows, separated by semicolons")
     arguments = parser.parse_args()
+    if arguments.figures is not None:
+        draw(arguments.work, arguments.figures)
+        return
+    if arguments.data_dir is None:
+        parser.error("--data-dir is needed: the folder that holds the data")
     if arguments.mnist:
         mnist(arguments.data_dir, arguments.work)
         return
