@@ -1,18 +1,26 @@
 """Uncertainty without sampling: how close it comes to weight samples, and what a pass costs.
 
-python benchmarks/propagation.py --data-dir DIR --weights resnet20.th [--images 300] [--draws 300] [--rounds 9]
+python benchmarks/propagation.py --data-dir DATA --weights resnet20-12fca82f.th [--section fidelity|memory|time]
 
-A trained ResNet-20 on CIFAR-10, every weight with a std of 2 % and 10 % of the weights' own std in its layer: the std
-of the logits by moments and by the delta method over that of weight samples, by layer and at the output; its rank
-correlation over images; NLL and ECE of the probabilities; times over one forward pass.
+- fidelity: the std of every layer and of the logits by moments and by the delta method over that of weight samples, its
+  rank correlation over images, and NLL and ECE of the probabilities beside those of 100 weight samples. LeNets trained
+  on MNIST by local reparameterisation, with the stds that training gave; ResNet-20 on CIFAR-10 with the given weights
+  and a ViT-Ti trained on MNIST, every weight with a std of 2 % and 10 % of the weights' own std in its layer.
+- memory: the most bytes that live tensors hold in a pass and in a training step, counted: the same in every run.
+- time: ratios to a deterministic pass or step, everything interleaved; for a machine that does nothing else.
+
+Each finished row is written to results/propagation.json at once, and a row that is there is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +28,54 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from measure import interleaved, ratios, write_result
-from pocketbayes.metrics import Classification
+from measure import RESULTS, interleaved, ratios, write_result
+from pocketbayes.metrics import Classification, peak_memory
 from pocketbayes.posteriors.base import softplus_inverse
+from pocketbayes.predict import outputs_of, passes_for, scaled
 from speed import deterministic_step, peer_model, thirty_passes
 
-SPREADS = (0.02, 0.1)
-LAYERS = ("bn1", "layer1", "layer2", "layer3", "avgpool", "linear")
+NAME = "propagation"
+VIT = {"image_size": 28, "patch_size": 7, "in_channels": 1, "classes": 10}
+TRAINED = {"epochs": 3, "subset": 12_000}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network, the images it is measured on, and how much sampling it gets.
+
+    Attributes:
+        model: Its name.
+        data: Its data set.
+        layers: Modules whose outputs are compared.
+        images: Test images whose stds are compared with weight samples.
+        draws: The samples.
+        judged: Test images for NLL and ECE; as many follow for the calibration factor.
+        spread: Stds as a fraction of the weights' own std in each layer; None for those of training.
+    """
+
+    model: str
+    data: str
+    layers: tuple[str, ...]
+    images: int
+    draws: int
+    judged: int
+    spread: float | None = None
+
+
+LENET5 = ("conv1", "pool1", "conv2", "pool2", "fc1", "fc2", "fc3")
+RESNET = ("bn1", "layer1", "layer2", "layer3", "avgpool", "linear")
+BLOCKS = ("patch_embed", "blocks.0", "blocks.3", "blocks.7", "blocks.11", "norm", "head")
+SUBJECTS = {
+    "LeNet-300-100, trained": Subject("lenet300", "mnist", ("linear1", "linear2", "head"), 200, 10_000, 1000),
+    "LeNet-5, trained": Subject("lenet5", "mnist", LENET5, 200, 10_000, 1000),
+    "ResNet-20, std 2 %": Subject("resnet20", "cifar10", RESNET, 128, 500, 500, 0.02),
+    "ResNet-20, std 10 %": Subject("resnet20", "cifar10", RESNET, 128, 500, 500, 0.1),
+    "ViT-Ti, std 2 %": Subject("vit-ti", "mnist", BLOCKS, 100, 300, 300, 0.02),
+    "ViT-Ti, std 10 %": Subject("vit-ti", "mnist", BLOCKS, 100, 300, 300, 0.1),
+}
+
+
+# -- networks ---------------------------------------------------------------------------------------------------------
 
 
 def with_spread(model: nn.Module, spread: float) -> pb.Network:
@@ -37,15 +86,67 @@ def with_spread(model: nn.Module, spread: float) -> pb.Network:
     std = torch.cat([torch.full_like(view, spread * float(view.std())).flatten() for view in views])
     with torch.no_grad():
         net.posterior.rho.copy_(softplus_inverse(std))
-    return net
+    return net.eval()
+
+
+class Bench:
+    """The data, the networks, and the rows that are done."""
+
+    def __init__(self, data_dir: Path, weights: Path) -> None:
+        self.data_dir, self.weights = data_dir, weights
+        path = RESULTS / f"{NAME}.json"
+        self.result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        self.result.pop("environment", None)
+        self.models: dict[str, nn.Module] = {}
+
+    def keep(self, section: str, name: str, row: Any) -> None:
+        self.result.setdefault(section, {})[name] = row
+        write_result(NAME, self.result)
+        print(section, name, json.dumps(row), flush=True)
+
+    def images(self, data: str, split: str, **options: Any) -> pb.data.Dataset:
+        mean = {"mean": "imagenet"} if data == "cifar10" else {}
+        return pb.data.load(data, split, self.data_dir, val_fraction=0.0, **mean, **options)
+
+    def resnet20(self) -> nn.Module:
+        model = pb.models.build("resnet20").eval()
+        pb.models.load_weights(model, self.weights)
+        return model
+
+    def vit(self) -> nn.Module:
+        if "vit-ti" not in self.models:
+            torch.manual_seed(0)
+            net = pb.fit(
+                "map", pb.models.build("vit-ti", **VIT), self.images("mnist", "train", subset=12_000), epochs=2,
+                batch_size=64, lr=3e-4, schedule="cosine", progress=False,
+            )  # fmt: skip
+            assert isinstance(net, pb.Network)
+            self.models["vit-ti"] = net.to_module().eval()
+        return self.models["vit-ti"]
+
+    def network(self, subject: Subject) -> pb.Network:
+        if subject.spread is not None:
+            model = self.resnet20() if subject.model == "resnet20" else self.vit()
+            return with_spread(model, subject.spread)
+        train = self.images("mnist", "train", subset=TRAINED["subset"])
+        torch.manual_seed(0)
+        net = pb.fit(
+            pb.MeanFieldVI(propagation="local", std_init=0.02), pb.models.build(subject.model), train,
+            epochs=TRAINED["epochs"], batch_size=64, lr=1e-3, std_lr=3e-3, progress=False,
+        )  # fmt: skip
+        assert isinstance(net, pb.Network)
+        return net.eval()
+
+
+# -- fidelity ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def watched(net: pb.Network, seen: Callable[[str, Any], None]) -> Iterator[None]:
-    """Tells `seen` the output of every layer in LAYERS."""
+def watched(net: pb.Network, layers: tuple[str, ...], seen: Callable[[str, Any], None]) -> Iterator[None]:
+    """Tells `seen` the output of every one of the layers."""
     hooks = [
         net.model.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: seen(name, output))
-        for name in LAYERS
+        for name in layers
     ]
     try:
         yield
@@ -54,22 +155,25 @@ def watched(net: pb.Network, seen: Callable[[str, Any], None]) -> Iterator[None]
             hook.remove()
 
 
-def sampled(net: pb.Network, x: Tensor, draws: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits of all draws, and the std of every layer's output over them."""
-    sums: dict[str, tuple[Tensor, Tensor]] = {}
+def sampled(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """The std of the logits, and of every layer's output, over draws of the weights."""
+    with torch.no_grad(), net.using("mean"):
+        centres: dict[str, Tensor] = {}
+        with watched(net, layers, lambda name, output: centres.update({name: output.clone()})):
+            centres[""] = net(x)
+    sums = {name: (torch.zeros_like(centre), torch.zeros_like(centre)) for name, centre in centres.items()}
 
     def add(name: str, output: Tensor) -> None:
-        first, second = sums.get(name, (torch.zeros(()), torch.zeros(())))
-        value = output.double()
-        sums[name] = first + value, second + value.square()
+        change = output - centres[name]  # from the mean's output, so that single precision will do
+        sums[name][0].add_(change)
+        sums[name][1].addcmul_(change, change)
 
-    logits = []
-    with torch.no_grad(), net.using("sample"), watched(net, add):
+    with torch.no_grad(), net.using("sample"), net.posterior.frozen(), watched(net, layers, add):
         for draw in range(draws):
             torch.manual_seed(draw)
-            logits.append(net(x))
+            add("", net(x))
     stds = {k: (second / draws - (first / draws).square()).clamp_min(0).sqrt() for k, (first, second) in sums.items()}
-    return torch.stack(logits), stds
+    return stds.pop(""), stds
 
 
 def agreement(std: Tensor, reference: Tensor, predicted: Tensor) -> dict[str, float]:
@@ -90,14 +194,11 @@ def quality(probs: Tensor, y: Tensor) -> dict[str, float]:
     return {name: value for name, value in measure.compute().items() if name in ("accuracy", "nll", "ece")}
 
 
-def fidelity(model: nn.Module, x: Tensor, y: Tensor, spread: float, draws: int) -> dict[str, Any]:
-    """How close moments and the delta method come to weight samples."""
-    net = with_spread(model, spread)
-    logits, stds = sampled(net, x, draws)
-    reference = logits.std(0)
-    with torch.no_grad():
-        plain = model(x)
-    predicted = plain.argmax(1)
+def stds(net: pb.Network, x: Tensor, subject: Subject) -> dict[str, Any]:
+    """By layer and at the output."""
+    reference, layer_stds = sampled(net, x, subject.layers, subject.draws)
+    with torch.no_grad(), net.using("mean"):
+        predicted = net(x).argmax(1)
     result: dict[str, Any] = {"agreement": {}, "layers": {}}
     for propagation in ("moments", "moments-exact"):
         layers: dict[str, float] = {}
@@ -105,115 +206,169 @@ def fidelity(model: nn.Module, x: Tensor, y: Tensor, spread: float, draws: int) 
         def add(name: str, output: Tensor, layers: dict[str, float] = layers) -> None:
             if not isinstance(output, pb.Gaussian):  # the counting pass before the first one
                 return
-            moves = stds[name] > 0
-            layers[name] = float((output.stddev.double()[moves] / stds[name][moves]).median())
+            moves = layer_stds[name] > 1e-3 * layer_stds[name].mean()
+            layers[name] = float((output.stddev[moves] / layer_stds[name][moves]).median())
 
-        with torch.no_grad(), net.using(propagation), watched(net, add):
+        with torch.no_grad(), net.using(propagation), watched(net, subject.layers, add):
             output = net(x)
         result["agreement"][propagation] = agreement(output.stddev, reference, predicted)
         result["layers"][propagation] = layers
     result["agreement"]["linear"] = agreement(net.linear(x, "all").variance.sqrt(), reference, predicted)
-    probs = logits[:100].softmax(-1).mean(0)
-    result["probabilities"] = {"100 weight samples": quality(probs, y), "at the mean": quality(plain.softmax(1), y)}
-    for classes in (None, "predicted", "margin", "all"):
-        for readout in ("sample", "probit", "taylor"):
-            propagation = "linear" if classes else "moments"
-            label = f"linear ({classes}), {readout}" if classes else f"moments, {readout}"
-            answer = pb.predict(net, x, propagation=propagation, readout=readout, classes=classes or "all")
-            assert answer.probs is not None
-            result["probabilities"][label] = quality(answer.probs, y)
     return result
 
 
-def passes(model: nn.Module, x: Tensor, rounds: int) -> dict[str, float]:
-    """Times over one forward pass of the plain model."""
-    net = with_spread(model, 0.02)
+def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str, dict[str, float]]:
+    """NLL and ECE on the first images; the others fit the calibration factor of rows that have one."""
+    first, rest = (x[:half], y[:half]), (x[half:], y[half:])
+    samples = pb.predict(net, first[0], 100, "sample").probs
+    rows = {"100 weight samples": quality(samples, first[1])}
+    rows["at the mean"] = quality(pb.predict(net, first[0], propagation="mean").probs, first[1])
+    asked = {"moments": "all", "linear, predicted": "predicted", "linear, margin": "margin", "linear, all": "all"}
+    for label, classes in {**asked, "linear, covariance": "covariance"}.items():
+        propagation = label.split(",")[0]
+        (output,) = outputs_of(net, first[0], 1, propagation, 0, classes)
 
-    def run(propagation: str) -> Callable[[], object]:
-        def action() -> None:
-            with net.using(propagation), torch.no_grad():
-                net(x)
+        def read(readout: Any, factor: float, output: Any = output) -> dict[str, float]:
+            passes = passes_for(net, readout)
+            passes.add(scaled(output, factor))
+            return quality(passes.summary().mean, first[1])
 
-        return action
+        for readout in ("sample", "probit", "taylor"):
+            rows[f"{label}; {readout}"] = read(readout, 1.0)
+        if label in ("moments", "linear, predicted"):
+            factor = pb.fit_variance_scale(net, rest, propagation=propagation, classes=classes)
+            rows[f"{label}; sample; calibrated"] = {**read("sample", factor), "variance factor": factor}
+    return rows
 
-    def plain() -> None:
+
+def fidelity(bench: Bench) -> None:
+    for name, subject in SUBJECTS.items():
+        if name in bench.result.get("fidelity", {}):
+            continue
+        net = bench.network(subject)
+        data = bench.images(subject.data, "test")
+        x, y = data.__getitems__(range(2 * subject.judged))
+        row: dict[str, Any] = {"draws": subject.draws, "images": subject.images, "images judged": subject.judged}
+        row |= stds(net, x[: subject.images], subject)
+        row["probabilities"] = probabilities(net, x, y, subject.judged)
+        bench.keep("fidelity", name, row)
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def run(net: pb.Network, propagation: str, x: Tensor) -> Callable[[], object]:
+    def action() -> None:
+        with net.using(propagation), torch.no_grad():
+            net(x)
+
+    return action
+
+
+def plain(model: nn.Module, x: Tensor) -> Callable[[], object]:
+    def action() -> None:
         with torch.no_grad():
             model(x)
 
-    actions: dict[str, Callable[[], object]] = {
-        "forward": plain,
-        "moments": run("moments"),
-        "moments-exact": run("moments-exact"),
-        "linear, predicted class": lambda: net.linear(x, "predicted"),
-        "linear, margin": lambda: net.linear(x, "margin"),
-    }
-    result = ratios(interleaved(actions, rounds), "forward")
-    peer = peer_model(model)
-    if peer is not None:
-        few = interleaved({"moments": run("moments"), "peer": thirty_passes(peer.eval(), x)}, max(rounds // 3, 3))
-        result["moments over 30 samples by bayesian-torch"] = few["moments"] / few["peer"]
-    return result
+    return action
 
 
-def training_step(name: str, x: Tensor, rounds: int) -> dict[str, float]:
-    """A step of VDP++ over a deterministic one."""
-    model = pb.models.build(name)
-    y = torch.randint(0, 10, (len(x),))
-    net = pb.bayesianize(model, pb.VDP()).train()
-    assert isinstance(net, pb.Network)
+def step(net: pb.Network, x: Tensor, y: Tensor) -> Callable[[], object]:
     likelihood = pb.Categorical()
     optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
 
-    def step() -> None:
+    def action() -> None:
         optimizer.zero_grad()
         (likelihood.nll(net(x), y) + net.kl() * 1e-6).backward()
         optimizer.step()
 
-    actions = {"deterministic": deterministic_step(copy.deepcopy(model).train(), x, y), "vdp": step}
-    return ratios(interleaved(actions, rounds), "deterministic")
+    return action
 
 
-def test_images(folder: str, count: int) -> tuple[Tensor, Tensor]:
-    """Normalised as the given weights expect it."""
-    data = pb.data.load("cifar10", "test", folder, mean="imagenet", subset=count)
-    pairs = [data[i] for i in range(len(data))]
-    return torch.stack([x for x, _ in pairs]), torch.tensor([int(y) for _, y in pairs])
+def cases(bench: Bench) -> dict[str, tuple[nn.Module, Tensor]]:
+    """What passes are measured on."""
+    torch.manual_seed(0)
+    vit = pb.models.build("vit-ti", image_size=32, patch_size=4, classes=10).eval()
+    return {
+        "resnet20, batch 64": (bench.resnet20(), torch.randn(64, 3, 32, 32)),
+        "resnet20, batch 256": (bench.resnet20(), torch.randn(256, 3, 32, 32)),
+        "vit-ti (32x32, 65 tokens), batch 16": (vit, torch.randn(16, 3, 32, 32)),
+    }
+
+
+def steps() -> dict[str, dict[str, Callable[[], object]]]:
+    """Training steps: deterministic, VDP++, and on LeNet-5 the full covariance."""
+    found: dict[str, dict[str, Callable[[], object]]] = {}
+    for name, size, shape in (("lenet5", 16, (1, 28, 28)), ("lenet5", 128, (1, 28, 28)), ("resnet20", 64, (3, 32, 32))):
+        torch.manual_seed(0)
+        model = pb.models.build(name)
+        x, y = torch.randn(size, *shape), torch.randint(0, 10, (size,))
+        actions = {"deterministic": deterministic_step(copy.deepcopy(model).train(), x, y)}
+        methods: list[pb.Method] = [pb.VDP()] + ([pb.FullCovarianceVDP()] if size == 16 else [])
+        for method in methods:
+            net = pb.bayesianize(model, method).train()
+            assert isinstance(net, pb.Network)
+            actions[method.name] = step(net, x, y)
+        found[f"{name}, batch {size}"] = actions
+    return found
+
+
+def time(bench: Bench, rounds: int, note: str) -> None:
+    bench.keep("time", "conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
+    for name, (model, x) in cases(bench).items():
+        net = with_spread(model, 0.02)
+        actions: dict[str, Callable[[], object]] = {
+            "forward": plain(model, x),
+            "moments": run(net, "moments", x),
+            "moments-exact": run(net, "moments-exact", x),
+            "linear, predicted class": lambda net=net, x=x: net.linear(x, "predicted"),
+            "linear, margin": lambda net=net, x=x: net.linear(x, "margin"),
+        }
+        row = ratios(interleaved(actions, rounds), "forward")
+        peer = peer_model(model)
+        if peer is not None:
+            few = {"moments": actions["moments"], "peer": thirty_passes(peer.eval(), x)}
+            seconds = interleaved(few, max(rounds // 3, 3))
+            row["moments over 30 samples by bayesian-torch"] = seconds["moments"] / seconds["peer"]
+        bench.keep("time", name, row)
+    for name, actions in steps().items():
+        bench.keep("time", f"training step, {name}", ratios(interleaved(actions, rounds), "deterministic"))
+
+
+def memory(bench: Bench) -> None:
+    for name, (model, x) in cases(bench).items():
+        net = with_spread(model, 0.02)
+        actions = {"forward": plain(model, x), "moments": run(net, "moments", x)}
+        actions["linear, predicted class"] = lambda net=net, x=x: net.linear(x, "predicted")
+        for action in actions.values():
+            action()  # plans are made once
+        row = {label: peak_memory(action) for label, action in actions.items()}
+        bench.keep("memory", name, {"bytes": row, "ratio": ratios(row, "forward")})
+    for name, actions in steps().items():
+        for action in actions.values():
+            action()
+        row = {label: peak_memory(action) for label, action in actions.items()}
+        bench.keep("memory", f"training step, {name}", {"bytes": row, "ratio": ratios(row, "deterministic")})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--weights", required=True, help="a checkpoint of ResNet-20 trained on CIFAR-10")
-    parser.add_argument("--images", type=int, default=300)
-    parser.add_argument("--draws", type=int, default=300)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True, help="a checkpoint of ResNet-20 trained on CIFAR-10")
+    parser.add_argument("--section", choices=("fidelity", "memory", "time"), action="append")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--note", default="", help="what to know of the machine, written beside the figures")
-    parser.add_argument("--name", default="propagation", help="of the result file")
+    parser.add_argument("--note", default="", help="what to know of the machine, written beside the times")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    model = pb.models.build("resnet20").eval()
-    pb.models.load_weights(model, arguments.weights)
-    x, y = test_images(arguments.data_dir, arguments.images)
-    vit = pb.models.build("vit-ti", image_size=32, patch_size=4, classes=10).eval()
-    result = {
-        "note": arguments.note,
-        "images": arguments.images,
-        "draws": arguments.draws,
-        "rounds": arguments.rounds,
-        "time over a forward pass": {
-            "resnet20, batch 64": passes(model, x[:64], arguments.rounds),
-            "resnet20, batch 256": passes(model, x[:256], arguments.rounds),
-            "vit-ti (32x32, 65 tokens), batch 16": passes(vit, x[:16], arguments.rounds),
-        },
-        "training step over deterministic": {
-            "lenet5, batch 128": training_step("lenet5", torch.randn(128, 1, 28, 28), arguments.rounds),
-            "resnet20, batch 64": training_step("resnet20", x[:64], arguments.rounds),
-        },
-        "fidelity": {f"{s:.0%} std": fidelity(model, x, y, s, arguments.draws) for s in SPREADS},
-    }
-    print(write_result(arguments.name, result))
+    bench = Bench(arguments.data_dir, arguments.weights)
+    for section in arguments.section or ("fidelity", "memory"):
+        if section == "fidelity":
+            fidelity(bench)
+        elif section == "memory":
+            memory(bench)
+        else:
+            time(bench, arguments.rounds, arguments.note)
 
 
 if __name__ == "__main__":
