@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import math
 import random
 
@@ -241,11 +243,11 @@ def reference_unpack(data: bytes, lengths: list[int]) -> list[int]:
                 all_ = sum(weights)
                 frequencies = [1 + w * (2**24 - alphabet) // all_ for w in weights]
                 frequencies[weights.index(max(weights))] += 2**24 - sum(frequencies)
-                starts = [sum(frequencies[:k]) for k in range(alphabet)]
+                starts = [0, *itertools.accumulate(frequencies)]
                 fresh = []
                 for _ in range(block):
                     slot = state % 2**24
-                    token = max(k for k in range(alphabet) if starts[k] <= slot)
+                    token = bisect.bisect_right(starts, slot) - 1
                     state = (state >> 24) * frequencies[token] + slot - starts[token]
                     if state < 2**32 and stack:
                         state = state << 32 | stack.pop()
