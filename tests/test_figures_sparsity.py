@@ -1,0 +1,63 @@
+"""Figures of sparse training hold what they were given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pocketbayes import figures
+from pocketbayes.figures import sparsity
+
+pytest.importorskip("matplotlib")
+
+CURVES = {
+    "SSVI": {0.5: [0.9, 0.92], 0.01: [0.5, 0.54], 0.1: [0.8, 0.8]},
+    "RigL": {0.5: [0.91], 0.01: [0.4], 0.1: [0.7]},
+}
+
+
+def test_density_curves_are_the_means_over_seeds_beside_the_dense_line(tmp_path: Path) -> None:
+    figure = sparsity.density_curves({"accuracy": CURVES, "NLL": CURVES}, {"accuracy": {"dense VI": [0.93, 0.95]}})
+    left, right = figure.axes
+    ours, rigl, dense = left.get_lines()
+    np.testing.assert_allclose(ours.get_xydata(), [[0.01, 0.52], [0.1, 0.8], [0.5, 0.91]])
+    np.testing.assert_allclose(rigl.get_ydata(), [0.4, 0.7, 0.91])
+    np.testing.assert_allclose(dense.get_ydata(), 0.94)
+    assert len(right.get_lines()) == 2
+    band = left.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 0.5
+    assert band[:, 1].max() == 0.92
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["SSVI", "RigL", "dense VI"]
+    assert figures.save(figure, tmp_path / "density.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_initial_stds_are_places_on_the_axis() -> None:
+    figure = sparsity.initial_std_curves({"accuracy": {"SSVI": {0.001: [0.9], 0.01: [0.8]}}})
+    panel = figure.axes[0]
+    assert panel.get_lines()[0].get_xdata().tolist() == [0.001, 0.01]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.001", "0.01"]
+
+
+def test_matrices_write_every_number() -> None:
+    matrix = [[1.0, 0.25], [0.25, 1.0]]
+    figure = sparsity.overlap_matrices({"start": matrix, "end": [[1.0, 0.75], [0.75, 1.0]]}, ["magnitude", "abs-snr"])
+    start, end, _ = figure.axes
+    assert [text.get_text() for text in start.texts] == ["1.00", ".25", ".25", "1.00"]
+    assert [text.get_text() for text in end.texts] == ["1.00", ".75", ".75", "1.00"]
+    np.testing.assert_allclose(start.images[0].get_array(), matrix)
+
+
+def test_every_pair_has_a_line_of_its_own_look() -> None:
+    pairs = {f"pair {number}": [number / 10, number / 20] for number in range(10)}
+    lines = sparsity.overlap_over_training([0, 100], pairs).axes[0].get_lines()
+    assert [list(line.get_ydata()) for line in lines] == list(pairs.values())
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10
+
+
+def test_layer_densities_leave_empty_layers_out() -> None:
+    runs = {"density 0.1": {"a.weight": 0.1, "b.weight": 0.0}, "density 0.5": {"a.weight": 0.4, "b.weight": 0.6}}
+    panel = sparsity.layer_densities(runs).axes[0]
+    np.testing.assert_allclose(panel.get_lines()[0].get_ydata(), [0.1, np.nan])
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["a", "b"]
