@@ -292,6 +292,7 @@ def test_swaps_are_recorded_with_densities_and_agreement(tmp_path: Path) -> None
     swapped = [row["swapped"] for row in rows]
     assert 0 < swapped[0] < swapped[1] <= swapped[2]
     assert rows[0]["densities"] == pytest.approx({"conv.weight": 8 / 27, "head.weight": 43 / 144})
+    assert rows[0]["csr_products"] == []
     assert len(rows[0]["removal_iou"]) == 15
     assert rows[2]["removal_iou"]["snr abs-snr"] == 1
     assert all(row["nll"] > 0.1 for row in rows)  # swap steps report their NLL too

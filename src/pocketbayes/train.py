@@ -30,7 +30,7 @@ from pocketbayes.training import Plateau, Training
 
 MODEL_FILE = "model.pocket"
 METRICS_FILE = "metrics.jsonl"
-SHOWN = ("stage", "epoch", "loss", "nll", "kl", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
+SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
 """What the line of an epoch shows of its row in the metrics file."""
 
 

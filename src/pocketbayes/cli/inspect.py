@@ -6,12 +6,16 @@ import json as json_module
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json
+
+if TYPE_CHECKING:
+    from pocketbayes.layout import Layout
+    from pocketbayes.posteriors import Posterior
 
 MOST_ROWS = 40
 """Weights that a table lists; JSON has all of them."""
@@ -66,11 +70,37 @@ def _network(tree: Mapping[str, Any]) -> dict[str, Any]:
             "likelihood": tree["likelihood"] and {"name": tree["likelihood"]["name"], **tree["likelihood"]["config"]},
             "data": tree.get("data"),
             "census": census_json(posterior.census() + points),
-            "weights": [{"name": slot.name, "shape": slot.shape, "sites": slot.sites} for slot in layout.slots],
+            "weights": _weights(layout, posterior),
+            **_sparsity(posterior),
             "points": [{"name": name, "reason": reason} for name, reason in layout.points],
         }
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise UserError(f"the file does not describe a network: {error!r}") from error
+
+
+def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
+    """Every weight tensor, of a sparse network with its density."""
+    from pocketbayes.posteriors import Sparse
+
+    densities = posterior.densities() if isinstance(posterior, Sparse) else {}
+    return [
+        {"name": slot.name, "shape": slot.shape, "sites": slot.sites}
+        | ({"density": densities[slot.name]} if slot.name in densities else {})
+        for slot in layout.slots
+    ]
+
+
+def _sparsity(posterior: Posterior) -> dict[str, Any]:
+    """Of a sparse network, how many weights were swapped in training and how far removal scores agree."""
+    from pocketbayes.posteriors import Sparse
+    from pocketbayes.posteriors.removal import SCORES
+    from pocketbayes.sparsity import removal_overlap
+
+    if not isinstance(posterior, Sparse):
+        return {}
+    overlap = removal_overlap(posterior).tolist() if posterior.noise_size else []
+    agreement = {name: dict(zip(SCORES, row)) for name, row in zip(SCORES, overlap)}
+    return {"swapped": int(posterior.swapped), "removal_iou": agreement}
 
 
 def _run(folder: Path) -> dict[str, Any]:
@@ -120,6 +150,7 @@ def _show(found: dict[str, Any]) -> None:
         "values in all": total["values"],
         "one point network in float32": f"{4 * (network['census']['weights'] + network['census']['points']):,} B",
         "bytes on disk": f"{found['bytes']:,} B",
+        **({"weights swapped in training": network["swapped"]} if "swapped" in network else {}),
     }
     show(
         Columns([_pairs(facts), _pairs(values)], padding=(0, 4)),
@@ -132,6 +163,9 @@ def _show(found: dict[str, Any]) -> None:
         reasons.setdefault(point["reason"], []).append(point["name"])
     if reasons:
         show(table([{"stayed a point": _some(names), "because": reason} for reason, names in reasons.items()]))
+    if network.get("removal_iou"):
+        show("What each score would remove of every layer's weakest 30 %: intersection over union, score by score")
+        show(table([{"score": name, **row} for name, row in network["removal_iou"].items()]))
     for text in network["census"]["notes"]:
         show(f"[dim]{text}[/]")
 
@@ -143,6 +177,7 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
         "weight": weight["name"],
         "shape": _shape(weight["shape"]),
         "size": size,
+        **({"present": weight["density"]} if "density" in weight else {}),
         **({"tied to": tied} if tied else {}),
     }
 

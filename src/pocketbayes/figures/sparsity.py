@@ -57,7 +57,7 @@ def overlap_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: S
         matrices: By time ("start", "end"), (criteria, criteria) numbers from 0 to 1.
         names: Of the criteria.
     """
-    figure, axes = canvas(1, len(matrices), size=(3.0, 3.6))
+    figure, axes = canvas(1, len(matrices), size=(3.0, 3.3))
     for panel, (time, matrix) in zip(axes[0], matrices.items()):
         values = np.asarray(matrix, dtype=float)
         panel.imshow(values, cmap="viridis", vmin=0, vmax=1)

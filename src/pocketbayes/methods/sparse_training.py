@@ -219,10 +219,14 @@ class SparseTraining(Method):
     # -- records ------------------------------------------------------------------------------------------------------
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
-        """How many weights have been swapped so far, and how dense every layer is."""
+        """How many weights have been swapped so far, how dense every layer is, and which multiply by sparse kernels."""
         posterior = net.posterior
         assert isinstance(posterior, Sparse)
-        return {"swapped": int(posterior.swapped), "densities": posterior.densities()}
+        return {
+            "swapped": int(posterior.swapped),
+            "densities": posterior.densities(),
+            "csr_products": posterior.fast_slots(),
+        }
 
 
 def _best_absent(posterior: Sparse, number: int, gradient: Tensor, count: int) -> tuple[Tensor, Tensor]:
