@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -131,7 +132,9 @@ def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> 
     result = call("train", "digits-bbb", "--epochs", 0, "--out", out, *TINY)
     assert_mistake(result, "already holds a run")
     assert (out / "model.pocket").read_bytes() == before
+    (out / "evaluation.json").write_text("of the network that is replaced")
     call_json("train", "digits-bbb", "--epochs", 0, "--out", out, "--overwrite", *TINY)
+    assert not (out / "evaluation.json").exists()
     assert config.read(out).method.name == "bbb"
 
 
@@ -226,6 +229,126 @@ def test_a_file_alone_knows_its_data(trained: Trained, tmp_path: Path) -> None:
     shown = call("evaluate", copy, trained.folder, "--samples", 3)
     assert "alone.pocket" in shown.stdout
     assert "accuracy" in shown.stdout
+
+
+def test_evaluate_keeps_its_results_beside_the_network(trained: Trained, tmp_path: Path) -> None:
+    copy = tmp_path / "alone.pocket"
+    copy.write_bytes((trained.folder / "model.pocket").read_bytes())
+    (result,) = call_json("evaluate", copy, "--samples", 2)["results"]
+    kept = json.loads((tmp_path / "alone.evaluation.json").read_text())
+    assert kept == result
+    assert (tmp_path / "alone.evaluation.safetensors").is_file()
+    assert result["network"] == str(copy)
+    (of_run,) = call_json("evaluate", trained.folder, "--out", tmp_path / "kept")["results"]
+    assert json.loads((tmp_path / "kept" / "bbb.evaluation.json").read_text()) == of_run
+    assert (of_run["method"], of_run["model"], of_run["recipe"]) == ("bbb", "mlp", trained.found["recipe"])
+    call_json("evaluate", trained.folder)
+    assert json.loads((trained.folder / "evaluation.json").read_text())["measures"] == trained.found["measures"]
+
+
+def test_evaluate_on_other_and_shifted_data(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    np.savez(tmp_path / "upside.npz", x=images[:60, 0, ::-1], y=np.arange(60))
+    command = ["evaluate", trained.folder, "--out", tmp_path, "--ood", tmp_path / "upside.npz", "--shift", "noise"]
+    (result,) = call_json(*command, "--set", "ood.subset=40", "--set", "data.subset=30")["results"]
+    (other,) = result["ood"].values()
+    assert other["images"] == 40
+    assert 0 < other["scores"]["entropy"]["auroc"] < 1
+    assert [row["db"] for row in result["shift"]["noise"]][-1] == -6
+    assert result["measures"]["count"] == 30
+    shown = call(*command, "--set", "ood.subset=40", "--set", "data.subset=30").stdout
+    assert "AUROC" in shown
+
+
+def test_other_data_are_normalised_as_the_networks_own(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    """The test images themselves as other data cannot be told apart."""
+    np.savez(tmp_path / "same.npz", x=images, y=np.zeros(len(images), dtype=np.int64))
+    (result,) = call_json("evaluate", trained.folder, "--out", tmp_path, "--ood", tmp_path / "same.npz")["results"]
+    (other,) = result["ood"].values()
+    assert {score["auroc"] for score in other["scores"].values()} == {0.5}
+
+
+def test_evaluate_reads_human_labels(trained: Trained, tmp_path: Path) -> None:
+    labels = pb.data.load("digits", "test").labels
+    np.save(tmp_path / "humans.npy", np.eye(10)[labels])
+    command = ["evaluate", trained.folder, "--out", tmp_path, "--humans", tmp_path / "humans.npy"]
+    (result,) = call_json(*command, "--set", "data.subset=50")["results"]
+    assert result["humans"]["cross_entropy"] == pytest.approx(result["measures"]["nll"], rel=1e-6)
+    assert result["humans"]["human_entropy"] == 0
+    assert "to humans" in call(*command, "--set", "data.subset=50").stdout
+
+
+def test_published_corruptions_are_read_where_they_are(tmp_path: Path) -> None:
+    """Images that are all one colour in the files, whatever the test images are."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    (folder / "CIFAR-10-C").mkdir(parents=True)
+    batches = folder / "cifar-10-batches-py"
+    batches.mkdir()
+    pixels = rng.integers(0, 256, (12, 3072), dtype=np.uint8)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (batches / name).write_bytes(pickle.dumps({b"data": pixels, b"labels": [i % 10 for i in range(12)]}))
+    gray = np.full((60, 32, 32, 3), 128, dtype=np.uint8)
+    np.save(folder / "CIFAR-10-C" / "fog.npy", gray)
+    np.save(folder / "CIFAR-10-C" / "labels.npy", np.tile(np.arange(12) % 10, 5))
+    net = pb.bayesianize(pb.models.build("mlp", in_features=3072, hidden=[4], out_features=10), "map")
+    net.likelihood = pb.Categorical()
+    pb.save(net, tmp_path / "net.pocket")
+    command = ["evaluate", tmp_path / "net.pocket", "--data", "cifar10", "--data-dir", folder, "--shift", "corruptions"]
+    (result,) = call_json(*command, "--set", "data.subset=7")["results"]
+    rows = result["shift"]["corruptions"]
+    assert len({row["entropy"] for row in rows["fog"]}) == 1
+    assert len({row["entropy"] for row in rows["snow"]}) == 5
+    gray_only = pb.data.load("cifar10-c", "test", folder, corruption="fog", severity=1, subset=7)
+    assert rows["fog"][0]["nll"] == pb.evaluate(net, gray_only)["nll"]
+    assert list(result["shift"]["corruptions_mean"]) == ["of 15", "by severity", "of 19"]
+
+
+def test_a_network_is_called_better_only_with_its_test(trained: Trained, tmp_path: Path) -> None:
+    call_json("train", "digits-bbb", "--epochs", 0, "--out", tmp_path / "untrained", *TINY)
+    both = ["evaluate", trained.folder, tmp_path / "untrained"]
+    rows = {row["measure"]: row for row in call_json(*both)["comparisons"]}
+    assert rows["accuracy"]["better"] == 0
+    assert rows["accuracy"]["p"] < 0.001
+    told = call(*both).stdout
+    assert f"{trained.folder} is better than" in told.replace("\n", "")
+    assert "McNemar, p < 0.001" in told.replace("\n", " ")
+    same = call("evaluate", trained.folder, trained.folder / "model.pocket").stdout
+    assert "no difference shown" in same
+    assert "better" not in same
+
+
+def test_seeds_are_averaged(trained: Trained, tmp_path: Path) -> None:
+    call_json("train", trained.folder, "--seed", 1, "--out", tmp_path / "second")
+    found = call_json("evaluate", trained.folder, tmp_path / "second")
+    (group,) = found["seeds"]
+    accuracy = [result["measures"]["accuracy"] for result in found["results"]]
+    assert group["measures"]["accuracy"]["mean"] == pytest.approx(np.mean(accuracy))
+    assert found["anova"] == []
+    assert "mean over seeds" in call("evaluate", trained.folder, tmp_path / "second").stdout
+
+
+def test_an_interrupted_evaluation_says_how_to_go_on(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pocketbayes.suite import run
+
+    stream, count = run.stream, 0
+
+    def stopped(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > 3:
+            raise KeyboardInterrupt
+        return stream(*args, **options)
+
+    command = ["evaluate", trained.folder, "--out", tmp_path, "--shift", "noise"]
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "stream", stopped)
+        result = call(*command)
+    assert result.exit_code == 130
+    assert result.stderr == "stopped; the same command goes on from there\n"
+    assert len(json.loads((tmp_path / "bbb.evaluation.json").read_text())["shift"]["noise"]) == 2
+    assert len(call_json(*command)["results"][0]["shift"]["noise"]) == 8
 
 
 # -- predict --------------------------------------------------------------------------------------------------------
@@ -468,6 +591,11 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["evaluate", "RUN", "--split", "tset"], "did you mean 'test'"),
         (["evaluate", "RUN", "--samples", "0"], "--samples"),
         (["evaluate", "RUN", "--set", "training.lr=1"], "data.subset"),
+        (["evaluate", "RUN", "--shift", "noise,rotaton"], "did you mean 'rotation'"),
+        (["evaluate", "RUN", "--ood", "svnh"], "did you mean 'svhn'"),
+        (["evaluate", "RUN", "--ood", "good.npz"], "uint8 images"),
+        (["evaluate", "RUN", "--humans", "text.npy"], "text.npy"),
+        (["evaluate", "RUN", "--humans", "wide.npy"], "(n, classes)"),
         (["predict", "RUN", "none.png"], "none.png"),
         (["predict", "RUN", "text.txt"], "text.txt"),
         (["predict", "RUN", "text.png"], "text.png"),

@@ -38,6 +38,7 @@ from pocketbayes.recalibrate import recalibrate
 from pocketbayes.report import report
 from pocketbayes.rules import register_moment_rule
 from pocketbayes.search import search_beta
+from pocketbayes.suite import evaluate_suite
 from pocketbayes.train import bayesianize, fit
 from pocketbayes.training import Training
 
@@ -103,6 +104,7 @@ __all__ = [
     "census",
     "data",
     "evaluate",
+    "evaluate_suite",
     "fit",
     "fit_variance_scale",
     "kl",

@@ -96,6 +96,7 @@ class Measures:
         self.accumulators = accumulators
 
     def __call__(self, passes: Passes, y: Tensor) -> None:
+        """Takes in the answers to a batch and its targets."""
         prediction = passes.summary()
         for accumulator in self.accumulators:
             if isinstance(accumulator, Classification):
@@ -113,6 +114,7 @@ class Measures:
                 )
 
     def compute(self) -> dict[str, float]:
+        """All measures so far, by name."""
         measures: dict[str, float] = {}
         for accumulator in self.accumulators:
             measures |= accumulator.compute()

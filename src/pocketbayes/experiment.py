@@ -18,9 +18,11 @@ from pocketbayes.evaluate import evaluate
 from pocketbayes.network import Net
 from pocketbayes.posteriors import Census
 from pocketbayes.progress import Show, display
+from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
+EVALUATION_FILES = (EVALUATION_FILE, values_file(Path(EVALUATION_FILE)).name)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
     """Never replaces a run unless told to, never goes on with another one."""
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
-        if not (folder / checkpoint.FILE).is_file():
+        if not checkpoint.files(folder):
             raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
@@ -160,7 +162,7 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
 
 def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if overwrite:
-        for name in RUN_FILES:
+        for name in (*RUN_FILES, *EVALUATION_FILES):
             (folder / name).unlink(missing_ok=True)
     text = recipe.to_yaml().encode()
     container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
@@ -185,7 +187,7 @@ def _clean_unless_begun(folder: Path) -> Any:
     try:
         yield
     except BaseException:
-        if is_first() and not (folder / checkpoint.FILE).exists():
+        if is_first() and not checkpoint.files(folder):
             with contextlib.suppress(OSError):
                 for name in RUN_FILES:
                     (folder / name).unlink(missing_ok=True)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
-from pocketbayes.cli.output import show, show_json
+from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
-    from pocketbayes.config import DataPart
+    from torch import Tensor
+
+    from pocketbayes.config import DataPart, Recipe
+    from pocketbayes.data import Dataset
     from pocketbayes.network import Net
 
 
@@ -23,76 +27,167 @@ def evaluate(
         typer.Option("--data", help="A data set, or an .npz file; else the one that the network was trained on."),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "test",
+    ood: Annotated[
+        str, typer.Option("--ood", help="Other data sets to tell apart, such as svhn,cifar100 or an .npz file.")
+    ] = "",
+    shift: Annotated[str, typer.Option("--shift", help="Any of corruptions,rotation,noise.")] = "",
+    humans: Annotated[
+        Path | None,
+        typer.Option("--humans", help="An .npy file (n, classes): how many people chose each class, as in CIFAR-10H."),
+    ] = None,
     samples: Samples = None,
     propagation: Propagation = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
     data_dir: DataDir = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change an option of the data: data.subset=1000, ood.subset=9."
+        ),
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A folder for the results; else beside each network.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard results of other settings.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure trained networks: accuracy, likelihood, calibration, size.
+    """Measure trained networks: accuracy, likelihood, calibration, other data, shifted data, size.
+
+    Results are kept in evaluation.json, part by part: an evaluation that was stopped goes on where it stopped. Of
+    several networks, one is called better only with the test that says so, on the same images.
 
     Examples:
       pocketbayes evaluate runs/digits-bbb
       pocketbayes evaluate a.pocket b.pocket --data mnist --samples 100
+      pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
     """
-    from pocketbayes.artifact import load
     from pocketbayes.config import network_file
-    from pocketbayes.experiment import census_json, measure
     from pocketbayes.network import check_propagation
-    from pocketbayes.report.table import shown, table
+    from pocketbayes.suite import SHIFTS, compare, over_seeds, read_values
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     if propagation is not None:
         check_propagation(propagation)
+    shifts = _names(shift)
+    for name in shifts:
+        if name not in SHIFTS:
+            raise UnknownNameError("shift", name, SHIFTS)
+    files = [network_file(path) for path in nets]
     results: list[dict[str, Any]] = []
-    for path in nets:
-        file = network_file(path)
-        net = load(file)
-        part, own_samples = _data_of(file, net, data, settings or [])
-        dataset = part.load(split, data_dir)  # type: ignore[arg-type]
-        _check_fit(file, net, dataset)
-        count = samples or own_samples
-        measures = measure(net, dataset, count, propagation, seed=seed, title=f"{path}")
-        results.append(
-            {
-                "network": str(path),
-                "data": {"name": part.name, **part.settings},
-                "split": split,
-                "samples": count,
-                "propagation": propagation,
-                "measures": measures,
-                "census": census_json(net.census()),
-                "bytes": file.stat().st_size,
-            }
-        )
+    values: list[dict[str, Tensor]] = []
+    for path, file in zip(nets, files):
+        document = _document_file(file, out)
+        try:
+            results.append(
+                _evaluate_one(
+                    path, file, document, data=data, split=split, ood=_names(ood), shift=shifts, humans=humans,
+                    samples=samples, propagation=propagation, seed=seed, data_dir=data_dir, settings=settings or [],
+                    overwrite=overwrite,
+                )
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            again = "; the same command goes on from there" if document.is_file() else ""
+            raise KeyboardInterrupt(f"stopped{again}") from None
+        values.append(read_values(document))
+    comparisons = compare(results, values)
+    groups, tests = over_seeds(results)
     if json:
-        show_json({"results": results})
+        show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
         return
-    rows = [
-        {"network": r["network"], **shown(r["measures"]), "values": r["census"]["values"], "bytes": r["bytes"]}
-        for r in results
-    ]
-    datasets = dict.fromkeys(r["data"]["name"] for r in results)
-    show(table(rows, title=f"{', '.join(datasets)}, {split}"))
+    from pocketbayes.cli.verdicts import seeds_table, sentences, summary_table
+
+    show(summary_table(results, comparisons))
+    if groups:
+        show(seeds_table(results, groups))
+    show(*sentences(results, comparisons, groups, tests))
+    for file in files:
+        note(f"kept in {_document_file(file, out)}")
 
 
-def _data_of(file: Path, net: Net, given: str | None, settings: list[str]) -> tuple[DataPart, int]:
-    """The data to measure on, with the options of the run beside the file if it is the same data set; and samples."""
-    from pocketbayes.config import RECIPE_FILE, check_data, override, read
+def _evaluate_one(
+    path: Path,
+    file: Path,
+    document: Path,
+    *,
+    data: str | None,
+    split: str,
+    ood: list[str],
+    shift: list[str],
+    humans: Path | None,
+    samples: int | None,
+    propagation: str | None,
+    seed: int,
+    data_dir: Path | None,
+    settings: list[str],
+    overwrite: bool,
+) -> dict[str, Any]:
+    from pocketbayes.artifact import load
+    from pocketbayes.experiment import census_json
+    from pocketbayes.suite import evaluate_suite
+
+    net = load(file)
+    recipe = _recipe_beside(file)
+    part, other_settings = _data_of(file, net, recipe, data, settings)
+    dataset = part.load(split, data_dir)  # type: ignore[arg-type]
+    _check_fit(file, net, dataset)
+    others = {name: _other(name, dataset, other_settings, data_dir) for name in ood}
+    for other in others.values():
+        _check_fit(file, net, other, labels=False)
+    about: dict[str, Any] = {"network": str(path)}
+    if recipe is not None:
+        about |= {"method": recipe.method.name, "model": recipe.model.name}
+    about |= {"data": {"name": part.name, **part.settings}, "split": split}
+    about |= {"census": census_json(net.census()), "bytes": file.stat().st_size}
+    if recipe is not None:
+        about["recipe"] = recipe.to_tree()
+    return evaluate_suite(
+        net,
+        dataset,
+        ood=others,
+        shift=shift,
+        humans=None if humans is None else _read_humans(humans, part),
+        corrupted=_published(part, split, data_dir) if "corruptions" in shift else None,
+        samples=samples or (recipe.samples if recipe else 30),
+        propagation=propagation,
+        seed=seed,
+        out=document,
+        overwrite=overwrite,
+        about=about,
+    )
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _document_file(file: Path, out: Path | None) -> Path:
+    """`evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own."""
+    from pocketbayes.suite import EVALUATION_FILE
+    from pocketbayes.train import MODEL_FILE
+
+    of_run = file.name == MODEL_FILE
+    if out is None and of_run:
+        return file.parent / EVALUATION_FILE
+    name = file.resolve().parent.name if of_run else file.stem
+    return (file.parent if out is None else out) / f"{name}.{EVALUATION_FILE}"
+
+
+def _recipe_beside(file: Path) -> Recipe | None:
+    from pocketbayes.config import RECIPE_FILE, read
+
+    return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
+
+
+def _data_of(
+    file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
+) -> tuple[DataPart, dict[str, Any]]:
+    """The data to measure on, with the options of the run if it is the same data set; and options of other data."""
+    from pocketbayes.config import check_data, override
     from pocketbayes.data import names
     from pocketbayes.network import members
 
-    tree: dict[str, Any] = {}
-    samples = 30
-    if (file.parent / RECIPE_FILE).is_file():
-        recipe = read(file.parent)
-        samples = recipe.samples
-        tree["data"] = recipe.to_tree()["data"]
+    tree: dict[str, Any] = {} if recipe is None else {"data": recipe.to_tree()["data"]}
     info = members(net)[0].info
     if given is not None:
         own = tree.get("data", {})
@@ -103,18 +198,70 @@ def _data_of(file: Path, net: Net, given: str | None, settings: list[str]) -> tu
     if "data" not in tree:
         raise UserError(f"{file} does not say which data set it was trained on: name one with --data")
     for item in settings:
-        if not item.startswith("data."):
+        if not item.startswith(("data.", "ood.")):
             raise UserError(f"cannot set {item!r}: only options of the data can be changed here, such as data.subset=9")
         override(tree, item)
-    return check_data(tree["data"]), samples
+    return check_data(tree["data"]), tree.get("ood", {})
 
 
-def _check_fit(file: Path, net: Net, dataset: Any) -> None:
+def _other(name: str, dataset: Dataset, settings: dict[str, Any], data_dir: Path | None) -> Dataset:
+    """The test part of another data set, sized and normalised as the network's own data are."""
+    from pocketbayes.config import check_data
+    from pocketbayes.config.parts import types_of
+    from pocketbayes.data.dataset import Pictures
+    from pocketbayes.data.registry import LOADERS
+
+    tree: dict[str, Any] = {"name": name, **settings}
+    if name.endswith(".npz"):
+        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, **settings}
+    if isinstance(dataset, Pictures) and name in LOADERS:
+        known = types_of(LOADERS[name])
+        like = {"mean": dataset.info.mean, "std": dataset.info.std, "size": dataset.info.input_shape[-1]}
+        tree = {**{key: value for key, value in like.items() if key in known}, **tree}
+    return check_data(tree).load("test", data_dir)
+
+
+def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
+    """The published corruptions of the same images, where the user has them."""
+    from pocketbayes.config import check_data
+    from pocketbayes.data import folder_of
+    from pocketbayes.data.shifted import PUBLISHED
+
+    name = f"{part.name}-c"
+    if split != "test" or name not in PUBLISHED or not (folder_of(data_dir) / PUBLISHED[name].folder).is_dir():
+        return None
+    kept = {key: value for key, value in part.settings.items() if key in ("mean", "std", "subset", "seed")}
+
+    def ready(corruption: str, severity: int) -> Dataset | None:
+        if not (folder_of(data_dir) / PUBLISHED[name].folder / f"{corruption}.npy").is_file():
+            return None
+        return check_data({"name": name, "corruption": corruption, "severity": severity, **kept}).load("test", data_dir)
+
+    return ready
+
+
+def _read_humans(path: Path, part: DataPart) -> Any:
+    """The rows of the images that are measured."""
+    import numpy as np
+
+    from pocketbayes.data.split import choose
+
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: not a readable npy file ({error})") from None
+    if labels.dtype.kind not in "biuf":
+        raise UserError(f"{path}: holds {labels.dtype}, only numbers are read")
+    subset = part.settings.get("subset")
+    return labels if subset is None else labels[choose(len(labels), subset, part.settings.get("seed", 0)).numpy()]
+
+
+def _check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
     from pocketbayes.config.parts import check_input
     from pocketbayes.network import members
 
     network = members(net)[0]
     found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
     classes = dataset.info.classes
-    if classes is not None and found and found[0] < classes:
+    if labels and classes is not None and found and found[0] < classes:
         raise UserError(f"{file} knows {found[0]} classes, but data set {dataset.info.name!r} has {classes}")

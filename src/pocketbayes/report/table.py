@@ -20,7 +20,7 @@ HEADINGS = {
     "log_likelihood": "log likelihood",
     "coverage95": "in 95 %",
 }
-PERCENT = frozenset({"accuracy", "miou", "coverage95"})
+PERCENT = frozenset({"accuracy", "miou", "coverage95", "corrupted"})
 HIGH_IS_GOOD = frozenset({"accuracy", "miou", "log_likelihood"})
 LOW_IS_GOOD = frozenset({"nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -31,14 +31,21 @@ def shown(measures: Mapping[str, float]) -> dict[str, float]:
     return {name: measures[name] for name in SHOWN if name in measures}
 
 
-def table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> Table:
-    """A table of the rows; columns are all their keys, in order, and a number that is missing is left blank."""
+def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Mapping[str, Any] | None = None) -> Table:
+    """A table of the rows; columns are all their keys, in order, and a number that is missing is left blank.
+
+    Args:
+        rows: The rows.
+        title: Above the table.
+        best: The value to print bold in each column; None for the smallest or largest, as is good.
+    """
     from rich import box
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, header_style="bold cyan")
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    best = {name: _best(name, rows) for name in columns} if len(rows) > 1 else {}
+    if best is None:
+        best = {name: best_of(name, rows) for name in columns}
     for name in columns:
         words = any(isinstance(row.get(name), str) for row in rows)
         made.add_column(HEADINGS.get(name, name), justify="left" if words else "right", overflow="fold")
@@ -81,7 +88,10 @@ def bar(fraction: float, width: int) -> str:
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
-def _best(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The best value of a column; None for a single row, and where neither end is good."""
+    if len(rows) < 2:
+        return None
     values = [row[name] for row in rows if row.get(name) is not None]
     if name in HIGH_IS_GOOD:
         return max(values)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pocketbayes.batches import Source, info_of, size_of
-from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import Measures, measures_for
 from pocketbayes.metrics import Classification, HumanAgreement
@@ -165,6 +164,8 @@ def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     Only what is complete has a mean; that by severity is over as many corruptions as are.
     """
+    from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
+
     found: dict[str, Any] = {}
     for names in (ORIGINAL_15, CORRUPTIONS):
         if all(len(rows.get(name, ())) == len(SEVERITIES) for name in names):

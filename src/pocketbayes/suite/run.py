@@ -10,7 +10,6 @@ from typing import Any
 from pocketbayes import models
 from pocketbayes.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
-from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES
 from pocketbayes.data.shifted import corrupted as corrupt_pictures
 from pocketbayes.data.shifted import noisy, rotated
 from pocketbayes.errors import UnknownNameError, UserError
@@ -83,6 +82,7 @@ def evaluate_suite(
         "seed": seed,
         "network": network_print(net),
         "data": data_print(source),
+        "corrupted": "made" if corrupted is None else "given",
     }
     head = {
         **_about(net, source),
@@ -134,6 +134,8 @@ class _Watched:
 
 
 def _corruptions(source: Source, ready: Corrupted | None) -> list[Part]:
+    from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES
+
     assert isinstance(source, Pictures)
 
     def images(name: str, severity: int) -> Source:
