@@ -1,10 +1,11 @@
 """Partial Bayesian networks beside VI, MC dropout, ensembles and the deterministic network, on real data.
 
-python benchmarks/pbn.py --data-dir DATA --only uci,mnist,cubic,cifar,camvid [--work FOLDER]
+python benchmarks/pbn.py --data-dir DATA [--only uci,mnist,cubic,cifar,camvid,weights,cost,speed] [--work FOLDER]
 
 Each section writes results/pbn-SECTION.json after every row, with its settings, and a row that is there is not run
 again: the script can be stopped and started at will. Trained networks that several rows start from lie in the work
-folder. Rows of one section differ in what their name says and in nothing else.
+folder; `weights` looks at those of `mnist`. Rows of one section differ in what their name says and in nothing else.
+Times (`speed`) mean something on a quiet machine only.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import pbn_analysis
 import pbn_images
 import pocketbayes as pb
 from measure import RESULTS, write_result
@@ -292,6 +294,9 @@ SECTIONS: dict[str, tuple[Callable[[Any], None], dict[str, Any]]] = {
     "cubic": (cubic, CUBIC),
     "cifar": (pbn_images.cifar, pbn_images.CIFAR),
     "camvid": (pbn_images.camvid, pbn_images.CAMVID),
+    "weights": (pbn_analysis.weights, pbn_analysis.WEIGHTS),
+    "cost": (pbn_analysis.cost, pbn_analysis.COST),
+    "speed": (pbn_analysis.speed, pbn_analysis.SPEED),
 }
 
 

@@ -178,3 +178,36 @@ def test_wrong_settings_say_so() -> None:
         pb.PBN(rate=5)
     with pytest.raises(pb.UserError, match="unknown sensitivity 'gradien'"):
         pb.PBN(sensitivity="gradien")
+
+
+def test_the_papers_cost_model() -> None:
+    cost = pb.metrics.cost_model
+    assert cost("deterministic").passes == 3
+    assert cost("ensemble", members=5).passes == 15
+    assert cost("vi", samples=5) == pb.metrics.Cost(14, 2, 2)
+    assert cost("pbn", samples=5, rate=0.05).passes == pytest.approx(7.35)
+    assert cost("pbn", rate=1.0).passes == cost("vi").passes
+    with pytest.raises(pb.UserError, match="unknown cost model"):
+        cost("pnb")
+    with pytest.raises(pb.UserError, match="rate=5"):
+        cost("pbn", rate=5)
+
+
+def test_the_stored_and_trained_values_are_the_cost_models_one_plus_r() -> None:
+    net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.1))
+    values = sum(p.numel() for p in net.posterior.parameters())
+    assert values / net.layout.size == pytest.approx(pb.metrics.cost_model("pbn", rate=0.1).parameters, abs=0.005)
+
+
+def test_predicted_output_variance_is_the_sum_of_squared_gradients_times_variances_and_that_of_draws() -> None:
+    trained = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=5, progress=False)
+    net = pb.fit(pb.PBN(rate=0.3, rho_mean=-4.5), trained, tiny_data(), epochs=0, progress=False)
+    x = tiny_data(8)[0]
+    mean, std = (moment.detach() for moment in net.posterior.moments())
+    jacobian = torch.func.jacrev(lambda flat: net.run_at(flat, x))(mean)
+    expected = (jacobian.square() * std.square()).sum(-1)
+    predicted = net.linear(x, "all").variance
+    torch.testing.assert_close(predicted, expected, rtol=1e-4, atol=1e-8)
+    with torch.no_grad():
+        drawn = torch.stack([net(x) for _ in range(3000)]).var(0)
+    torch.testing.assert_close(predicted, drawn, rtol=0.15, atol=1e-5)

@@ -9,18 +9,21 @@ per example.
 from pocketbayes.metrics.accumulators import Classification, Regression, Segmentation
 from pocketbayes.metrics.calibration import Reliability, reliability_bins, temperature
 from pocketbayes.metrics.cost import flops, peak_memory
+from pocketbayes.metrics.cost_model import Cost, cost_model
 from pocketbayes.metrics.humans import HumanAgreement
 from pocketbayes.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
 
 __all__ = [
     "Abstention",
     "Classification",
+    "Cost",
     "HumanAgreement",
     "Regression",
     "Reliability",
     "RiskCoverage",
     "Segmentation",
     "abstention",
+    "cost_model",
     "flops",
     "ood_scores",
     "peak_memory",
