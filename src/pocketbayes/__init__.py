@@ -11,7 +11,9 @@ from pocketbayes.artifact import load, save
 from pocketbayes.calibrate import fit_variance_scale
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
+from pocketbayes.export import export_onnx
 from pocketbayes.gaussian import Gaussian
+from pocketbayes.hub import from_pretrained, push_to_hub, save_pretrained
 from pocketbayes.layout import Layout
 from pocketbayes.methods import (
     METHODS,
@@ -105,16 +107,20 @@ __all__ = [
     "data",
     "evaluate",
     "evaluate_suite",
+    "export_onnx",
     "fit",
     "fit_variance_scale",
+    "from_pretrained",
     "kl",
     "load",
     "methods",
     "models",
     "predict",
+    "push_to_hub",
     "recalibrate",
     "register_moment_rule",
     "report",
     "save",
+    "save_pretrained",
     "search_beta",
 ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ class Dropped(Posterior):
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rate = float(rate)
+        self._quantile = NormalDist().inv_cdf(self.rate) if self.rate > 0 else -math.inf
         self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -56,8 +59,7 @@ class Dropped(Posterior):
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """One mask for all weights: units whose noise is below the quantile of p vanish, the others grow."""
         noise = self._noise(noise, self.mean)
-        quantile = torch.special.ndtri(noise.new_tensor(self.rate))
-        masks = ((noise > quantile).to(self.mean.dtype) / (1 - self.rate)).split([g * i for g, i in self.units])
+        masks = ((noise > self._quantile).to(self.mean.dtype) / (1 - self.rate)).split([g * i for g, i in self.units])
         parts = []
         for (groups, inner), mask, view in zip(self.units, masks, self.layout.views(self.mean)):
             if groups:

@@ -96,8 +96,9 @@ def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
     """The first `size` codes, uint8: the inverse of `pack`."""
     if bits == 8:
         return packed
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
-    codes: Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
+    # Quotients, for ONNX has no shift of bytes that its exporter gets right.
+    places = torch.tensor([2**place for place in range(0, 8, bits)], dtype=torch.uint8, device=packed.device)
+    codes = (packed[:, None] // places) % 2**bits
     return codes.flatten()[:size]
 
 

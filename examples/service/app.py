@@ -1,0 +1,48 @@
+"""A web service whose answers say how sure they are: POCKETBAYES_NET=model.pocket uvicorn app:app."""
+
+import math
+import os
+from typing import Annotated
+
+import torch
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, Field
+
+import pocketbayes as pb
+from pocketbayes.network import members
+
+MOST_BYTES, MOST_INPUTS, MOST_SAMPLES = 1 << 20, 64, 100
+net = pb.load(os.environ["POCKETBAYES_NET"])
+info = members(net)[0].info
+size = math.prod(info.input_shape)
+names = info.class_names or [str(label) for label in range(info.classes)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Row = Annotated[list[Number], Field(min_length=size, max_length=size)]
+app = FastAPI(title="pocketbayes")
+
+
+class Question(BaseModel):
+    """Inputs, flat and normalised as in training."""
+
+    x: Annotated[list[Row], Field(min_length=1, max_length=MOST_INPUTS)]
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 30
+
+
+@app.middleware("http")
+async def bounded(request: Request, call_next) -> Response:
+    """Refuses a body before reading it: its size must be given, and be small."""
+    length = request.headers.get("content-length", "")
+    if request.method == "POST" and not (length.isdecimal() and int(length) <= MOST_BYTES):
+        return Response(f"at most {MOST_BYTES} bytes, and their number in advance", 413 if length else 411)
+    return await call_next(request)
+
+
+@app.post("/predict")
+def predict(question: Question) -> list[dict[str, str | float]]:
+    """For each input its class, the probability, and where the doubt comes from, in nats."""
+    answer = pb.predict(net, torch.tensor(question.x).reshape(-1, *info.input_shape), samples=question.samples)
+    doubts = ("entropy", "epistemic", "aleatoric")
+    return [
+        {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(answer, d)[i]) for d in doubts}}
+        for i, p in enumerate(answer.mean)
+    ]

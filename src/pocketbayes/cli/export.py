@@ -1,0 +1,66 @@
+"""`pocketbayes export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pocketbayes.cli.options import Json
+from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.errors import UserError
+
+
+def export(
+    net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="The .onnx file to write.")],
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            help="sample: weights are drawn in the graph; moments: mean and variance in one pass; mean: one pass.",
+        ),
+    ] = "sample",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes, where the caller names no number.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws, where the caller names none.")] = 0,
+    readout: Annotated[
+        str, typer.Option("--readout", help="How moments become probabilities: probit or taylor.")
+    ] = "probit",
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="Of one input, such as 3,32,32, where the network does not know it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch.
+
+    Example:
+      pocketbayes export runs/digits-2dgbnn --out digits.onnx
+    """
+    import torch
+
+    from pocketbayes.artifact import load
+    from pocketbayes.config import network_file
+    from pocketbayes.export import export_onnx
+
+    if out.suffix != ".onnx":
+        raise UserError(f"--out {out}: an ONNX file ends in .onnx")
+    network = load(network_file(net))
+    example = None if shape is None else torch.rand(2, *_sizes(shape))
+    note(f"tracing {net}")
+    size = export_onnx(network, out, mode, samples, seed=seed, example=example, readout=readout)  # type: ignore[arg-type]
+    found = {"network": str(net), "file": str(out), "mode": mode, "bytes": size}
+    if json:
+        show_json(found)
+    else:
+        show(f"[bold]{out}[/] {mode}, {size:,} B")
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise UserError(f"--shape {text!r}: write the sizes of one input, such as 3,32,32")
+    return sizes

@@ -1,0 +1,89 @@
+"""The examples run as their pages say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pocketbayes as pb
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    train = pb.data.load("digits", "train")
+    model = pb.models.build("mlp", in_features=64, hidden=[16], out_features=10)
+    net = pb.fit(pb.MeanFieldVI(prior_std=0.1, beta=0.1), model, train, epochs=3)
+    path = tmp_path_factory.mktemp("digits") / "digits.pocket"
+    pb.save(net, path)
+    return path
+
+
+@pytest.fixture
+def service(digits: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("fastapi", reason="the service needs fastapi")
+    client = pytest.importorskip("fastapi.testclient", reason="the test client needs httpx")
+    monkeypatch.setenv("POCKETBAYES_NET", str(digits))
+    spec = importlib.util.spec_from_file_location("service", EXAMPLES / "service" / "app.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return client.TestClient(module.app)
+
+
+def test_the_service_answers_with_its_uncertainty(service: Any) -> None:
+    x, y = _batch(20)
+    answers = service.post("/predict", json={"x": x.reshape(20, -1).tolist(), "samples": 10}).json()
+    assert [set(answer) for answer in answers] == [{"class", "probability", "entropy", "epistemic", "aleatoric"}] * 20
+    assert np.mean([answer["class"] == str(label) for answer, label in zip(answers, y.tolist())]) > 0.7
+    for answer in answers:
+        assert answer["entropy"] == pytest.approx(answer["epistemic"] + answer["aleatoric"], abs=1e-4)
+
+
+def _batch(count: int) -> tuple[Any, Any]:
+    return pb.data.load("digits", "test").__getitems__(list(range(count)))
+
+
+def test_the_service_bounds_what_it_is_asked(service: Any) -> None:
+    row = [0.0] * 64
+    for question in (
+        {"x": []},
+        {"x": [row] * 65},
+        {"x": [row[:-1]]},
+        {"x": [row], "samples": 101},
+        {"x": [["a"] * 64]},
+    ):
+        assert service.post("/predict", json=question).status_code == 422
+    body = json.dumps({"x": [row]})
+    json_type = {"content-type": "application/json"}
+    assert service.post("/predict", content=body.replace("0.0", "NaN", 1), headers=json_type).status_code == 422
+    assert service.post("/predict", content=body + " " * (1 << 20), headers=json_type).status_code == 413
+    assert service.post("/predict", content=iter([body.encode()]), headers=json_type).status_code == 411
+
+
+def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    graph = tmp_path / "digits.onnx"
+    size = pb.export_onnx(pb.load(digits), graph, samples=4)
+    np.save(tmp_path / "x.npy", _batch(3)[0].numpy())
+    hidden = "import sys, runpy; sys.modules.update(torch=None, pocketbayes=None); sys.argv = sys.argv[1:]"
+    code = f"{hidden}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    run, settings = EXAMPLES / "edge" / "run.py", ["--x", str(tmp_path / "x.npy"), "--seconds", "0", "--seed", "1"]
+    command = [sys.executable, "-c", code, str(run), str(graph), *settings]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"{size:,} bytes" in done.stdout
+    assert "ms median" in done.stdout
+    assert "(sample, 4 samples, batch of 1)" in done.stdout
+    assert done.stdout.count("epistemic") == 3
