@@ -98,6 +98,90 @@ def study(result: dict[str, Any]) -> str:
     return markdown(["", "accuracy", "NLL", "ECE", "Brier", *outside, "bytes", "values", "seeds"], lines)
 
 
+def by_seed(rows: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Rows that differ in their seed alone, together."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, row in rows.items():
+        groups.setdefault(name.split(", seed")[0], []).append(row)
+    return groups
+
+
+def accuracy_nll(group: list[dict[str, Any]] | None) -> str:
+    """Accuracy with its std over seeds, and NLL."""
+    if not group:
+        return ""
+    spread = f" ± {100 * statistics.stdev(row['accuracy'] for row in group):.2f}" if len(group) > 1 else ""
+    return f"{100 * mean(group, 'accuracy'):.2f}{spread} / {mean(group, 'nll'):.3f}"
+
+
+def ssvi_mnist(result: dict[str, Any]) -> str:
+    groups = by_seed(result["rows"])
+    names = dict.fromkeys(name.split(", density ")[0] for name in groups if ", density " in name)
+    densities = dict.fromkeys(name.split(", density ")[1] for name in groups if ", density " in name)
+    rows = [[name, *(accuracy_nll(groups.get(f"{name}, density {d}")) for d in densities)] for name in names]
+    rows.append(["dense VI, all weights", accuracy_nll(groups.get("dense VI")), *[""] * (len(densities) - 1)])
+    seeds = max(map(len, groups.values()))
+    head = [f"accuracy / NLL, up to {seeds} seeds", *(f"{100 * float(d):g} % of the weights" for d in densities)]
+    return markdown(head, rows)
+
+
+def ssvi_ablations(result: dict[str, Any]) -> str:
+    rows = [[name, accuracy_nll(group), str(len(group))] for name, group in by_seed(result["rows"]).items()]
+    return markdown(["", "accuracy / NLL", "seeds"], rows)
+
+
+def ssvi_cifar10(result: dict[str, Any]) -> str:
+    groups = by_seed(result["rows"])
+    dense = groups["dense VI"][0]
+    rows = [
+        [
+            name,
+            accuracy_nll(group),
+            f"{mean(group, 'ece'):.3f}",
+            str(len(group)),
+            *(
+                f"{group[0][key]:.2e} ({group[0][key] / dense[key]:.2f}x)"
+                for key in ("training FLOPs, present weights", "training FLOPs, executed")
+            ),
+            *(f"{group[0][key]:,} ({group[0][key] / dense[key]:.2f}x)" for key in ("training bytes", "file bytes")),
+        ]
+        for name, group in groups.items()
+    ]
+    flops = ["training FLOPs, present weights (the paper's count)", "training FLOPs, executed"]
+    return markdown(["", "accuracy / NLL", "ECE", "seeds", *flops, "bytes in training", "file bytes"], rows)
+
+
+def sparse_sizes(result: dict[str, Any]) -> str:
+    rows = []
+    for model, part in result["sizes"].items():
+        for what in ("training bytes, sgd", "training bytes, adamw", "file bytes"):
+            found = part[what]
+            figures = [f"{found[key]:,}" for key in ("dense", "sparse")]
+            rows.append([model, what, *figures, f"{found['ratio']:.3f}"])
+        dense = part["training FLOPs per example, dense VI"]
+        for what in ("present weights (paper's count)", "executed"):
+            count = part[f"training FLOPs per example, {what}"]
+            rows.append([model, f"FLOPs per example, {what}", f"{dense:,.0f}", f"{count:,.0f}", f"{count / dense:.3f}"])
+    density = next(iter(result["sizes"].values()))["density"]
+    return markdown(["model", "", "dense VI", f"SSVI, density {density}", "ratio"], rows)
+
+
+def sparse_times(result: dict[str, Any]) -> str:
+    rows = []
+    for name, part in result["times"].items():
+        for kernel, title in (("SSVI, auto", "by the rule"), ("SSVI, dense", "dense products")):
+            times = [part[key][kernel] for key in ("training step, times faster", "30-sample prediction, times faster")]
+            rows.append([name.split(",")[0], str(part["density"]), title, *(f"{value:.2f}" for value in times)])
+    head = [
+        "model",
+        "density",
+        "kernel",
+        "training step, times faster than dense VI",
+        "30-sample prediction, times faster",
+    ]
+    return markdown(head, rows)
+
+
 def mean(group: list[dict[str, Any]], key: str) -> float:
     return statistics.fmean(row[key] for row in group)
 
@@ -108,6 +192,12 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "weight-sharing-ood": ("weight-sharing", ood),
     "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
     **{name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20")},
+    "ssvi-mnist": ("ssvi-mnist", ssvi_mnist),
+    "ssvi-ablations": ("ssvi-ablations", ssvi_ablations),
+    "ssvi-cifar10": ("ssvi-cifar10", ssvi_cifar10),
+    "ssvi-resnet20": ("ssvi-resnet20", ssvi_cifar10),
+    "sparse-sizes": ("sparse", sparse_sizes),
+    "sparse-times": ("sparse", sparse_times),
 }
 """By name: the file in results/, and what makes a table of it."""
 
