@@ -392,6 +392,37 @@ def test_predict_reads_images(trained: Trained, images: np.ndarray, tmp_path: Pa
     assert "epistemic" in shown.stdout
 
 
+def test_predict_abstains_above_a_threshold(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", images[:30])
+    command = ["predict", trained.folder, tmp_path / "x.npy", "--samples", 3]
+    entropies = sorted(row["entropy"] for row in call_json(*command)["predictions"])
+    found = call_json(*command, "--abstain-above", entropies[9])
+    assert found["abstention"] == {"threshold": entropies[9]}
+    assert sum(row["abstains"] for row in found["predictions"]) == 20
+    assert all(row["abstains"] == (row["entropy"] > entropies[9]) for row in found["predictions"])
+    shown = call(*command, "--abstain-above", entropies[9]).stdout
+    assert "20 of 30 here" in shown
+    assert "?)" in shown
+
+
+def test_a_threshold_is_chosen_at_a_target_risk(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    """What is said of the threshold is so on the very data that it was chosen on."""
+    np.save(tmp_path / "x.npy", images)
+    command = ["predict", trained.folder, tmp_path / "x.npy", "--samples", 3, "--target-risk", 0.1, "--split", "test"]
+    found = call_json(*command)
+    chosen = found["abstention"]
+    labels = pb.data.load("digits", "test").labels.tolist()
+    answered = [(row, y) for row, y in zip(found["predictions"], labels, strict=True) if not row["abstains"]]
+    assert chosen["coverage"] == pytest.approx(len(answered) / len(labels))
+    assert chosen["risk"] == pytest.approx(np.mean([row["class"] != y for row, y in answered]))
+    assert 0 < chosen["risk"] <= 0.1
+    assert 0 < chosen["coverage"] < 1
+    assert (chosen["data"], chosen["split"], chosen["count"]) == ("digits", "test", len(labels))
+    text = " ".join(call(*command).stdout.split())
+    assert f"{100 * chosen['coverage']:.1f} % of them answered" in text
+    assert "at most 10 % wanted" in text
+
+
 def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
     np.savez(tmp_path / "line.npz", x=x, y=100 + 50 * x)
@@ -523,6 +554,7 @@ def bad(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Pa
     np.save("nan.npy", np.full((8, 8), np.nan))
     np.save("wide.npy", np.zeros((2, 1, 9, 9), dtype=np.uint8))
     np.save("normalised.npy", np.full((8, 8), -1.5))
+    np.save("digit.npy", np.zeros((8, 8), dtype=np.uint8))
     np.save("none.npy", np.zeros((0, 8, 8), dtype=np.uint8))
     Path("text.txt").write_text("hello")
     for name in ("text.pocket", "text.png", "text.npy", "text.npz"):
@@ -606,6 +638,9 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "normalised.npy"], "from 0 to 1"),
         (["predict", "RUN", "none.npy"], "nothing"),
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
+        (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
+        (["predict", "RUN", "digit.npy", "--target-risk", "0.1"], "--split"),
+        (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "target risk of 2"),
         (["inspect", "foreign.pocket"], "not a pocketbayes file"),
         (["list", "method"], "did you mean 'methods'"),
         (["demo", "--out", "text.txt/demo"], "Not a directory"),

@@ -15,9 +15,8 @@ from pocketbayes.errors import UnknownNameError, UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pocketbayes.config import DataPart, Recipe
+    from pocketbayes.config import DataPart
     from pocketbayes.data import Dataset
-    from pocketbayes.network import Net
 
 
 def evaluate(
@@ -123,17 +122,18 @@ def _evaluate_one(
     overwrite: bool,
 ) -> dict[str, Any]:
     from pocketbayes.artifact import load
+    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
     from pocketbayes.experiment import census_json
     from pocketbayes.suite import evaluate_suite
 
     net = load(file)
-    recipe = _recipe_beside(file)
-    part, other_settings = _data_of(file, net, recipe, data, settings)
+    recipe = recipe_beside(file)
+    part, other_settings = data_of(file, net, recipe, data, settings)
     dataset = part.load(split, data_dir)  # type: ignore[arg-type]
-    _check_fit(file, net, dataset)
+    check_fit(file, net, dataset)
     others = {name: _other(name, dataset, other_settings, data_dir) for name in ood}
     for other in others.values():
-        _check_fit(file, net, other, labels=False)
+        check_fit(file, net, other, labels=False)
     about: dict[str, Any] = {"network": str(path)}
     if recipe is not None:
         about |= {"method": recipe.method.name, "model": recipe.model.name}
@@ -171,37 +171,6 @@ def _document_file(file: Path, out: Path | None) -> Path:
         return file.parent / EVALUATION_FILE
     name = file.resolve().parent.name if of_run else file.stem
     return (file.parent if out is None else out) / f"{name}.{EVALUATION_FILE}"
-
-
-def _recipe_beside(file: Path) -> Recipe | None:
-    from pocketbayes.config import RECIPE_FILE, read
-
-    return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
-
-
-def _data_of(
-    file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
-) -> tuple[DataPart, dict[str, Any]]:
-    """The data to measure on, with the options of the run if it is the same data set; and options of other data."""
-    from pocketbayes.config import check_data, override
-    from pocketbayes.data import names
-    from pocketbayes.network import members
-
-    tree: dict[str, Any] = {} if recipe is None else {"data": recipe.to_tree()["data"]}
-    info = members(net)[0].info
-    if given is not None:
-        own = tree.get("data", {})
-        if given != (own if isinstance(own, str) else own.get("name")):
-            tree["data"] = given
-    elif not tree and info is not None and info.name in names():
-        tree["data"] = info.name
-    if "data" not in tree:
-        raise UserError(f"{file} does not say which data set it was trained on: name one with --data")
-    for item in settings:
-        if not item.startswith(("data.", "ood.")):
-            raise UserError(f"cannot set {item!r}: only options of the data can be changed here, such as data.subset=9")
-        override(tree, item)
-    return check_data(tree["data"]), tree.get("ood", {})
 
 
 def _other(name: str, dataset: Dataset, settings: dict[str, Any], data_dir: Path | None) -> Dataset:
@@ -254,14 +223,3 @@ def _read_humans(path: Path, part: DataPart) -> Any:
         raise UserError(f"{path}: holds {labels.dtype}, only numbers are read")
     subset = part.settings.get("subset")
     return labels if subset is None else labels[choose(len(labels), subset, part.settings.get("seed", 0)).numpy()]
-
-
-def _check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
-    from pocketbayes.config.parts import check_input
-    from pocketbayes.network import members
-
-    network = members(net)[0]
-    found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
-    classes = dataset.info.classes
-    if labels and classes is not None and found and found[0] < classes:
-        raise UserError(f"{file} knows {found[0]} classes, but data set {dataset.info.name!r} has {classes}")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pocketbayes.cli.options import Json, Propagation, Samples
+from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import show, show_json
+from pocketbayes.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from pocketbayes.data import Info
+    from pocketbayes.network import Net
     from pocketbayes.predict import Prediction
 
 MOST_ROWS = 100
@@ -29,6 +31,19 @@ def predict(
     samples: Samples = None,
     propagation: Propagation = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    abstain_above: Annotated[
+        float | None, typer.Option("--abstain-above", min=0, help="Give no answer above so many nats of uncertainty.")
+    ] = None,
+    target_risk: Annotated[
+        float | None,
+        typer.Option("--target-risk", help="Choose that threshold: so many wrong answers among those given, 0.02 say."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="The data to choose it on; else the data that the network was trained on."),
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Of these data: val, train or test.")] = "val",
+    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Ask a network about images or arrays: its answer, and how sure it is.
@@ -37,8 +52,9 @@ def predict(
     which they would not. Images are scaled to the network's input size; arrays hold bytes, or numbers from 0 to 1
     (images) or in their original units (tables).
 
-    Example:
+    Examples:
       pocketbayes predict runs/digits-bbb seven.png
+      pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
     """
     from pocketbayes.artifact import load
     from pocketbayes.cli.inputs import read_inputs
@@ -49,19 +65,85 @@ def predict(
 
     if propagation is not None:
         check_propagation(propagation)
+    if abstain_above is not None and target_risk is not None:
+        raise UserError("--abstain-above is a threshold, --target-risk chooses one: give one of them")
     network = load(network_file(net))
     first = members(network)[0]
     inputs = {file: read_inputs(file, first.info) for file in files}
     for file, x in inputs.items():
         check_input(first, x[0].to(first.device), str(net), str(file))
+    abstention = None if abstain_above is None else {"threshold": abstain_above}
+    if target_risk is not None:
+        given = {"samples": samples or 30, "propagation": propagation, "seed": seed}
+        abstention = _chosen(network_file(net), network, target_risk, data, split, data_dir, given)
     rows = []
     for file, x in inputs.items():
         prediction = answer(network, x, samples or 30, propagation, seed=seed)
         rows += [{"file": str(file), "index": i, **_answer(prediction, i, first.info)} for i in range(len(x))]
+    if abstention is not None:
+        if "probs" not in rows[0]:
+            raise UserError(f"{net} predicts numbers: only classifiers abstain, by their total uncertainty in nats")
+        rows = [{**row, "abstains": row["entropy"] > abstention["threshold"]} for row in rows]
     if json:
-        show_json({"network": str(net), "samples": samples or 30, "predictions": rows})
-    else:
-        show(_table(rows))
+        found = {} if abstention is None else {"abstention": abstention}
+        show_json({"network": str(net), "samples": samples or 30, **found, "predictions": rows})
+        return
+    show(_table(rows))
+    if abstention is not None:
+        show(_explained(abstention, sum(row["abstains"] for row in rows), len(rows)))
+
+
+def _chosen(
+    file: Path,
+    net: Net,
+    target_risk: float,
+    data: str | None,
+    split: str,
+    data_dir: Path | None,
+    given: dict[str, Any],
+) -> dict[str, Any]:
+    """The threshold of total uncertainty that keeps the risk on validation data, and what it does there."""
+    from dataclasses import asdict
+
+    import torch
+
+    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.evaluate import stream
+    from pocketbayes.metrics import abstention
+    from pocketbayes.progress import display
+
+    if split not in ("train", "val", "test"):
+        raise UnknownNameError("split", split, ("train", "val", "test"))
+    part, _ = data_of(file, net, recipe_beside(file), data, [])
+    try:
+        dataset = part.load(split, data_dir)  # type: ignore[arg-type]
+    except UserError as error:
+        raise UserError(f"{error}; a threshold can be chosen on other data with --data or --split") from None
+    check_fit(file, net, dataset)
+    if dataset.info.task != "classification":
+        raise UserError(f"--target-risk counts wrong answers, which {dataset.info.task} has none of")
+    uncertainty, correct = [], []
+    with display() as bar:
+        bar.begin(f"{part.name}, {split}", len(dataset))
+        for passes, y in stream(net, dataset, **given):
+            prediction = passes.summary()
+            uncertainty.append(prediction.entropy.cpu())
+            correct.append((prediction.mean.argmax(1) == y).cpu())
+            bar.advance(len(y))
+    found = abstention(torch.cat(uncertainty), torch.cat(correct), target_risk)
+    return {**asdict(found), "target_risk": target_risk, "data": part.name, "split": split}
+
+
+def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
+    text = f"abstains above {abstention['threshold']:.4g} nats of total uncertainty: {abstained} of {asked} here"
+    if "target_risk" not in abstention:
+        return text
+    where = f"{abstention['count']} {abstention['split']} examples of {abstention['data']}"
+    wrong, wanted = f"{100 * abstention['risk']:.2f} %", f"{100 * abstention['target_risk']:g} %"
+    covered = f"{100 * abstention['coverage']:.1f} %"
+    return (
+        f"{text}\nchosen on {where}: {covered} of them answered, {wrong} of the answers wrong (at most {wanted} wanted)"
+    )
 
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
@@ -96,7 +178,8 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         if "probs" in row:
             most = math.log(len(row["probs"]))  # nats of a network that knows nothing
             percent = f"{100 * row['probability']:5.1f} %"
-            cells |= {"class": row["name"], "probability": _with_bar(percent, row["probability"])}
+            name = f"({row['name']}?)" if row.get("abstains") else row["name"]
+            cells |= {"class": name, "probability": _with_bar(percent, row["probability"])}
             for name, heading in (("entropy", "total"), ("epistemic", "epistemic"), ("aleatoric", "aleatoric")):
                 cells[heading] = _with_bar(f"{row[name]:.3f}", row[name] / most if most else 0.0)
         else:

@@ -1,0 +1,57 @@
+"""The data that a trained network is measured on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pocketbayes.errors import UserError
+
+if TYPE_CHECKING:
+    from pocketbayes.config import DataPart, Recipe
+    from pocketbayes.data import Dataset
+    from pocketbayes.network import Net
+
+
+def recipe_beside(file: Path) -> Recipe | None:
+    """The recipe of the run that a network's file lies in."""
+    from pocketbayes.config import RECIPE_FILE, read
+
+    return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
+
+
+def data_of(
+    file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
+) -> tuple[DataPart, dict[str, Any]]:
+    """The data to measure on, with the options of the run if it is the same data set; and options of other data."""
+    from pocketbayes.config import check_data, override
+    from pocketbayes.data import names
+    from pocketbayes.network import members
+
+    tree: dict[str, Any] = {} if recipe is None else {"data": recipe.to_tree()["data"]}
+    info = members(net)[0].info
+    if given is not None:
+        own = tree.get("data", {})
+        if given != (own if isinstance(own, str) else own.get("name")):
+            tree["data"] = given
+    elif not tree and info is not None and info.name in names():
+        tree["data"] = info.name
+    if "data" not in tree:
+        raise UserError(f"{file} does not say which data set it was trained on: name one with --data")
+    for item in settings:
+        if not item.startswith(("data.", "ood.")):
+            raise UserError(f"cannot set {item!r}: only options of the data can be changed here, such as data.subset=9")
+        override(tree, item)
+    return check_data(tree["data"]), tree.get("ood", {})
+
+
+def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
+    """Refuses data that the network cannot take, or whose labels it does not know."""
+    from pocketbayes.config.parts import check_input
+    from pocketbayes.network import members
+
+    network = members(net)[0]
+    found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
+    classes = dataset.info.classes
+    if labels and classes is not None and found and found[0] < classes:
+        raise UserError(f"{file} knows {found[0]} classes, but data set {dataset.info.name!r} has {classes}")
