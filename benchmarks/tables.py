@@ -115,7 +115,18 @@ def accuracy_nll(group: list[dict[str, Any]] | None) -> str:
 
 
 def ssvi_mnist(result: dict[str, Any]) -> str:
-    groups = by_seed(result["rows"])
+    found = result["rows"]
+    twins = {name: found.get(name.replace("SSVI snr", "SSVI abs-snr")) for name in found if "SSVI snr" in name}
+    same = bool(twins) and all(
+        twin and twin["fingerprint"] == found[name]["fingerprint"] for name, twin in twins.items()
+    )
+    if same:
+        found = {
+            name.replace("abs-snr", "abs-snr, snr (the same bits)"): row
+            for name, row in found.items()
+            if name not in twins
+        }
+    groups = by_seed(found)
     names = dict.fromkeys(name.split(", density ")[0] for name in groups if ", density " in name)
     densities = dict.fromkeys(name.split(", density ")[1] for name in groups if ", density " in name)
     rows = [[name, *(accuracy_nll(groups.get(f"{name}, density {d}")) for d in densities)] for name in names]

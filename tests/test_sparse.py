@@ -426,6 +426,9 @@ def test_overlap_of_what_criteria_would_remove() -> None:
     assert by_name["snr", "abs-snr"] == 1
     assert torch.equal(overlap, overlap.T)
     assert bool((overlap.diagonal() == 1).all())
+    assert by_name["magnitude", "exp-mean"] == 1
+    steep = removal_overlap(Sparse(layout, torch.arange(4), mean, std), fraction=0.5, scale=10.0)
+    assert float(steep[0, 4]) == pytest.approx(1 / 3)  # l^2 std^2 / 2 decides: {0, 3}
 
 
 def test_draws_do_not_depend_on_absent_weights() -> None:

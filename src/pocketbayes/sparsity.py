@@ -83,19 +83,20 @@ def _whole(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[in
     return counts
 
 
-def removal_overlap(posterior: Sparse, fraction: float = 0.3) -> Tensor:
+def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0) -> Tensor:
     """|A and B| / |A or B| of the weights that two scores would remove, (6, 6) in the order of `SCORES`.
 
     Args:
         posterior: The present weights.
         fraction: How much of every layer would be removed.
+        scale: l, of the exponential scores.
     """
     std = posterior.present_std()
     mean = posterior.mean.detach()
     std = torch.zeros_like(mean) if std is None else std.detach()
     removed = torch.zeros(len(SCORES), len(mean), device=mean.device)
     for row, name in zip(removed, SCORES):
-        score = removal_score(name, mean.double(), std.double(), log=True)
+        score = removal_score(name, mean.double(), std.double(), scale, log=True)
         for begin, end in posterior.spans():
             row[begin + largest(-score[begin:end], round(fraction * (end - begin)))] = 1
     both = removed @ removed.T

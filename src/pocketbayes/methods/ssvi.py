@@ -101,6 +101,6 @@ class SSVI(SparseTraining, VariationalMethod):
         """Beside swaps and densities, how far the criteria agree on what to remove."""
         figures = super().after_epoch(net, stage, epoch)
         assert isinstance(net.posterior, Sparse)
-        overlap = removal_overlap(net.posterior)
+        overlap = removal_overlap(net.posterior, scale=self.removal_scale)
         pairs = [(i, j) for i in range(len(SCORES)) for j in range(i)]
         return {**figures, "removal_iou": {f"{SCORES[j]} {SCORES[i]}": float(overlap[i, j]) for i, j in pairs}}
