@@ -17,7 +17,7 @@ COLUMNS = 4
 
 
 def reliability(diagrams: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
-    """Accuracy in bins of confidence, a panel a network; bars end at the accuracy, the grey part is the gap.
+    """Accuracy in bins of confidence, a panel a network; bars end at the accuracy, the orange part is the gap.
 
     Args:
         diagrams: By name of the network, `confidence`, `accuracy` and `count` of each bin; empty bins None or NaN.
@@ -32,12 +32,12 @@ def reliability(diagrams: Mapping[str, Mapping[str, Sequence[float | None]]]) ->
         left, known = np.arange(bins) / bins, count > 0
         error = float((count[known] * np.abs(accuracy - confidence)[known]).sum() / max(count.sum(), 1))
         width = 0.92 / bins
-        colour = PALETTE[place % len(PALETTE)]
-        panel.bar(left[known], accuracy[known], width, align="edge", color=colour)
+        panel.bar(left[known], accuracy[known], width, align="edge", color=PALETTE[0])
         gap = (confidence - accuracy)[known]
-        panel.bar(left[known], gap, width, bottom=accuracy[known], align="edge", color=INK, alpha=0.25)
+        panel.bar(left[known], gap, width, bottom=accuracy[known], align="edge", color=PALETTE[1], alpha=0.55)
         panel.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle="--")
-        panel.set(xlim=(0, 1), ylim=(0, 1), title=f"{name} (ECE {error:.3f})")
+        panel.set(xlim=(0, 1), ylim=(0, 1))
+        panel.set_title(f"{name} (ECE {error:.3f})", fontsize=9)
         if place + columns >= len(diagrams):
             panel.set_xlabel("confidence")
             panel.tick_params(labelbottom=True)
@@ -67,7 +67,8 @@ def confidence_boxes(boxes: Mapping[str, Sequence[float]], title: str = "") -> F
         whiskerprops={"color": PALETTE[0]},
         capprops={"color": PALETTE[0]},
     )
-    panel.set(ylabel="confidence", title=title)
+    panel.set(ylabel="confidence")
+    panel.set_title(title, fontsize=9)
     panel.set_ylim(top=1.02)
     if max(map(len, boxes), default=0) > 3:
         panel.tick_params(axis="x", rotation=45)

@@ -30,7 +30,8 @@ def layer_fractions(layers: Sequence[Mapping[str, Any]], title: str = "") -> Fig
         panel.barh(place + shift, [layer[key] for layer in layers], 0.38, color=colour, label=label)
     panel.set_yticks(place, [layer["name"] for layer in layers])
     panel.invert_yaxis()
-    panel.set(xlim=(0, 1), xlabel="fraction of the weights", title=title)
+    panel.set(xlim=(0, 1), xlabel="fraction of the weights")
+    panel.set_title(title, fontsize=9)
     panel.grid(visible=False, axis="y")
     figure.legend(fontsize=7, frameon=False, loc="outside lower right", ncols=2)
     return figure
@@ -50,6 +51,6 @@ def sigma_map(picture: np.ndarray, title: str = "") -> Figure:
     random = np.ma.masked_where(~(picture > 0), picture)
     image = panel.imshow(random, cmap="viridis", interpolation="nearest")
     panel.set_axis_off()
-    panel.set_title(title)
+    panel.set_title(title, fontsize=9)
     figure.colorbar(image, ax=panel, shrink=0.8, label="std")
     return figure

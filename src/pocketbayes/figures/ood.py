@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pocketbayes.figures.style import INK, PALETTE, canvas
+from pocketbayes.figures.style import PALETTE, canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,8 +39,8 @@ def ood_histograms(
         # Most images crowd in one bin: on a square-root scale the others are seen beside it.
         panel.set_yscale("function", functions=(lambda v: np.sqrt(np.maximum(v, 0)), np.square))
         panel.set_yticks([0, 0.01, 0.05, 0.2, 0.5, 1.0], ["0", "1 %", "5 %", "20 %", "50 %", "100 %"])
-        panel.set(title=name, xlabel=str(histogram.get("score", "score")), xlim=(edges[0], edges[-1]))
-        panel.title.set_color(INK)
+        panel.set(xlabel=str(histogram.get("score", "score")), xlim=(edges[0], edges[-1]))
+        panel.set_title(name, fontsize=9)
         if place == 0:
             panel.legend(fontsize=7, frameon=False)
     return figure

@@ -30,6 +30,8 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
         x_label: What x is, bytes or seconds say.
         y_label: What y is.
     """
+    from matplotlib.ticker import EngFormatter, LogLocator
+
     figure, axes = canvas()
     panel = axes[0, 0]
     front = pareto_front(list(points.values()))
@@ -37,6 +39,10 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
     for place, (name, (x, y)) in enumerate(points.items()):
         panel.plot([x], [y], "o", color=PALETTE[place % len(PALETTE)], markersize=6, label=name)
     panel.set_xscale("log")
+    for which in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
+        which(EngFormatter())
+    panel.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+    panel.tick_params(which="minor", labelsize=8)
     panel.margins(0.12)
     panel.set(xlabel=x_label, ylabel=y_label)
     panel.legend(fontsize=7, frameon=False)

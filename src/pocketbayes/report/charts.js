@@ -222,7 +222,7 @@ function pointHits(one, x, y) {
 }
 
 function axes(x, y, xs, ys, box) {
-  const across = x.ticks || xs.ticks(Math.max(Math.floor((box.right - box.left) / 80), 2));
+  const across = x.ticks || xs.ticks(Math.max(Math.floor((box.right - box.left) / 64), 2));
   const up = y.ticks || ys.ticks(5);
   const kindX = WRITERS[x.tickKind || "short"];
   const kindY = WRITERS[y.tickKind || "short"];

@@ -1,0 +1,122 @@
+"""The report's figures hold what they were given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pocketbayes.figures.calibration import confidence_boxes, reliability, risk_coverage
+from pocketbayes.figures.layers import layer_fractions, sigma_map
+from pocketbayes.figures.ood import ood_histograms
+from pocketbayes.figures.pareto import pareto, pareto_front
+from pocketbayes.figures.shift import shift_curves
+from pocketbayes.figures.training import training_curves
+
+pytest.importorskip("matplotlib")
+
+ROWS: list[dict[str, Any]] = [
+    {"severity": 2, "accuracy": 0.7, "nll": 0.9, "entropy_right": 0.2, "entropy_wrong": None},
+    {"severity": 1, "accuracy": 0.8, "nll": 0.5, "entropy_right": 0.1, "entropy_wrong": 0.6},
+]
+
+
+def drawn(figure: Any) -> None:
+    """Lays the figure out and paints it: what cannot be drawn fails here."""
+    figure.canvas.draw()
+
+
+def test_a_reliability_diagram_has_a_bar_and_a_gap_for_each_bin_that_is_not_empty() -> None:
+    diagram = {"confidence": [None, 0.4, 0.9], "accuracy": [None, 0.5, 0.7], "count": [0, 10, 30]}
+    figure = reliability({"a": diagram, "b": diagram})
+    panel = figure.axes[0]
+    bars, gaps = panel.containers
+    assert [bar.get_height() for bar in bars] == [0.5, 0.7]
+    assert [bar.get_height() for bar in gaps] == pytest.approx([-0.1, 0.2])
+    assert [bar.get_x() for bar in bars] == pytest.approx([1 / 3, 2 / 3])
+    assert "0.175" in panel.get_title()  # (10 * 0.1 + 30 * 0.2) / 40
+    drawn(figure)
+
+
+def test_boxes_stand_at_their_quantiles() -> None:
+    figure = confidence_boxes({"cat": [0.1, 0.2, 0.5, 0.8, 0.9, 40], "dog": [0.3, 0.4, 0.6, 0.7, 1.0, 40]}, "net")
+    panel = figure.axes[0]
+    assert len(panel.patches) == 2
+    assert panel.patches[0].get_path().get_extents().intervaly.tolist() == pytest.approx([0.2, 0.8])
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["cat", "dog"]
+    drawn(figure)
+
+
+def test_risk_is_drawn_over_coverage() -> None:
+    figure = risk_coverage(
+        {"a": {"coverage": [0.5, 1.0], "risk": [0.0, 0.1], "area": 0.05}, "b": {"coverage": [1.0], "risk": [0.2]}}
+    )
+    first, second = figure.axes[0].lines
+    assert first.get_xydata().tolist() == [[0.5, 0.0], [1.0, 0.1]]
+    assert first.get_label() == "a (area 0.0500)"
+    assert second.get_label() == "b"
+    drawn(figure)
+
+
+def test_histograms_are_shares() -> None:
+    figure = ood_histograms(
+        {"a": {"score": "entropy", "edges": [0, 1, 2], "inside": [3, 1], "outside": [0, 2]}}, "in", "out"
+    )
+    panel = figure.axes[0]
+    assert [patch.get_data().values.tolist() for patch in panel.patches[1::2]] == [[0.75, 0.25], [0.0, 1.0]]
+    assert panel.get_xlabel() == "entropy"
+    drawn(figure)
+
+
+def test_shifts_have_a_panel_a_measure_and_one_of_right_and_wrong() -> None:
+    figure = shift_curves({"a": ROWS, "b": ROWS})
+    accuracy, nll, apart = figure.axes
+    assert [panel.get_title() for panel in (accuracy, nll)] == ["accuracy", "NLL"]
+    assert [line.get_xydata().tolist() for line in accuracy.lines] == [[[1, 0.8], [2, 0.7]]] * 2
+    right, wrong = apart.lines[:2]
+    assert right.get_ydata() == pytest.approx([0.1, 0.2])
+    assert wrong.get_ydata() == pytest.approx([0.6])
+    assert right.get_color() == wrong.get_color()
+    drawn(figure)
+
+
+def test_training_keeps_nll_and_kl_apart() -> None:
+    rows = [{"nll": 3.0, "kl": 0.0, "val_nll": 3.5}, {"nll": 0.1, "kl": 50.0, "val_nll": 0.4}]
+    figure = training_curves({"a": rows, "empty": []})
+    nll, kl = figure.axes
+    assert [line.get_ydata().tolist() for line in nll.lines] == [[3.0, 0.1], [3.5, 0.4]]
+    assert [line.get_xydata().tolist() for line in kl.lines] == [[[2, 50.0]]]
+    assert nll.get_yscale() == "log"
+    drawn(figure)
+
+
+def test_fractions_and_stds_of_layers() -> None:
+    figure = layer_fractions(
+        [{"name": "w", "present": 0.5, "random": 0.25}, {"name": "v", "present": 1.0, "random": 0.0}]
+    )
+    assert [[bar.get_width() for bar in bars] for bars in figure.axes[0].containers] == [[0.5, 1.0], [0.25, 0.0]]
+    drawn(figure)
+    figure = sigma_map(np.array([[0.0, 0.1, np.nan], [0.3, 0.2, np.nan]]), "first")
+    points, stds = figure.axes[0].images
+    assert points.get_array().filled(np.nan).tolist()[0][0] == 0.0
+    assert stds.get_array().mask.tolist() == [[True, False, True], [False, False, True]]
+    drawn(figure)
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    points = {"small": (1.0, 3.0), "good": (4.0, 1.0), "beaten": (5.0, 2.0), "as good": (6.0, 1.0)}
+    figure = pareto(points, "bytes")
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 3.0], [4.0, 1.0]]
+    assert len(figure.axes[0].lines) == 1 + len(points)
+    drawn(figure)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_front_by_definition(points: list[tuple[float, float]]) -> None:
+    def beaten(x: float, y: float) -> bool:
+        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
+
+    assert pareto_front(points) == sorted({point for point in points if not beaten(*point)})
