@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pbn_tables import PBN_TABLES
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -209,6 +211,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "ssvi-resnet20": ("ssvi-resnet20", ssvi_cifar10),
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
+    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
 }
 """By name: the file in results/, and what makes a table of it."""
 
