@@ -15,7 +15,7 @@ from pocketbayes import container, models, objective, packing, pocket, posterior
 from pocketbayes.data import Info
 from pocketbayes.errors import UserError
 from pocketbayes.layout import Layout
-from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.packing import Precision
 
 KIND = "network"
@@ -36,6 +36,13 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
     """
     text, parts = packing.pack(_without_centres(describe(net), keep_centre), precision)
     return pocket.write(path, text, parts)
+
+
+def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
+    """The network as `load` would give it back from a file of this precision, and the file's size."""
+    text, parts = packing.pack(_without_centres(describe(net), False), precision)
+    model = members(net)[0].to_module()
+    return rebuild(packing.unpack(text, parts), model), len(pocket.assemble(text, parts))
 
 
 def load(path: str | Path, model: nn.Module | None = None) -> Net:

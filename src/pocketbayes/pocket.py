@@ -64,18 +64,15 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
     """
     path = Path(path)
     header, size = read_header(path)
+    text, places = _understand(path, header, size)  # before the rest is read: a foreign file may be huge
     try:
         whole = path.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    text, places = _understand(path, header, size)
     found = _CHECKSUM.search(whole, 8, 8 + len(header))
     data = memoryview(whole)
-    if (
-        len(whole) != size
-        or found is None
-        or found.group(1) != _digest([data[: found.start(1)], _BLANK, data[found.end(1) :]]).encode()
-    ):
+    zeroed = () if found is None else (data[: found.start(1)], _BLANK, data[found.end(1) :])
+    if len(whole) != size or found is None or found.group(1).decode() != _digest(zeroed):
         raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
     start = 8 + len(header)
     return text, {name: data[start + begin : start + end] for name, (begin, end) in places.items()}

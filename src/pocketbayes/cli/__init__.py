@@ -1,4 +1,4 @@
-"""The command line: `pocketbayes train | evaluate | predict | report | reproduce | export | inspect | list | demo`."""
+"""The command line: `pocketbayes train`, `compress`, `evaluate` and so on; `pocketbayes --help` lists them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pocketbayes.cli import demo, evaluate, export, inspect, listing, predict, report, reproduce, train
+from pocketbayes.cli import (
+    compress,
+    corruptions,
+    demo,
+    evaluate,
+    export,
+    inspect,
+    listing,
+    predict,
+    report,
+    reproduce,
+    train,
+)
 from pocketbayes.cli.output import complain
 from pocketbayes.errors import UserError
 
@@ -79,8 +91,10 @@ def _start(
 
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
+app.command("compress")(compress.compress)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("corruptions")(corruptions.corruptions)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.command("export")(export.export)

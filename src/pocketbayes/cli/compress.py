@@ -1,0 +1,127 @@
+"""`pocketbayes compress`."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.errors import UserError
+
+VAL_FRACTION = 0.1
+"""Of the training data, where the run left none for validation."""
+
+
+def compress(
+    network: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; the curve goes beside it.")],
+    bits: Annotated[float | None, typer.Option("--bits", min=0, help="Bits a weight, the whole file counted.")] = None,
+    max_bytes: Annotated[int | None, typer.Option("--max-bytes", min=1, help="Bytes of the file.")] = None,
+    max_nll_loss: Annotated[
+        float | None,
+        typer.Option("--max-nll-loss", min=0, help="Nats that validation may lose; 0.01 if no budget is given."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("--precision", help="lossless, bfloat16 or int8, in place of a choice.")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", min=0, help="Trains each shared network for so long.")] = 0,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="A data set, or an .npz file; else the one that the network was trained on."),
+    ] = None,
+    data_dir: DataDir = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Make a trained network as small as a budget asks, or as good as a size allows.
+
+    Tries shared weights (2DGBNN's stage 2) and lower precision, measures each on the validation data, writes the best,
+    and the curve of size against quality as FILE.json and FILE.png.
+
+    Examples:
+      pocketbayes compress runs/digits-bbb --out small.pocket
+      pocketbayes compress runs/digits-bbb --out small.pocket --bits 4
+      pocketbayes compress net.pocket --out small.pocket --max-bytes 150000 --epochs 1
+    """
+    from pocketbayes.artifact import load
+    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.compress import compress as run
+    from pocketbayes.config import check_data, network_file
+    from pocketbayes.container import write_atomically
+    from pocketbayes.packing import Precision
+    from pocketbayes.report.table import table
+
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} is there already: add --overwrite, or another --out")
+    if precision is not None:
+        Precision.of(precision)
+    file = network_file(network)
+    net = load(file)
+    part, _ = data_of(file, net, recipe_beside(file), data, settings or [])
+    if part.settings.get("val_fraction") == 0:
+        part = check_data({"name": part.name, **part.settings, "val_fraction": VAL_FRACTION})
+        note(f"the run trained on everything: {VAL_FRACTION:.0%} of its training data serve for validation")
+    train, val = part.load("train", data_dir), part.load("val", data_dir)
+    check_fit(file, net, val)
+    found = run(
+        net,
+        train,
+        val,
+        bits=bits,
+        max_bytes=max_bytes,
+        max_nll_loss=max_nll_loss,
+        precision=precision,
+        epochs=epochs,
+        samples=samples,
+        seed=seed,
+    )
+    size = found.save(out)
+    result: dict[str, Any] = {"network": str(out), "from": str(file), "bytes": size, **found.to_json()}
+    text = json_module.dumps(result, indent=1).encode()
+    write_atomically(out.with_suffix(".json"), lambda handle: handle.write(text))
+    plot = _draw(out.with_suffix(".png"), result)
+    if json:
+        show_json({**result, "plot": plot and str(plot)})
+        return
+    rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["curve"])]
+    show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
+    note(f"the curve: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
+
+
+def _draw(path: Path, result: dict[str, Any]) -> Path | None:
+    """The curve as a figure, where matplotlib is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        note("no figure: pip install 'pocketbayes[report]' draws it")
+        return None
+    from pocketbayes.figures import save
+    from pocketbayes.figures.compression import rate_distortion
+
+    return save(rate_distortion(result), path)
+
+
+def _row(name: str, trial: dict[str, Any]) -> dict[str, Any]:
+    sharing = trial["sharing"]
+    accuracy = {} if trial["accuracy"] is None else {"accuracy": trial["accuracy"]}
+    outliers = " and outliers" if sharing is not None and sharing["tau_w"] is not None else ""
+    return {
+        "": name,
+        "storage": "its own" if sharing is None else f"{sharing['k']} Gaussians{outliers}",
+        "means": trial["precision"]["means"],
+        "stds": trial["precision"]["stds"],
+        **accuracy,
+        "nll": trial["nll"],
+        "bits": round(trial["bits"], 3),
+        "bytes": trial["bytes"],
+    }
