@@ -46,3 +46,14 @@ def test_two_ranks_agree_with_each_other_and_with_one_process(method: str, tmp_p
     for name, value in one.state_dict().items():
         assert torch.equal(value, two.state_dict()[name]), name
     torch.testing.assert_close(one.posterior.mean, alone.posterior.mean, rtol=1e-4, atol=1e-5)
+
+
+def test_two_ranks_choose_the_same_random_weights(tmp_path: Path) -> None:
+    """The noise of the first stds differs by rank: what the ranks train must still be one network."""
+    method = "pb.PBN(rate=0.2, pretrain_epochs=1, rho_mean=-12.0, train_samples=2)"
+    one, two = run(method, tmp_path / "two", 2)
+    (alone,) = run(method, tmp_path / "one", 1)
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, two.state_dict()[name]), name
+    assert torch.equal(one.posterior.index, alone.posterior.index)
+    torch.testing.assert_close(one.posterior.mean, alone.posterior.mean, rtol=1e-4, atol=1e-5)
