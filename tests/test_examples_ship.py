@@ -40,11 +40,13 @@ def service(digits: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client.TestClient(module.app)
 
 
-def test_the_service_answers_with_its_uncertainty(service: Any) -> None:
-    x, y = _batch(20)
+def test_the_service_answers_with_its_uncertainty(service: Any, digits: Path) -> None:
+    x, _ = _batch(20)
     answers = service.post("/predict", json={"x": x.reshape(20, -1).tolist(), "samples": 10}).json()
     assert [set(answer) for answer in answers] == [{"class", "probability", "entropy", "epistemic", "aleatoric"}] * 20
-    assert np.mean([answer["class"] == str(label) for answer, label in zip(answers, y.tolist())]) > 0.7
+    expected = pb.predict(pb.load(digits), x, samples=10)
+    assert [int(answer["class"]) for answer in answers] == expected.mean.argmax(1).tolist()
+    assert [answer["epistemic"] for answer in answers] == pytest.approx(expected.epistemic.tolist(), abs=1e-6)
     for answer in answers:
         assert answer["entropy"] == pytest.approx(answer["epistemic"] + answer["aleatoric"], abs=1e-4)
 

@@ -245,7 +245,7 @@ def test_integers_take_the_bytes_they_need() -> None:
 def close(found: Answer, expected: Answer, tolerance: float) -> None:
     for name, value in expected.items():
         assert found[name].shape == value.shape, name
-        assert np.abs(found[name] - value).max() < tolerance, name
+        assert (np.abs(found[name] - value) / np.maximum(1, np.abs(value))).max() < tolerance, name
 
 
 def as_answer(prediction: pb.Prediction) -> Answer:

@@ -82,7 +82,9 @@ def main() -> None:
         inputs = np.random.default_rng(0).standard_normal((8, *x.shape[1:]), dtype=np.float32)
     given = {value.name for value in session.get_overridable_initializers()}
     chosen = {name: getattr(arguments, name) for name in ("samples", "seed")}
-    settings = {name: np.int64(value) for name, value in chosen.items() if value is not None and name in given}
+    settings = {
+        name: np.array(value, np.int64) for name, value in chosen.items() if value is not None and name in given
+    }
 
     size = arguments.graph.stat().st_size
     print(f"{arguments.graph}: {facts['model']}, {facts['storage']} posterior, {facts['weights']:,} weights")

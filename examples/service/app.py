@@ -5,7 +5,7 @@ import os
 from typing import Annotated
 
 import torch
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 import pocketbayes as pb
@@ -16,8 +16,7 @@ net = pb.load(os.environ["POCKETBAYES_NET"])
 info = members(net)[0].info
 size = math.prod(info.input_shape)
 names = info.class_names or [str(label) for label in range(info.classes)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Row = Annotated[list[Number], Field(min_length=size, max_length=size)]
+Row = Annotated[list[float], Field(min_length=size, max_length=size)]
 app = FastAPI(title="pocketbayes")
 
 
@@ -40,7 +39,10 @@ async def bounded(request: Request, call_next) -> Response:
 @app.post("/predict")
 def predict(question: Question) -> list[dict[str, str | float]]:
     """For each input its class, the probability, and where the doubt comes from, in nats."""
-    answer = pb.predict(net, torch.tensor(question.x).reshape(-1, *info.input_shape), samples=question.samples)
+    x = torch.tensor(question.x).reshape(-1, *info.input_shape)
+    if not x.isfinite().all():
+        raise HTTPException(422, "x holds numbers that are not finite")
+    answer = pb.predict(net, x, samples=question.samples)
     doubts = ("entropy", "epistemic", "aleatoric")
     return [
         {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(answer, d)[i]) for d in doubts}}
