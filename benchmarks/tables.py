@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pbn_tables import PBN_TABLES
+from propagation_tables import TABLES as PROPAGATION_TABLES
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -212,6 +213,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
+    **PROPAGATION_TABLES,
 }
 """By name: the file in results/, and what makes a table of it."""
 

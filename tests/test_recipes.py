@@ -22,11 +22,18 @@ from pocketbayes.methods import Method, Stage
 
 BATCH, STEPS = 4, 2
 SMALL_ONES = [name for name in config.names() if name.startswith("digits-")]
+REGRESSIONS = {"uci": 6, "toy-cubic": 1}
+"""Features of each."""
 PBN_RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 
 def made_up(name: str, split: str, _: Any = None, **options: Any) -> data.Dataset:
     """Eight rows that say of themselves what the data set of this name does; large images are smaller here."""
+    generator = torch.Generator().manual_seed(0)
+    rows = BATCH * STEPS
+    if name in REGRESSIONS:
+        x = torch.randn(rows, REGRESSIONS[name], generator=generator)
+        return Arrays(x, x[:, :1] ** 3, data.Info(name, "regression", None, None, (REGRESSIONS[name],)))
     sides = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "imagenet": (3, 64, 64), "cityscapes": (3, 32, 64)}
     shape = sides.get(name, (3, 32, 32))
     if name == "imagenet":
@@ -34,10 +41,8 @@ def made_up(name: str, split: str, _: Any = None, **options: Any) -> data.Datase
     elif name == "cityscapes":
         classes = 20 if options.get("void") == "class" else 19
     else:
-        classes = len(IMAGE_SETS[name].class_names)
-    segmented = name == "cityscapes"
-    generator = torch.Generator().manual_seed(0)
-    rows = BATCH * STEPS
+        classes = 11 if name == "masks" else len(IMAGE_SETS[name].class_names)
+    segmented = name in ("cityscapes", "masks")
     x = torch.randn(rows, *shape, generator=generator)
     y = torch.randint(0, classes, (rows, *shape[1:]) if segmented else (rows,), generator=generator)
     task = "segmentation" if segmented else "classification"
@@ -81,7 +86,7 @@ def train_briefly(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *cha
 
 def by_weight(name: str) -> Any:
     """Networks of many millions of weights take their time on a CPU."""
-    heavy = any(word in name for word in ("resnet18-2dgbnn", "resnet50", "resnet101", "wrn28", "vit-"))
+    heavy = any(word in name for word in ("resnet18-2dgbnn", "resnet18-vdp", "resnet50", "resnet101", "wrn28", "vit-"))
     return pytest.param(name, marks=pytest.mark.slow) if heavy else name
 
 

@@ -1,0 +1,178 @@
+"""The tables of propagation.json, vdp.json and pass-worth.json, for tables.py."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+Result = dict[str, Any]
+METHODS = ("map", "bbb", "vdp", "vdp-full")
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+NOT_YET = "Not measured yet.\n"
+
+
+def fidelity(result: Result) -> str:
+    rows = []
+    for network, found in result.get("fidelity", {}).items():
+        for way, values in found["agreement"].items():
+            numbers = [values[key] for key in ("ratio", "ratio, predicted class", "spearman, predicted class")]
+            rows.append([network, way, *(f"{number:.2f}" for number in numbers), f"{found['draws']:,}"])
+    head = ["", "", "std over samples", "of the predicted class", "Spearman over images", "draws"]
+    return markdown(head, rows) if rows else NOT_YET
+
+
+def layers(result: Result) -> str:
+    rows = [
+        [network, way, ", ".join(f"{layer} {ratio:.2f}" for layer, ratio in found["layers"][way].items())]
+        for network, found in result.get("fidelity", {}).items()
+        for way in ("moments", "moments-exact")
+    ]
+    return markdown(["", "", "median std over that of weight samples"], rows) if rows else NOT_YET
+
+
+def probabilities(result: Result) -> str:
+    ways = ("100 weight samples", "at the mean", "moments; sample", "moments; probit", "moments; taylor",
+            "moments; sample; calibrated", "linear, predicted; sample", "linear, predicted; probit",
+            "linear, margin; sample", "linear, covariance; sample", "linear, covariance; taylor",
+            "linear, predicted; sample; calibrated")  # fmt: skip
+    networks = result.get("fidelity", {})
+    rows = []
+    for way in ways:
+        cells = [
+            f"{found['probabilities'][way]['nll']:.4f} / {found['probabilities'][way]['ece']:.4f}"
+            for found in networks.values()
+        ]
+        rows.append([way, *cells])
+    return markdown(["NLL / ECE", *networks], rows) if networks else NOT_YET
+
+
+def memory(result: Result) -> str:
+    rows = []
+    for name, found in result.get("memory", {}).items():
+        for way, ratio in found["ratio"].items():
+            rows.append([name, way, f"{found['bytes'][way] / 2**20:.1f}", f"{ratio:.2f}"])
+    return markdown(["", "", "peak, MiB", "ratio"], rows) if rows else NOT_YET
+
+
+def time(result: Result) -> str:
+    rows = []
+    for name, found in result.get("time", {}).items():
+        if name != "conditions":
+            rows += [[name, way, f"{ratio:.2f}"] for way, ratio in found.items()]
+    return markdown(["", "", "times a deterministic pass or step"], rows) if rows else NOT_YET
+
+
+def mnist(result: Result) -> str:
+    rows = []
+    for method in METHODS:
+        seeds = [row for name, row in result["rows"].items() if name.startswith(f"mnist, {method}, seed")]
+        if not seeds:
+            continue
+        accuracy = [100 * row["accuracy"] for row in seeds]
+        spread = f" ± {statistics.stdev(accuracy):.2f}" if len(accuracy) > 1 else ""
+        pruned = {by: [_at(row["pruning"].get(by), "pruned", 0.9) for row in seeds] for by in ("magnitude", "snr")}
+        noisy = [_at(row.get("noise at the mean", row.get("noise")), "db", -6.0) for row in seeds]
+        rows.append(
+            [
+                method,
+                f"{statistics.fmean(accuracy):.2f}{spread}",
+                *(f"{statistics.fmean(row[key] for row in seeds):.4f}" for key in ("nll", "ece")),
+                *(_percent(values) for values in (*pruned.values(), noisy)),
+                str(len(seeds)),
+            ]
+        )
+    head = ["", "accuracy", "NLL", "ECE", "90 % pruned by size", "by SNR", "at -6 dB", "seeds"]
+    return markdown(head, rows) if rows else NOT_YET
+
+
+def mnist_tests(result: Result) -> str:
+    tests = result["rows"].get("mnist, tests")
+    if not tests:
+        return NOT_YET
+    rows = [
+        [f"ANOVA of accuracy, {name}", f"{test['f']:.2f}", f"{test['p']:.3g}"] for name, test in tests["anova"].items()
+    ]
+    rows += [[name, f"{test['difference']:.3g}", f"{test['p']:.3g}"] for name, test in tests["paired t"].items()]
+    name = "spearman of variance over dB, vdp and vdp-full"
+    rows.append([name[0].upper() + name[1:], f"{tests[name]:.2f}", ""])
+    return markdown(["", "F, difference or correlation", "p"], rows)
+
+
+def cifar10(result: Result) -> str:
+    rows = []
+    for name, row in result["rows"].items():
+        if name.startswith("cifar10, ") or "vit" in name:
+            cells = [f"{100 * row['accuracy']:.2f}", f"{row['nll']:.3f}", f"{row['ece']:.3f}"]
+            pruned = _at(row.get("pruning", {}).get("magnitude"), "pruned", 0.5)
+            noise = [f"{point['relative variance']:.2f}" for point in row["noise"]]
+            rows.append([name, *cells, _percent([pruned]), " ".join(noise) if float(noise[0]) else ""])
+    decibels = next((row["noise"] for row in result["rows"].values() if "noise" in row), [])
+    places = " ".join(f"{point['db']:g}" for point in decibels)
+    head = ["", "accuracy", "NLL", "ECE", "50 % pruned by size", f"relative variance at {places} dB"]
+    return markdown(head, rows) if rows else NOT_YET
+
+
+def pass_worth(result: Result) -> str:
+    rows = []
+    for network, ways in result.get("quality", {}).items():
+        for way, row in ways.items():
+            cells = [
+                f"{100 * row['accuracy']:.2f}",
+                f"{row['nll']:.4f}",
+                f"{row['ece']:.4f}",
+                f"{row['auroc, entropy']:.3f}",
+            ]
+            epistemic = row.get("auroc, epistemic")
+            seconds = result.get("time", {}).get(network, {}).get(way)
+            cells += ["" if epistemic is None else f"{epistemic:.3f}", "" if seconds is None else f"{seconds:.1f}"]
+            rows.append([network, way, *cells])
+    head = ["", "", "accuracy", "NLL", "ECE", "AUROC by entropy", "by epistemic", "times one pass at the mean"]
+    return markdown(head, rows) if rows else NOT_YET
+
+
+def _at(rows: list[dict[str, float]] | None, key: str, value: float) -> float | None:
+    return next((row["accuracy"] for row in rows or [] if row[key] == value), None)
+
+
+def _percent(values: list[float | None]) -> str:
+    known = [100 * value for value in values if value is not None]
+    return f"{statistics.fmean(known):.2f}" if known else ""
+
+
+def figure(name: str, says: str) -> Callable[[Result], str]:
+    """A link to what propagation_figures.py draws from the result."""
+    return lambda result: f"![{says}](../figures/{name}.png)\n"
+
+
+TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "propagation-fidelity": ("propagation", fidelity),
+    "propagation-layers": ("propagation", layers),
+    "propagation-probabilities": ("propagation", probabilities),
+    "propagation-memory": ("propagation", memory),
+    "propagation-time": ("propagation", time),
+    "vdp-mnist": ("vdp", mnist),
+    "vdp-tests": ("vdp", mnist_tests),
+    "vdp-cifar10": ("vdp", cifar10),
+    "pass-worth": ("pass-worth", pass_worth),
+    "figure-propagation-layers": (
+        "propagation",
+        figure("propagation-layers", "Propagated over sampled std, layer by layer"),
+    ),
+    "figure-pass-worth": (
+        "pass-worth",
+        figure("pass-worth", "NLL, ECE and AUROC against the number of weight samples"),
+    ),
+    "figure-vdp-pruning": ("vdp", figure("vdp-pruning", "Accuracy against the fraction of weights pruned")),
+    "figure-vdp-noise": (
+        "vdp",
+        figure("vdp-noise", "Accuracy and relative variance against the signal-to-noise ratio"),
+    ),
+    "figure-vdp-explanations": ("vdp", figure("vdp-explanations", "Infidelity and Sensitivity-max over images")),
+}
