@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes import config
 from pocketbayes.calibrate import fit_variance_scale
+from pocketbayes.cli import app
+from pocketbayes.experiment import run
 from pocketbayes.search import search_beta
 
 
@@ -79,3 +85,46 @@ def test_only_variational_methods_have_a_weight_to_search_for() -> None:
         search_beta(pb.Deterministic(), tiny_model(), tiny_data(), tiny_data())
     with pytest.raises(pb.UserError, match="keep"):
         search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), keep=1.0)
+
+
+def recipe(tmp_path: Path, **changes: object) -> config.Recipe:
+    x, y = tiny_data()
+    np.savez(tmp_path / "tiny.npz", x=x.flatten(1).numpy(), y=y.numpy())
+    tree = {
+        "method": "vdp",
+        "model": {"name": "mlp", "hidden": [8]},
+        "data": {"name": str(tmp_path / "tiny.npz"), "val_fraction": 0.25},
+        "training": {"epochs": 1, "batch_size": 16, "lr": 1e-2},
+        "search": {"betas": [0.01, 1e6], "epochs": 1},
+    }
+    return config.check({**tree, **changes})
+
+
+def test_a_recipe_with_a_search_trains_with_what_was_found(tmp_path: Path) -> None:
+    outcome = run(recipe(tmp_path), tmp_path / "run", progress=False)
+    assert outcome.recipe.search is None
+    written = config.read(tmp_path / "run")
+    assert written.method.settings == {"beta": 0.01}
+    assert written.search is None
+    again = run(recipe(tmp_path), tmp_path / "run", resume=True, progress=False)
+    assert again.recipe.method == outcome.recipe.method
+
+
+def test_a_search_without_validation_or_kl_is_refused(tmp_path: Path) -> None:
+    data = {"name": str(tmp_path / "tiny.npz"), "val_fraction": 0.0}
+    with pytest.raises(pb.UserError, match="val_fraction"):
+        run(recipe(tmp_path, data=data), tmp_path / "run", progress=False)
+    with pytest.raises(pb.UserError, match="'map' has no weight"):
+        run(recipe(tmp_path, method="map"), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(pb.UserError, match="keep"):
+        recipe(tmp_path, search={"keep": 2})
+
+
+def test_the_command_line_searches_on_request(tmp_path: Path) -> None:
+    recipe(tmp_path)
+    arguments = ["train", "--method", "vdp", "--model", "mlp", "--data", str(tmp_path / "tiny.npz"), "--epochs", "1"]
+    arguments += ["--search-beta", "--set", "search.betas=[0.5]", "--set", "data.val_fraction=0.25"]
+    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert config.read(tmp_path / "run").method.settings["beta"] == 0.5

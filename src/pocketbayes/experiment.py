@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from pocketbayes import checkpoint, container, data
 from pocketbayes.config import RECIPE_FILE, Recipe, read
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
+from pocketbayes.methods import VariationalMethod
 from pocketbayes.network import Net
+from pocketbayes.objective import Likelihood
 from pocketbayes.posteriors import Census
 from pocketbayes.progress import Show, display
+from pocketbayes.search import search_beta
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
 
@@ -94,6 +98,8 @@ def run(
         progress: As in `fit`.
     """
     folder = Path(out)
+    if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # what was found is in there
+        recipe = recipe.model_copy(update={"search": None, "method": read(folder).method})
     if is_first():
         _check_folder(folder, recipe, resume, overwrite)
     train = recipe.data.load("train", data_dir)
@@ -104,6 +110,8 @@ def run(
     model = recipe.model.build(train, likelihood, data_dir)
     recipe = recipe.resolved(model)
     start = time.monotonic()
+    if recipe.search is not None:
+        recipe = _searched(recipe, model, train, val, likelihood)
     with _clean_unless_begun(folder):
         if is_first():
             _begin(folder, recipe, overwrite)
@@ -122,6 +130,25 @@ def run(
     seconds = time.monotonic() - start
     measures = measure(net, test, recipe.samples, progress=progress) if measured and is_first() else {}
     return Outcome(recipe, folder, net, split, measures, seconds)
+
+
+def _searched(
+    recipe: Recipe, model: nn.Module, train: data.Dataset, val: data.Dataset | None, likelihood: Likelihood | None
+) -> Recipe:
+    """The recipe with the weight of the KL that the search finds in place of the search."""
+    assert recipe.search is not None
+    method = recipe.method.make()
+    if not isinstance(method, VariationalMethod):
+        raise UserError(f"search: method {recipe.method.name!r} has no weight of a KL to search for")
+    if val is None:
+        raise UserError("search: the weight of the KL is judged by validation data: set data.val_fraction above 0")
+    settings = {name: value for name, value in recipe.training.items() if name != "epochs"}
+    found = search_beta(
+        method, model, train, val, seed=recipe.seed, likelihood=likelihood, progress=False,
+        **recipe.search.model_dump(), **settings,
+    )  # fmt: skip
+    chosen = type(recipe.method)(**{**dict(recipe.method), "beta": found.beta})
+    return recipe.model_copy(update={"search": None, "method": chosen})
 
 
 def is_first() -> bool:

@@ -37,6 +37,9 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, such as training.lr=0.01."),
     ] = None,
+    search_beta: Annotated[
+        bool, typer.Option("--search-beta", help="Find the weight of the KL on validation data first.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     json: Json = False,
@@ -65,6 +68,8 @@ def train(
     for key, value in {"training.epochs": epochs, "seed": seed}.items():
         if value is not None:
             override(tree, f"{key}={value}")
+    if search_beta:
+        tree.setdefault("search", {})
     for item in settings or ():
         override(tree, item)
     checked = check(tree)

@@ -15,7 +15,23 @@ from pocketbayes import models
 from pocketbayes.config.files import override, read_tree
 from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
 from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.search import BETAS
 from pocketbayes.training import Training
+
+
+class SearchPart(BaseModel):
+    """The search for the weight of the KL that comes before training, see `pocketbayes.search_beta`.
+
+    Attributes:
+        betas: The weights tried.
+        epochs: Epochs of each round.
+        keep: The fraction that goes on to the next round.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    betas: tuple[float, ...] = Field(default=BETAS, min_length=1)
+    epochs: int = Field(default=1, ge=1)
+    keep: float = Field(default=0.5, gt=0, lt=1)
 
 
 class Recipe(BaseModel):
@@ -30,6 +46,7 @@ class Recipe(BaseModel):
         likelihood: The noise model; None for the task's usual one.
         seed: Of initial weights, data order and every draw.
         samples: Passes per example in evaluation.
+        search: A search for the weight of the KL, before training.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,6 +58,7 @@ class Recipe(BaseModel):
     likelihood: LikelihoodPart | None = None
     seed: int = Field(default=0, ge=0, lt=2**31)
     samples: int = Field(default=30, ge=1)
+    search: SearchPart | None = None
 
     @field_validator("training")
     @classmethod
