@@ -98,6 +98,8 @@ def by_flops() -> Any:
     }
     points = {}
     for name, group in grouped(rows).items():
+        if rate_of(name) not in (None, 0.01, 0.05, 0.1, 1.0):
+            continue
         cost_in_epochs = epochs.get(name, before + passes * after)
         points[name] = (each * cost_in_epochs, 100 * statistics.fmean(r["accuracy"] for r in group))
     return partial.accuracy_by_flops(points)
