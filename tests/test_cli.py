@@ -79,6 +79,7 @@ def same_network(one: Path, two: Path) -> bool:
 
 def test_train_writes_the_whole_run(trained: Trained) -> None:
     assert sorted(path.name for path in trained.folder.iterdir()) == [
+        "checkpoint-1.safetensors",
         "checkpoint.safetensors",
         "metrics.jsonl",
         "model.pocket",
@@ -438,6 +439,21 @@ def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
     assert "aleatoric" in call("predict", out, tmp_path / "x.npy").stdout
 
 
+# -- corruptions ------------------------------------------------------------------------------------------------------
+
+
+def test_corruptions_of_a_picture_are_drawn(images: np.ndarray, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.tile(images[0, 0], (40, 50))).save(tmp_path / "wide.png")
+    found = call_json("corruptions", tmp_path / "wide.png", "--out", tmp_path / "sheet.png")
+    assert found["size"] == [224, 280]
+    assert len(found["corruptions"]) == 19
+    with image.open(tmp_path / "sheet.png") as sheet:
+        assert min(sheet.size) > 500
+    assert call("corruptions", "--data", "digits", "--out", tmp_path / "digits.svg").exit_code == 0
+    assert (tmp_path / "digits.svg").read_text().count("<image") == 96
+
+
 # -- inspect and list -------------------------------------------------------------------------------------------------
 
 
@@ -641,6 +657,9 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
         (["predict", "RUN", "digit.npy", "--target-risk", "0.1"], "--split"),
         (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "target risk of 2"),
+        (["corruptions", "text.png"], "text.png"),
+        (["corruptions", "--data", "digits", "--index", "9999"], "--index 9999"),
+        (["corruptions", "--data", "digits", "--out", "sheet.gif"], "sheet.gif"),
         (["inspect", "foreign.pocket"], "not a pocketbayes file"),
         (["list", "method"], "did you mean 'methods'"),
         (["demo", "--out", "text.txt/demo"], "Not a directory"),

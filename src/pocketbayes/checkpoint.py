@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from pocketbayes import container
+from pocketbayes.errors import UserError
 from pocketbayes.training import Plateau
 
 KIND = "checkpoint"
@@ -42,18 +44,37 @@ class Progress:
     best: float = float("inf")
 
 
-def write(folder: Path, progress: Progress, tree: dict[str, Any]) -> None:
-    """Writes a checkpoint in place of the one before."""
+def files(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    older = sorted(folder.glob("checkpoint-*.safetensors"), key=lambda path: int(path.stem.partition("-")[2]))
+    return [path for path in (folder / FILE, *older) if path.is_file()]
+
+
+def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
+    """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
+    before = files(folder)
+    for path in before[max(kept - 1, 0) :]:
+        if path.name != FILE:  # the newest is replaced in one step below
+            path.unlink()
+    for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
+        path.replace(folder / f"checkpoint-{age}.safetensors")
     container.write(folder / FILE, {"progress": asdict(progress), **tree}, KIND)
 
 
 def read(folder: Path) -> tuple[Progress, dict[str, Any]] | None:
-    """The checkpoint of a folder, or None if there is none yet."""
-    if not (folder / FILE).exists():
-        return None
-    tree = container.read(folder / FILE, KIND)
-    plain = tree.pop("progress")
-    return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
+    """The newest checkpoint of a folder that is not damaged, or None if there is none yet."""
+    found = files(folder)
+    for number, path in enumerate(found, 1):
+        try:
+            tree = container.read(path, KIND)
+        except UserError as error:
+            if number == len(found):
+                raise
+            warnings.warn(f"{error}: going on from the checkpoint before it", stacklevel=2)
+            continue
+        plain = tree.pop("progress")
+        return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
+    return None
 
 
 def random_state() -> dict[str, Any]:

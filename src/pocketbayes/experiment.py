@@ -176,7 +176,7 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
     """Never replaces a run unless told to, never goes on with another one."""
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
-        if not (folder / checkpoint.FILE).is_file():
+        if not checkpoint.files(folder):
             raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
@@ -214,7 +214,7 @@ def _clean_unless_begun(folder: Path) -> Any:
     try:
         yield
     except BaseException:
-        if is_first() and not (folder / checkpoint.FILE).exists():
+        if is_first() and not checkpoint.files(folder):
             with contextlib.suppress(OSError):
                 for name in RUN_FILES:
                     (folder / name).unlink(missing_ok=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,25 +16,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes import artifact, checkpoint, methods
-from pocketbayes.batches import as_source, batches, info_of, size_of, steps_per_epoch
+from pocketbayes.batches import as_source, batches, info_of, size_of
 from pocketbayes.checkpoint import Progress
-from pocketbayes.data import validate_batch
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.evaluate import evaluate
+from pocketbayes.guards import ROLLBACKS, NotFiniteError, Signals, Snapshot, TrainingError, fingerprint, finite_net
+from pocketbayes.loop import Loop
 from pocketbayes.methods import Method, Stage
-from pocketbayes.network import Net, Network, frozen_batch_norm, members
+from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood
 from pocketbayes.progress import Display, Show, display
 from pocketbayes.training import Plateau, Training
 
 MODEL_FILE = "model.pocket"
 METRICS_FILE = "metrics.jsonl"
-SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
-"""What the line of an epoch shows of its row in the metrics file."""
-
-
-class TrainingError(UserError):
-    """Training cannot go on: the loss is not a number."""
 
 
 def fit(
@@ -79,7 +72,7 @@ def fit(
     chosen = set(settings) | (set(vars(base)) if training else set())
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
-    with display(progress) as bar:
+    with display(progress) as bar, Signals() as signals:
         run = _Run(
             method=method,
             model=model,
@@ -90,6 +83,7 @@ def fit(
             base=base,
             chosen=frozenset(chosen),
             bar=bar,
+            signals=signals,
             given_likelihood=likelihood,
         )
         return run.all_stages(resume)
@@ -108,6 +102,7 @@ class _Run:
     base: Training
     chosen: frozenset[str]
     bar: Display
+    signals: Signals
     given_likelihood: Likelihood | None
     at: Progress = field(default_factory=Progress)
     best: Mapping[str, Any] | None = None
@@ -177,6 +172,7 @@ class _Run:
             self.best = None
         for network in members(net):
             network.info = self.info or network.info
+        self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
         return net.eval()
@@ -195,9 +191,18 @@ class _Run:
         if tree is not None:
             optimizer.load_state_dict(tree["optimizer"])
             checkpoint.set_random_state(tree["random"][self.fabric.global_rank])
-        loop = _Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
+        loop = Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
+        good = Snapshot(network, optimizer, self.at) if training.on_nan == "rollback" else None
         while self.at.epoch < training.epochs:
-            loop.epoch()
+            try:
+                loop.epoch()
+            except NotFiniteError as error:  # noqa: PERF203 (once an epoch)
+                if good is None or good.used == ROLLBACKS:
+                    raise
+                self.at = good.restore(network, optimizer)
+                self.bar.line(f"{error}; back to epoch {self.at.epoch}, rate x {self.at.plateau.factor:g}")
+            else:
+                good = good and Snapshot(network, optimizer, self.at, good.used)
         if training.keep_best and self.best is not None:
             rebuilt = artifact.rebuild(self.best, network.to_module())
             network.load_state_dict(rebuilt.state_dict())
@@ -209,6 +214,7 @@ class _Run:
         """Writes where the run is, on rank 0, with every rank's random state."""
         if self.folder is None:
             return
+        self._check_finite(net)
         states = [checkpoint.random_state()]
         if self.fabric.world_size > 1:
             everyone: list[Any] = [None] * self.fabric.world_size
@@ -221,8 +227,38 @@ class _Run:
                 "random": states,
                 "best": self.best,
             }
-            checkpoint.write(self.folder, self.at, tree)
+            checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
         self.fabric.barrier()
+
+    def stop_if_asked(self, net: Net, optimizer: Any) -> None:
+        """Saves and stops if a signal came. Ranks would stop at different steps: there the last checkpoint counts."""
+        if self.signals.asked is None:
+            return
+        if self.fabric.world_size == 1:
+            self.save_checkpoint(net, optimizer)
+        raise KeyboardInterrupt(f"stopped by {self.signals.asked}")
+
+    def check_ranks_agree(self, net: Net) -> None:
+        """Raises: TrainingError: If weights, masks or assignments differ between processes."""
+        if self.fabric.world_size == 1:
+            return
+        prints: list[Any] = [None] * self.fabric.world_size
+        torch.distributed.all_gather_object(prints, fingerprint(net))
+        strays = [rank for rank, own in enumerate(prints) if own != prints[0]]
+        if strays:
+            where = f"stage {self._stage.name!r}, epoch {self.at.epoch + 1}"
+            raise TrainingError(
+                f"rank {strays[0]} has other weights than rank 0 after {where}: resume from the checkpoint"
+            )
+
+    def _check_finite(self, net: Net) -> None:
+        """Raises: NotFiniteError: If the network must not be saved."""
+        bad = finite_net(net)
+        if bad is not None:
+            raise NotFiniteError(
+                f"a weight of {bad!r} is not finite after stage {self._stage.name!r}, epoch {self.at.epoch}: "
+                f"lower lr ({self.base.lr} now) or set clip_norm; nothing was saved"
+            )
 
     def _record(self, row: dict[str, Any]) -> None:
         if self.folder and self.fabric.is_global_zero:
@@ -257,133 +293,6 @@ class _Run:
             return Categorical(ignore_index=self.info.ignore_index)
         _, y = next(batches(self.train, 1))
         return GaussianNoise("learned") if y.is_floating_point() else Categorical()
-
-
-@dataclass
-class _Loop:
-    """The epochs and steps of one stage."""
-
-    run: _Run
-    method: Method
-    net: Net
-    network: Network
-    wrapped: Any
-    optimizer: Any
-    training: Training
-
-    def epoch(self) -> None:
-        """From the step where the run stands to the end of the epoch."""
-        run, at = self.run, self.run.at
-        steps = steps_per_epoch(run.train, self.training.batch_size)
-        run.bar.begin(f"{run._stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
-        run.bar.advance(at.step)
-        self.net.train()
-        for x, y in batches(
-            run.train,
-            self.training.batch_size,
-            shuffle_seed=hash((run.seed, at.stage, at.epoch)) & 0x7FFFFFFF,
-            start=at.step,
-            rank=run.fabric.global_rank,
-            world=run.fabric.world_size,
-            workers=self.training.workers,
-        ):
-            figures = self.step(x.to(run.fabric.device), y.to(run.fabric.device), at.epoch * steps + at.step, steps)
-            at.step += 1
-            at.sums = {name: at.sums.get(name, 0.0) + value for name, value in figures.items()}
-            run.bar.advance(1, **figures)
-            every = self.training.checkpoint_steps
-            if every and at.step % every == 0 and at.step < steps:
-                run.save_checkpoint(self.net, self.optimizer)
-        self._close_epoch(at.step)
-
-    def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
-        """One optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
-        run, method = self.run, self.method
-        if run.info is not None:
-            validate_batch(x, y, run.info)
-        progress = index / steps
-        self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
-        beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
-        self.optimizer.zero_grad()
-        parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
-        total = steps * self.training.epochs
-        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total)
-        nll = self._backward_nll(parts) if replaced is None else replaced
-        kl = self.network.kl()
-        if replaced is None and beta and kl.requires_grad:
-            run.fabric.backward(kl * (beta / run.examples))
-        figures = {"nll": nll, "kl": float(kl.detach())}
-        figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
-        if not math.isfinite(figures["loss"]):
-            raise TrainingError(
-                f"the loss is not finite at stage {run._stage.name!r}, epoch {run.at.epoch + 1}, step {run.at.step + 1}"
-                f": NLL {nll}, KL {figures['kl']}; lower lr ({self.training.lr} now), set clip_norm, or check the data"
-            )
-        if replaced is not None:
-            return figures
-        if self.training.clip_norm is not None:
-            run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
-        self.optimizer.step()
-        method.after_step(self.network, self.optimizer.optimizer, index, total)
-        return figures
-
-    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Adds the gradient of the mean NLL, part by part and sample by sample: memory holds one pass."""
-        run, samples = self.run, self.method.train_samples if self.network.is_random else 1
-        size = sum(len(inputs) for inputs, _ in parts)
-        total = 0.0
-        noise: Tensor | None = None
-        for part, (inputs, targets) in enumerate(parts):
-            for sample in range(samples):
-                if self.method.antithetic and samples > 1:
-                    noise = -noise if sample % 2 and noise is not None else self._draw_noise()
-                last = part == len(parts) - 1 and sample == samples - 1
-                with (
-                    frozen_batch_norm(self.network, sample > 0),
-                    self.network.using(noise=noise),
-                    run.fabric.no_backward_sync(self.wrapped, enabled=not last),
-                ):
-                    output = self.wrapped(inputs)
-                    nll = self._nll(output, targets) * (len(inputs) / size / samples)
-                    run.fabric.backward(nll)
-                total += float(nll.detach())
-        return total
-
-    def _nll(self, output: Tensor, target: Tensor) -> Tensor:
-        likelihood = self.network.likelihood
-        assert isinstance(likelihood, Likelihood)
-        try:
-            return likelihood.nll(output, target)
-        except IndexError as error:
-            raise UserError(f"labels do not fit the model's {output.shape[1]} outputs: {error}") from None
-
-    def _draw_noise(self) -> Tensor:
-        return torch.randn(self.network.posterior.noise_size, device=self.run.fabric.device)
-
-    def _set_rate(self, epoch: float) -> None:
-        factor = self.training.rate_factor(epoch) * self.run.at.plateau.factor
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
-
-    def _close_epoch(self, steps: int) -> None:
-        run, at = self.run, self.run.at
-        noted = self.method.after_epoch(self.network, run._stage.name, at.epoch)
-        row: dict[str, Any] = {"stage": run._stage.name, "epoch": at.epoch + 1}
-        row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
-        row["lr"] = self.optimizer.param_groups[0]["lr"]
-        row |= noted or {}
-        if run.val is not None:
-            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed)
-            row |= {f"val_{name}": value for name, value in measures.items()}
-        loss = row.get("val_nll", -row.get("val_log_likelihood", -row["loss"]))
-        if self.training.keep_best and run.val is not None and loss < at.best:
-            at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
-        at.plateau.after_epoch(loss, self.training)
-        at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
-        run._record(row)
-        run.bar.line("  ".join(f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
-        if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:
-            run.save_checkpoint(self.net, self.optimizer)
 
 
 def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any) -> Net:

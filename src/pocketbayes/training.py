@@ -40,6 +40,8 @@ class Training:
         keep_best: Returns the network of the epoch with the lowest validation NLL, not the last.
         checkpoint_epochs: Epochs between checkpoints.
         checkpoint_steps: Steps between checkpoints within an epoch; None for none.
+        checkpoints: How many of them are kept, for the case that the newest is damaged.
+        on_nan: "stop" when loss or gradient is not finite, or "rollback" to the last epoch's end with half the rate.
         tensorboard: Writes the metrics for TensorBoard too.
         stages: Settings of single stages by name, such as `{"shared": {"lr": 1e-5}}`, which go before all others.
     """
@@ -66,11 +68,13 @@ class Training:
     keep_best: bool = False
     checkpoint_epochs: int = 1
     checkpoint_steps: int | None = None
+    checkpoints: int = 2
+    on_nan: Literal["stop", "rollback"] = "stop"
     tensorboard: bool = False
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "devices"):
+        for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.epochs < 0 or not self.lr > 0:
@@ -79,6 +83,8 @@ class Training:
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
         if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
             raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
+        if self.on_nan not in ("stop", "rollback"):
+            raise UnknownNameError("on_nan", self.on_nan, ("stop", "rollback"))
         for settings in self.stages.values():
             replace(self, stages={}).but(settings)
 

@@ -79,7 +79,7 @@ def train(
     try:
         outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
-        begun = (folder / checkpoint.FILE).is_file()
+        begun = bool(checkpoint.files(folder))
         again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
     if not is_first():

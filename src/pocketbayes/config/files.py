@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pocketbayes.checkpoint import FILE as CHECKPOINT_FILE
+from pocketbayes import checkpoint
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.train import MODEL_FILE
 
@@ -68,7 +68,7 @@ def network_file(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_dir() or (path / MODEL_FILE).is_file():
         return path / MODEL_FILE if path.is_dir() else path
-    unfinished = (path / CHECKPOINT_FILE).is_file()
+    unfinished = bool(checkpoint.files(path))
     way_out = f"finish it with `pocketbayes train --out {path} --resume`" if unfinished else "it is not a run"
     raise UserError(f"the folder {path} holds no {MODEL_FILE}: {way_out}")
 

@@ -100,7 +100,7 @@ def _one(
     folder = work / f"{_folder(chosen.of or row)}-{seed}"
     figures: dict[str, Any] = {}
     if not (folder / MODEL_FILE).is_file():
-        resume = (folder / checkpoint.FILE).is_file()
+        resume = bool(checkpoint.files(folder))
         outcome = run(recipe, folder, data_dir, resume=resume, measured=False, progress=progress)
         figures["train_seconds"] = round(outcome.seconds, 2)
     net = artifact.load(folder / MODEL_FILE)

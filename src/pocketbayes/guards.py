@@ -1,0 +1,115 @@
+"""What stops a run in time: a signal, a number that is none, ranks that disagree."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pocketbayes.checkpoint import Progress
+from pocketbayes.errors import UserError
+from pocketbayes.network import Net, Network, members
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ROLLBACKS = 5
+SLOWER = 0.5
+
+
+class TrainingError(UserError):
+    """Training cannot go on: a number is none, or ranks disagree."""
+
+
+class NotFiniteError(TrainingError):
+    """Loss, gradient or weights are no numbers any more."""
+
+
+class Signals:
+    """Takes note of Ctrl-C and SIGTERM, so that a run can finish its step and save; a second one stops it at once.
+
+    Attributes:
+        asked: The name of the signal that came, if one did.
+    """
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        """Listens, where Python allows it: in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves things as they were."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+
+
+def not_finite(network: Network, *, gradients: bool = False) -> str | None:
+    """The first layer that holds a value, or a gradient, that is not finite; None if there is none."""
+    for name, parameter in network.named_parameters():
+        values = parameter.grad if gradients else parameter.detach()
+        if values is None or bool(values.isfinite().all()):
+            continue
+        if values.shape == (network.layout.size,):  # one number a weight: say which weight
+            first = int((~values.isfinite()).nonzero()[0])
+            return next(slot.name for slot in network.layout.slots if slot.start <= first < slot.stop)
+        return name.removeprefix("model.")
+    return None
+
+
+def gradient_is_finite(network: Network) -> bool:
+    """Whether the norm of all gradients is a number; one look at the device."""
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    return not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+
+
+def fingerprint(net: nn.Module) -> str:
+    """A hash of all parameters and buffers: equal on ranks that agree."""
+    found = hashlib.sha256()
+    for name, value in sorted(net.state_dict().items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def finite_net(net: Net) -> str | None:
+    """The first layer of any member that holds a number that is none."""
+    return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
+
+
+class Snapshot:
+    """A state that was good, to go back to with half the rate.
+
+    Attributes:
+        used: How often it was gone back to, in all.
+    """
+
+    def __init__(self, network: Network, optimizer: Any, at: Progress, used: int = 0) -> None:
+        self.weights = copy.deepcopy(network.state_dict())
+        self.moments = copy.deepcopy(optimizer.state_dict())
+        self.at = copy.deepcopy(at)
+        self.used = used
+
+    def restore(self, network: Network, optimizer: Any) -> Progress:
+        """Puts the state back and returns where it stood, at a lower rate each time."""
+        self.used += 1
+        network.load_state_dict(self.weights)
+        optimizer.load_state_dict(copy.deepcopy(self.moments))
+        at = copy.deepcopy(self.at)
+        at.plateau.factor *= SLOWER**self.used
+        return at

@@ -1,0 +1,168 @@
+"""A run that is stopped, fed rubbish or short of disk loses nothing and saves no nonsense."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes import checkpoint
+from pocketbayes.guards import NotFiniteError, Signals, fingerprint, not_finite
+
+
+class Told(torch.utils.data.Dataset):
+    """The tiny data; calls somebody when a batch is fetched for the n-th time."""
+
+    def __init__(self, at: int | None = None, what: Any = None) -> None:
+        self.x, self.y = tiny_data()
+        self.at, self.what, self.count = at, what, 0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitems__(self, rows: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        self.count += 1
+        if self.count == self.at:
+            self.what()
+        return [(self.x[row].clone(), self.y[row]) for row in rows]
+
+
+def fit(data: Any, folder: Path, **settings: Any) -> pb.Network:
+    settings = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3, **settings}
+    return pb.fit(pb.MeanFieldVI(), tiny_model(), data, out=folder, progress=False, **settings)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_signal_saves_within_a_step(number: signal.Signals, at: int, tmp_path: Path) -> None:
+    steps = -(-len(tiny_data()[1]) // 16)
+    whole = fit(Told(), tmp_path / "whole").state_dict()
+    listened = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt, match=number.name):
+        fit(Told(at, lambda: os.kill(os.getpid(), number)), tmp_path / "run")
+    assert signal.getsignal(number) is listened
+    found = checkpoint.read(tmp_path / "run")
+    assert found is not None
+    assert found[0].epoch * steps + found[0].step in (at - 1, at)  # not the end of an epoch before
+    again = fit(Told(), tmp_path / "run", resume=True).state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_second_signal_stops_at_once() -> None:
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.asked == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    whole = fit(Told(), tmp_path / "whole").state_dict()
+    fit(Told(), tmp_path / "run")
+    newest, before = checkpoint.files(tmp_path / "run")
+    assert checkpoint.read(tmp_path / "run")[0].epoch == 3  # type: ignore[index]
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 0xFF
+    newest.write_bytes(data)
+    with pytest.warns(UserWarning, match="going on from the checkpoint before"):
+        again = fit(Told(), tmp_path / "run", resume=True).state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    for path in checkpoint.files(tmp_path / "run"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="before it"), pytest.raises(pb.UserError, match="checkpoint-1"):
+        checkpoint.read(tmp_path / "run")
+    assert before.name == "checkpoint-1.safetensors"
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4])
+def test_the_last_checkpoints_are_kept(kept: int, tmp_path: Path) -> None:
+    for step in range(6):
+        checkpoint.write(tmp_path, checkpoint.Progress(step=step), {"value": torch.tensor(step)}, kept)
+        found = [pb.container.read(path, checkpoint.KIND)["progress"]["step"] for path in checkpoint.files(tmp_path)]
+        assert found == list(range(step, max(step - kept, -1), -1))
+        assert len(list(tmp_path.iterdir())) == len(found)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, left = os.fsync, 2
+
+    def full(descriptor: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    whole = fit(Told(), tmp_path / "whole").state_dict()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(pb.UserError, match="No space left on device"):
+        fit(Told(), tmp_path / "run")
+    monkeypatch.undo()
+    assert not [path for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
+    again = fit(Told(), tmp_path / "run", resume=True).state_dict()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_run_that_diverges_stops_with_step_layer_and_cause(tmp_path: Path) -> None:
+    def poison() -> None:
+        data.x[:] = float("inf")
+
+    data = Told(5, poison)
+    with pytest.raises(NotFiniteError, match=r"the loss .* epoch 2, step 1, first in layer 'conv\.\w+'.* a target is"):
+        fit(data, tmp_path / "run")
+    assert not (tmp_path / "run" / "model.pocket").exists()
+    net = pb.artifact.rebuild(checkpoint.read(tmp_path / "run")[1]["net"], tiny_model())  # type: ignore[index]
+    assert not_finite(net) is None  # the last good state
+
+
+def test_rolling_back_finishes_with_a_lower_rate(tmp_path: Path) -> None:
+    data = Told()
+    good = (data.x.clone(), data.y.clone())
+
+    def poison() -> None:
+        data.x[:] = float("inf")
+
+    def heal() -> None:
+        data.x[:] = good[0]
+
+    data.at, data.what = 5, poison
+    fetch = data.__getitems__
+
+    def once(rows: list[int]) -> Any:
+        batch = fetch(rows)
+        heal()
+        return batch
+
+    data.__getitems__ = once  # type: ignore[method-assign]
+    net = fit(data, tmp_path / "run", on_nan="rollback")
+    assert not_finite(net) is None
+    progress = checkpoint.read(tmp_path / "run")[0]  # type: ignore[index]
+    assert progress.plateau.factor == 0.5
+    assert progress.epoch == 3
+    with pytest.raises(NotFiniteError, match="lower lr"):  # a fault that stays is not tried for ever
+        fit(Told(1, lambda: None), tmp_path / "bad", on_nan="rollback", lr=1e30, optimizer="sgd")
+
+
+def test_a_fingerprint_sees_a_single_bit() -> None:
+    net = pb.bayesianize(tiny_model(), "bbb")
+    before = fingerprint(net)
+    assert fingerprint(pb.bayesianize(tiny_model(), "bbb")) == before
+    with torch.no_grad():
+        net.posterior.mean[3] = torch.nextafter(net.posterior.mean[3], torch.tensor(9.0))
+    assert fingerprint(net) != before
+
+
+def test_the_layer_of_a_bad_value_is_named() -> None:
+    net = pb.bayesianize(tiny_model(), "bbb")
+    assert not_finite(net) is None
+    slot = net.layout.slots[-1]
+    with torch.no_grad():
+        net.posterior.mean[slot.start] = float("nan")
+    assert not_finite(net) == slot.name
