@@ -1,0 +1,73 @@
+"""`pocketbayes corruptions`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import note, show_json
+from pocketbayes.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MOST_PIXELS = 224
+"""Of the shorter side: a larger picture is scaled down, for the parameters end there."""
+
+
+def corruptions(
+    image: Annotated[Path | None, typer.Argument(metavar="[IMAGE]", help="A picture; else one of a data set.")] = None,
+    data: Annotated[str, typer.Option("--data", help="The data set to take a test image of.")] = "cifar10",
+    index: Annotated[int, typer.Option("--index", min=0, help="Which of its images.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the noise.")] = 0,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", help="The sheet: .png, .svg or .pdf.")] = Path("corruptions.png"),
+    json: Json = False,
+) -> None:
+    """Draw all 19 corruptions of a picture at their 5 severities, as `evaluate --shift corruptions` makes them.
+
+    Examples:
+      pocketbayes corruptions photo.jpg
+      pocketbayes corruptions --data mnist --index 7 --out mnist.pdf
+    """
+    from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+    from pocketbayes.figures.corruptions import contact_sheet
+    from pocketbayes.figures.style import save
+
+    picture = _from_data(data, index, data_dir) if image is None else _from_file(image)
+    pictures = {name: [corrupt(picture, name, severity, seed) for severity in SEVERITIES] for name in CORRUPTIONS}
+    save(contact_sheet(pictures, picture), out)
+    if json:
+        show_json({"sheet": str(out), "corruptions": list(CORRUPTIONS), "size": list(picture.shape[:2])})
+    else:
+        note(f"drawn {out}")
+
+
+def _from_file(path: Path) -> NDArray[np.uint8]:
+    import numpy as np
+
+    from pocketbayes.data.folders import read_image
+
+    if not path.is_file():
+        raise UserError(f"no file {path}")
+    picture: Any = read_image(path)
+    picture.thumbnail(tuple(round(side * MOST_PIXELS / min(picture.size)) for side in picture.size))
+    return np.asarray(picture, dtype=np.uint8)
+
+
+def _from_data(name: str, index: int, data_dir: Path | None) -> NDArray[np.uint8]:
+    import numpy as np
+
+    from pocketbayes.config import check_data
+    from pocketbayes.data.dataset import Pictures
+
+    dataset = check_data(name).load("test", data_dir)
+    if not isinstance(dataset, Pictures):
+        raise UserError(f"data set {name!r} does not hold images as bytes")
+    if index >= len(dataset):
+        raise UserError(f"data set {name!r} has {len(dataset)} test images: there is no --index {index}")
+    return np.ascontiguousarray(dataset.pixels([index])[0][0].permute(1, 2, 0).numpy())
