@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import yaml
 from torch import nn
 
 from pocketbayes import models
@@ -143,6 +142,8 @@ def _facts(net: Net, size: int) -> dict[str, Any]:
 
 def _card(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, float]) -> str:
     """The card: a head that the Hub reads, then the facts and the figures for people."""
+    import yaml
+
     data = "unknown data" if info is None else f"{info.name} ({info.task})"
     networks = f"{facts['networks']} networks, each a " if facts["networks"] > 1 else ""
     ratio = facts["bytes"] / facts["point_network_bytes"]
