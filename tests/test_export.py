@@ -409,7 +409,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     net = network("mean-field", Batchwise())
     path = tmp_path / "net.onnx"
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"mode": "linear"}, "no gradients; use 'moments'"),
+        ({"mode": "linear"}, "gradients of each example; use 'moments'"),
         ({"mode": "local"}, "unknown mode 'local'"),
         ({"samples": 0}, "at least 1"),
         ({"readout": "sample"}, "readout"),

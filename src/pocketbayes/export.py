@@ -167,8 +167,8 @@ def _check(mode: str, samples: int, readout: str) -> None:
         raise UserError(f"ONNX export needs {error.name}: pip install 'pocketbayes[onnx]'") from error
     if mode == "linear":
         raise UserError(
-            "mode='linear' cannot be exported: ONNX has no gradients; use 'moments', or 'sample' where correlations "
-            "between positions matter"
+            "mode='linear' cannot be exported: torch's exporter does not carry gradients of each example; use "
+            "'moments', or 'sample' where correlations between positions matter"
         )
     if mode not in get_args(Mode):
         raise UnknownNameError("mode", mode, get_args(Mode))
