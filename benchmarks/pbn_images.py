@@ -23,7 +23,9 @@ CIFAR: dict[str, Any] = {
     "training": {"lr": 1e-4, "std_lr": 1e-3, "schedule": "cosine"},
     "training from a random start": {"lr": 3e-3, "schedule": "cosine"},
     "batch": 128,
-    "pbn": {"rho_mean": -3.5, "train_samples": 1, "sensitivity_batches": 20},
+    "pbn": {"train_samples": 1, "sensitivity_batches": 20},
+    "rho_mean at 1 %": -3.5,
+    "rho_mean at other rates": -4.0,
     "samples": 5,
     "steps between points of a curve": 20,
     "images per point of a curve": 500,
@@ -69,7 +71,8 @@ class _Pictures:
         sampler = RandomSampler(self.train, num_samples=batch * every, generator=torch.Generator().manual_seed(0))
         loader = DataLoader(self.train, batch, sampler=sampler, collate_fn=pb.data.collate)
         points = self.test.take(torch.arange(CIFAR["images per point of a curve"]))
-        method = pb.PBN(rate=rate, pretrain_epochs=0, **CIFAR["pbn"])
+        first = CIFAR["rho_mean at 1 %" if rate == 0.01 else "rho_mean at other rates"]  # few weights, larger stds
+        method = pb.PBN(rate=rate, rho_mean=first, pretrain_epochs=0, **CIFAR["pbn"])
         folder = self.bench.work / name.replace(" ", "-").replace("%", "").replace(",", "")
         training = CIFAR["training from a random start" if random_start else "training"]
         net = pb.fit(

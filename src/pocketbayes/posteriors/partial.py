@@ -52,7 +52,7 @@ class Partial(Posterior):
 
     def kl(self, prior: Prior) -> Tensor:
         """The sum over the chosen weights: a point value has no KL."""
-        return prior.take(self.index).total_kl(self.mean[self.index], F.softplus(self.rho))
+        return prior.take(self.index).total_kl(self.mean.index_select(0, self.index), F.softplus(self.rho))
 
     def fractions(self) -> dict[str, float]:
         """The fraction of random weights in every slot."""
