@@ -522,6 +522,8 @@ def test_demo_compares_methods_and_draws_digits(tmp_path: Path, monkeypatch: pyt
     found = call_json("demo", "--out", tmp_path / "demo")
     assert list(found["results"]) == ["map", "bbb"]
     assert (tmp_path / "demo" / "digits-bbb" / "model.pocket").is_file()
+    page = Path(found["report"]).read_text()
+    assert all(f'"name":"{name}"' in page for name in ("digits-bbb", "digits-map"))
     assert found["most_uncertain"]["method"] == "bbb"
     digits = found["most_uncertain"]["digits"]
     assert [digit["entropy"] for digit in digits] == sorted((d["entropy"] for d in digits), reverse=True)
@@ -747,7 +749,7 @@ def test_two_processes_make_one_run_and_one_object(tmp_path: Path) -> None:
 
 def test_help_and_version_succeed() -> None:
     assert call("--version").stdout == f"{pb.__version__}\n"
-    for command in ([], ["train"], ["evaluate"], ["predict"], ["inspect"], ["list"], ["demo"]):
+    for command in ([], ["train"], ["evaluate"], ["predict"], ["report"], ["inspect"], ["list"], ["demo"]):
         result = call(*command, "--help")
         assert result.exit_code == 0
         assert "Usage" in result.stdout

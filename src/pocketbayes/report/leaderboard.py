@@ -106,7 +106,8 @@ def _is_best(column: Column, place: int, rows: Sequence[Mapping[str, float]], gr
     if column.better is None or column.key not in rows[place]:
         return False
     rivals = [row[column.key] for row, group in zip(rows, groups) if group == groups[place] and column.key in row]
-    return len(rivals) > 1 and rows[place][column.key] == (max if column.better == "high" else min)(rivals)
+    best = (max if column.better == "high" else min)(rivals)
+    return min(rivals) < max(rivals) and rows[place][column.key] == best
 
 
 def _inside(tree: Any, *path: str) -> Any:

@@ -27,6 +27,9 @@ function planeView(run, index) {
     const sx = (box.right - box.left) / (view.x1 - view.x0);
     const sy = (box.bottom - box.top) / (view.y1 - view.y0);
     const clip = `plane-${index}`;
+    // Thousands of Gaussians are drawn in thin lines, fuller as one zooms in.
+    const zoomed = (home.x1 - home.x0) / (view.x1 - view.x0);
+    canvas.style.setProperty("--fine", Math.min(1, Math.sqrt(80 / counts.length) * zoomed).toFixed(3));
     // Shapes are in units of the plane; lines and dots keep their width on the screen at every zoom.
     const world = `matrix(${sx} 0 0 ${-sy} ${xs.at(0)} ${ys.at(0)})`;
     const order = counts.map((_, i) => i).sort((a, b) => size(plane.gaussians[b]) - size(plane.gaussians[a]));

@@ -93,7 +93,7 @@ function leaderboard(columns, rows) {
   const top = h("tr", {}, head("name", "run", "The run", false), withData ? h("th", { scope: "col" }, "data") : null, columns.map((c) => head(c.key, c.title, c.about, c.better === "high")));
   fillBody();
   const data = unique(rows.map((row) => row.data).filter(Boolean));
-  const title = h("caption", {}, "Leaderboard", h("span", {}, data.length === 1 ? `measured on ${data[0]} data` : "", " · best values marked · click a heading to sort"));
+  const title = h("caption", {}, "Leaderboard", h("span", {}, [data.length === 1 ? `measured on ${data[0]} data` : null, runs.length > 1 ? "best values marked · click a heading to sort" : null].filter(Boolean).join(" · ")));
   return h("div", { class: "card board scroll", tabindex: 0, role: "region", "aria-label": "Leaderboard" }, h("table", { id: "leaderboard" }, title, h("thead", {}, top), body));
 }
 
@@ -444,14 +444,14 @@ function layerCard(run, index) {
   const { layers, storage, stored, points, networks, notes } = run.weights;
   const colour = runColour(index);
   const bar = (fraction) => h("span", { class: "cellbar" }, meter(fraction, colour), h("span", {}, write("share", fraction)));
-  const rows = layers.map((layer) => [layer.name, layer.shape.join(" × "), bar(layer.present), bar(layer.random), write("short", layer.std)]);
+  const rows = layers.map((layer) => [layer.name, layer.shape.join("×"), bar(layer.present), bar(layer.random), write("short", layer.std)]);
   const facts = [...entries(stored).map(([kind, count]) => `${write("count", count)} ${kind}`), `${write("count", points)} point values`].join(" · ");
   return h(
     "section",
     { class: "card", "data-run": index },
     h("h3", {}, swatch(index), run.name, h("small", {}, networks > 1 ? `${storage}, first of ${networks} networks` : storage)),
     h("p", { class: "hint" }, facts),
-    plainTable(["layer", "shape", "present", "Bayesian", "mean std"], rows, `Layers of ${run.name}`),
+    h("div", { class: "layers" }, plainTable(["layer", "shape", "present", "Bayesian", "mean std"], rows, `Layers of ${run.name}`)),
     list(notes).length ? h("p", { class: "hint" }, notes.join("; ")) : null,
   );
 }
