@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
@@ -15,6 +16,7 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 NOT_YET = "Not measured yet.\n"
 
 
@@ -147,8 +149,9 @@ def _percent(values: list[float | None]) -> str:
 
 
 def figure(name: str, says: str) -> Callable[[Result], str]:
-    """A link to what propagation_figures.py draws from the result."""
-    return lambda result: f"![{says}](../figures/{name}.png)\n"
+    """A link to what propagation_figures.py has drawn from the result."""
+    drawn = (FIGURES / f"{name}.png").exists()
+    return lambda result: f"![{says}](../figures/{name}.png)\n" if drawn else "Not drawn yet.\n"
 
 
 TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
