@@ -241,9 +241,9 @@ def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str,
     return rows
 
 
-def fidelity(bench: Bench) -> None:
+def fidelity(bench: Bench, only: str | None) -> None:
     for name, subject in SUBJECTS.items():
-        if name in bench.result.get("fidelity", {}):
+        if name in bench.result.get("fidelity", {}) or (only and not name.startswith(only)):
             continue
         net = bench.network(subject)
         data = bench.images(subject.data, "test")
@@ -356,6 +356,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True, help="a checkpoint of ResNet-20 trained on CIFAR-10")
     parser.add_argument("--section", choices=("fidelity", "memory", "time"), action="append")
+    parser.add_argument("--only", help="the network whose fidelity is measured, such as LeNet-5")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--note", default="", help="what to know of the machine, written beside the times")
     parser.add_argument("--threads", type=int, default=1)
@@ -364,7 +365,7 @@ def main() -> None:
     bench = Bench(arguments.data_dir, arguments.weights)
     for section in arguments.section or ("fidelity", "memory"):
         if section == "fidelity":
-            fidelity(bench)
+            fidelity(bench, arguments.only)
         elif section == "memory":
             memory(bench)
         else:
