@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from corruption_tables import TABLES as CORRUPTION_TABLES
 from pbn_tables import PBN_TABLES
 from propagation_tables import TABLES as PROPAGATION_TABLES
 
@@ -214,6 +215,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sparse-times": ("sparse", sparse_times),
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
     **PROPAGATION_TABLES,
+    **CORRUPTION_TABLES,
 }
 """By name: the file in results/, and what makes a table of it."""
 
