@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import torch
 
 from pocketbayes import artifact
 from pocketbayes.batches import as_source, batches
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
-from pocketbayes.methods import WeightSharing
+from pocketbayes.methods import Deterministic, WeightSharing
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.packing import Precision
 from pocketbayes.posteriors import MeanField, Point, Shared
@@ -22,11 +24,8 @@ from pocketbayes.train import fit
 GAUSSIANS = (4, 8, 16, 32, 64, 128, 256)
 """K of the first round; the second tries K between the neighbours of the best."""
 REFINEMENTS = 2
-THRESHOLDS: tuple[Mapping[str, Any], ...] = (
-    {"tau_w": None, "gradient_fraction": 0.0},
-    {"tau_w": 0.3, "gradient_fraction": 0.005},
-)
-"""No outliers, or those that the sensitivity of the network asks for."""
+OUTLIERS = 4.0
+"""Outliers are the weights beyond so many times the root mean square of all; or there are none."""
 SHARED_PRECISION = Precision("int8", "int8", "bfloat16")
 PRECISIONS = (
     Precision(),
@@ -38,7 +37,8 @@ PRECISIONS = (
     Precision("int4", "int2", "bfloat16"),
     Precision("int3", "int2", "bfloat16"),
 )
-GRADIENT_BATCHES = 20
+MEANS_ONLY_STD = 1e-3
+"""The std of every weight where only means are shared: any constant, for then it separates no weights."""
 RECALIBRATION_BATCHES = 20
 DEFAULT_LOSS = 0.01
 
@@ -50,10 +50,13 @@ class Candidate:
     Attributes:
         precision: How finely floats are kept.
         sharing: Settings of `WeightSharing`; None keeps the storage that the network has.
+        means_only: Shares by the means alone, which spends all Gaussians on them: draws then spread as wide as the
+            means of the weights that share one. Else stds count as well, and every weight draws for itself.
     """
 
     precision: Precision
     sharing: Mapping[str, Any] | None = None
+    means_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Trial:
             "bits": self.bits,
             "nll": self.nll,
             "accuracy": self.accuracy,
-            "sharing": None if sharing is None else dict(sharing),
+            "sharing": None if sharing is None else {**sharing, "means_only": self.candidate.means_only},
             "precision": asdict(self.candidate.precision),
         }
 
@@ -194,8 +197,10 @@ class _Sweep:
     def make(self, candidate: Candidate) -> Net:
         if candidate.sharing is None:
             return self.net
-        method = WeightSharing(**candidate.sharing, meanfield_epochs=0, gradient_batches=GRADIENT_BATCHES)
-        net = fit(method, self.net, self.train, epochs=self.epochs, seed=self.seed, progress=False)
+        assert not isinstance(self.net, Mixture)
+        start = Deterministic().init(self.net) if candidate.means_only else self.net
+        method = WeightSharing(**candidate.sharing, meanfield_epochs=0, std_init=MEANS_ONLY_STD)
+        net = fit(method, start, self.train, epochs=self.epochs, seed=self.seed, progress=False)
         if not self.epochs:
             stream = batches(as_source(self.train), 256, shuffle_seed=self.seed)
             recalibrate(net, iter(itertools.islice(stream, RECALIBRATION_BATCHES)))
@@ -221,24 +226,25 @@ class _Sweep:
 
 
 def _shared_candidates(net: Net, fixed: Precision | None) -> list[Candidate]:
+    """Shared means, and for a network with stds of its own shared pairs of mean and std; with outliers and without."""
     if isinstance(net, Mixture) or not isinstance(net.posterior, (Point, MeanField, Shared)):
         return []
-    most = net.layout.size // 8
-    # Stds that mean something are kept by draws of each weight's own; those of a point network are made up.
-    kept = {"draw": "independent"} if isinstance(net.posterior, MeanField) else {}
-    if isinstance(net.posterior, Shared):
-        kept = {"draw": net.posterior.draw, "blend": net.posterior.blend}
+    with torch.no_grad():
+        mean, std = net.posterior.moments()
+        far = OUTLIERS * float(mean.square().mean().sqrt())
+        kinds = [True, False] if isinstance(net.posterior, MeanField) and bool((std > 0).all()) else [True]
+    precision = fixed or SHARED_PRECISION
     return [
-        _sharing(k, {**thresholds, **kept}, fixed or SHARED_PRECISION)
-        for k in GAUSSIANS
-        if k <= most
-        for thresholds in THRESHOLDS
+        Candidate(precision, _settings(k, tau_w, means_only), means_only)
+        for k, tau_w, means_only in itertools.product(GAUSSIANS, (None, far), kinds)
+        if k <= mean.numel() // 8
     ]
 
 
-def _sharing(k: int, settings: Mapping[str, Any], precision: Precision) -> Candidate:
+def _settings(k: int, tau_w: float | None, means_only: bool) -> dict[str, Any]:
     """Without merging, K is what it says; an ellipse point costs ten times the bits of a weight."""
-    return Candidate(precision, {**settings, "k": k, "merge": None, "ellipse": None, "n_min": 0})
+    plain = {"merge": None, "ellipse": None, "n_min": 0, "gradient_fraction": 0.0}
+    return {"k": k, "tau_w": tau_w, "draw": "shared" if means_only else "independent", **plain}
 
 
 def _between(sweep: _Sweep, limit: int | None, allowed: float | None) -> list[Candidate]:
@@ -250,15 +256,20 @@ def _between(sweep: _Sweep, limit: int | None, allowed: float | None) -> list[Ca
     best = min(fitting, key=lambda trial: trial.nll if limit is not None else trial.bytes)
     sharing = best.candidate.sharing
     assert sharing is not None
-    own = sorted(
-        trial.candidate.sharing["k"]
-        for trial in shared
-        if trial.candidate.sharing is not None and {**trial.candidate.sharing, "k": 0} == {**sharing, "k": 0}
-    )
+    own = sorted(_k(trial) for trial in shared if _alike(trial.candidate, best.candidate))
     place = own.index(sharing["k"])
-    wanted = [own[place + 1 :][:1], own[:place][-1:]][0 if limit is not None else 1]
-    middle = [round((sharing["k"] * other) ** 0.5) for other in wanted]
-    return [_sharing(k, sharing, best.candidate.precision) for k in middle if k not in own]
+    neighbour = own[place + 1 :][:1] if limit is not None else own[:place][-1:]
+    middle = [round((sharing["k"] * other) ** 0.5) for other in neighbour]
+    return [replace(best.candidate, sharing={**sharing, "k": k}) for k in middle if k not in own]
+
+
+def _k(trial: Trial) -> int:
+    assert trial.candidate.sharing is not None
+    return int(trial.candidate.sharing["k"])
+
+
+def _alike(one: Candidate, two: Candidate) -> bool:
+    return {**(one.sharing or {}), "k": 0} == {**(two.sharing or {}), "k": 0}
 
 
 def _fitting(trials: Sequence[Trial], limit: int | None, allowed: float | None) -> list[Trial]:

@@ -1,0 +1,132 @@
+"""2DGBNN's file from 2 to 8 bits a weight: ResNet-20 on CIFAR-10 from given weights, accuracy, NLL and bytes.
+
+python benchmarks/pocket_curve.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th [--only NAME;...]
+
+Each row has as many Gaussians as its budget allows, everything in the file counted, shared by the means of the given
+weights, and 50 steps of training. Finished rows are kept in results/pocket-curve.json and not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pocketbayes as pb
+from measure import RESULTS, write_result
+from pocketbayes.packing import Precision
+
+NAME = "pocket-curve"
+PRECISION = Precision("int8", "int8", "bfloat16")
+OUTLIERS = 0.4
+STEPS, BATCH = 50, 128
+BUDGETS = {
+    "150 kB": (150_000, 10),
+    **{f"{bits} bits": (int(bits * 268_336 / 8), 4) for bits in (4, 3, 2, 5, 6, 8)},
+}
+"""Bytes, and samples to measure by."""
+KEPT = ("accuracy", "nll", "ece", "brier", "count")
+
+
+class Bench:
+    def __init__(self, data_dir: Path, weights: Path, work: Path) -> None:
+        self.data_dir, self.work = data_dir, work
+        self.sizes: dict[int, int] = {}
+        self.path = RESULTS / f"{NAME}.json"
+        self.rows: dict[str, Any] = json.loads(self.path.read_text())["rows"] if self.path.exists() else {}
+        model = pb.models.build("resnet20")
+        pb.models.load_weights(model, weights)
+        self.given = pb.bayesianize(model, pb.Deterministic())
+        self.given.likelihood = pb.Categorical()  # type: ignore[union-attr]
+        self.test = self.images("test")
+        self.train = self.images("train", augment=True, subset=STEPS * BATCH)
+
+    def images(self, split: str, **options: Any) -> Any:
+        return pb.data.load("cifar10", split, self.data_dir, mean="imagenet", val_fraction=0.0, **options)
+
+    def keep(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row
+        write_result(NAME, {"model": "resnet20", "data": "cifar10", "rows": self.rows})
+        print(name, json.dumps(row), flush=True)
+
+    def deterministic(self) -> None:
+        if "deterministic" not in self.rows:
+            measures = pb.evaluate(self.given, self.test, batch_size=500)
+            sizes = {p: pb.save(self.given, self.work / "given.pocket", precision=p) for p in ("lossless", "int8")}
+            self.keep("deterministic", {k: measures[k] for k in KEPT} | {"bytes": sizes["lossless"], "sizes": sizes})
+
+    def shared(self, k: int, epochs: int) -> pb.Network:
+        method = pb.WeightSharing(
+            k=k, tau_w=OUTLIERS, gradient_fraction=0.0, merge=None, ellipse=None, n_min=0, std_init=1e-3,
+            meanfield_epochs=0, beta=0.01,
+        )  # fmt: skip
+        net = pb.fit(
+            method, self.given, self.train, epochs=epochs, batch_size=BATCH, lr=1e-4, std_lr=1e-4, progress=False
+        )
+        assert isinstance(net, pb.Network)
+        return net
+
+    def most_gaussians(self, budget: int) -> int:
+        """The largest K whose file keeps the budget: training changes values, not the index."""
+        low, high = 2, 4
+        while self.size(high) <= budget:
+            low, high = high, 2 * high
+        while high - low > max(1, low // 32):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.size(middle) <= budget else (low, middle)
+        return low
+
+    def size(self, k: int) -> int:
+        if k not in self.sizes:
+            self.sizes[k] = pb.save(self.shared(k, 0), self.work / "size.pocket", precision=PRECISION)
+        return self.sizes[k]
+
+    def run(self, name: str, budget: int, samples: int) -> None:
+        if name in self.rows:
+            return
+        start = time.process_time()
+        file = self.work / "row.pocket"
+        k = self.most_gaussians(budget)
+        while (size := pb.save(self.shared(k, 1), file, precision=PRECISION)) > budget:
+            k -= max(1, k // 32)
+        net = pb.load(file)
+        assert isinstance(net, pb.Network)
+        measures = pb.evaluate(net, self.test, samples=samples, batch_size=500)
+        posterior = net.posterior
+        assert isinstance(posterior, pb.posteriors.Shared)
+        self.keep(
+            name,
+            {key: measures[key] for key in KEPT}
+            | {
+                "bytes": size,
+                "bits": 8 * size / net.layout.size,
+                "budget": budget,
+                "gaussians": posterior.gaussians,
+                "outliers": posterior.outliers,
+                "index bits": posterior.index_bits(),
+                "samples": samples,
+                "steps": STEPS,
+                "cpu seconds": round(time.process_time() - start),
+            },
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-pocket-curve")
+    parser.add_argument("--only", help="names of rows, separated by semicolons")
+    arguments = parser.parse_args()
+    bench = Bench(arguments.data_dir, arguments.weights, arguments.work)
+    bench.deterministic()
+    for name, (budget, samples) in BUDGETS.items():
+        if arguments.only is None or name in arguments.only.split(";"):
+            bench.run(name, budget, samples)
+
+
+if __name__ == "__main__":
+    main()
