@@ -283,6 +283,27 @@ def test_a_regression_has_measures_and_nothing_else(tmp_path: Path) -> None:
         evaluate_suite(net, (x, 2 * x), ood={"x": (x, x)})
 
 
+def test_segmentation_has_measures_and_a_diagram(tmp_path: Path) -> None:
+    x, y = torch.rand(4, 3, 6, 6), torch.randint(0, 2, (4, 6, 6))
+    net = pb.bayesianize(nn.Conv2d(3, 2, 3, padding=1), pb.MeanFieldVI())
+    document = evaluate_suite(net, (x, y), samples=2, out=tmp_path / "evaluation.json")
+    assert document["measures"] == pb.evaluate(net, (x, y), samples=2)
+    assert sum(document["reliability"]["count"]) == y.numel()
+    assert not {"risk_coverage", "box", "images"} & document.keys()
+    assert not (tmp_path / "evaluation.safetensors").exists()
+    with pytest.raises(UserError, match="whole inputs"):
+        evaluate_suite(net, (x, y), ood={"x": (x, y)})
+
+
+def test_a_mixture_and_a_loader(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
+    both = pb.Mixture([net, make_net(seed=1)])
+    loader = torch.utils.data.DataLoader(digits, batch_size=32, collate_fn=pb.data.collate)
+    document = evaluate_suite(both, loader, samples=4, out=tmp_path / "evaluation.json")
+    assert document["method"] == "mixture of mean-field"
+    assert document["measures"]["nll"] == pytest.approx(pb.evaluate(both, digits, samples=4)["nll"])
+    assert len(read_values(tmp_path / "evaluation.json")["nll"]) == 90
+
+
 def test_arrays_that_are_no_pictures_have_no_shifts(net: pb.Network, digits: Pictures) -> None:
     x, y = batch(digits)
     with pytest.raises(UserError, match="'arrays' does not hold as bytes"):
