@@ -90,10 +90,6 @@ def eventually(test: Callable[[], Any]) -> Any:
     return found
 
 
-def names(browser: webdriver.Chrome) -> list[str]:
-    return [row.text.split("\n")[0] for row in browser.find_elements(By.CSS_SELECTOR, "#leaderboard tbody th")]
-
-
 def test_every_part_draws_itself(page: webdriver.Chrome) -> None:
     tabs = page.find_elements(By.CSS_SELECTOR, "[role=tab]")
     assert [tab.get_attribute("aria-controls") for tab in tabs] == SECTIONS
@@ -171,8 +167,6 @@ def test_a_gaussian_tells_its_members(page: webdriver.Chrome) -> None:
     top = page.execute_script(
         "return document.elementFromPoint(...arguments[0]).closest('.gaussian').dataset.place", centre
     )
-    ActionChains(page).move_by_offset(0, 0).perform()
-    ActionChains(page).w3c_actions.pointer_action.move_to_location(*map(round, centre))
     chain = ActionChains(page)
     chain.w3c_actions.pointer_action.move_to_location(*map(round, centre))
     chain.perform()

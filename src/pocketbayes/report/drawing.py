@@ -78,11 +78,11 @@ def _drawings(runs: Sequence[Run]) -> Iterator[Drawing]:
 
 
 def _plane(file: Path, name: str) -> Figure:
-    from pocketbayes import artifact, posteriors
+    from pocketbayes import posteriors
     from pocketbayes.figures.plane import PlaneView, plane
-    from pocketbayes.network import members
+    from pocketbayes.report.weights import posterior_of
 
-    posterior = members(artifact.load(file))[0].posterior
+    posterior = posterior_of(file)
     assert isinstance(posterior, posteriors.Shared)
     return plane({name: PlaneView.of_posterior(posterior)})
 

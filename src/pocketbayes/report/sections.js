@@ -172,7 +172,7 @@ function pairTable() {
       const words = `${runs[row].name} minus ${runs[column].name}: ${write(kind, difference)}, p = ${write("short", pair.p)} (${pair.test})`;
       return h("span", { class: state, title: words }, write(kind, difference), pair.better === row ? h("span", { class: "unseen" }, " better") : null);
     };
-    return plainTable(["", ...places.map((place) => runs[place].name)], places.map((row) => [h("span", {}, swatch(row), runs[row].name), ...places.map((column) => cell(row, column))]), "Differences between all pairs");
+    return plainTable(["row − column", ...places.map((place) => runs[place].name)], places.map((row) => [h("span", {}, swatch(row), runs[row].name), ...places.map((column) => cell(row, column))]), "Differences between all pairs");
   };
   return h("div", { class: "card" }, heading("Is the difference real?", about), choosing([{ name: "measure", label: "Measure", options: measures.map((key) => [key, (TESTED[key] || [key])[0]]) }], build));
 }

@@ -28,13 +28,11 @@ def weights_of(file: Path) -> dict[str, Any]:
     import torch
 
     from pocketbayes import artifact, posteriors
-    from pocketbayes.layout import Layout
 
     tree = artifact.read(file)
     networks = tree.get("networks", [tree])
     first = networks[0]
-    part = first["posterior"]
-    posterior = posteriors.restore(part["name"], Layout.from_json(first["layout"]), part["tensors"], part["config"])
+    posterior = _posterior(first)
     info = first.get("data") or {}
     model = first["model"]
     with torch.no_grad():
@@ -42,7 +40,7 @@ def weights_of(file: Path) -> dict[str, Any]:
         found = {
             "networks": len(networks),
             "model": model["name"] if model else first["model_class"],
-            "storage": part["name"],
+            "storage": posterior.name,
             "prior": first["prior"]["name"],
             "class_names": list(info.get("class_names") or ()),
             "stored": {str(kind): int(count) for kind, count in posterior.census().stored.items()},
@@ -58,6 +56,22 @@ def weights_of(file: Path) -> dict[str, Any]:
     # Every network of a mixture stores as much as the first.
     found["values"] = len(networks) * (sum(found["stored"].values()) + found["points"])
     return found
+
+
+def posterior_of(file: Path) -> Posterior:
+    """The posterior in a network's file, of a mixture its first; no model is needed."""
+    from pocketbayes import artifact
+
+    tree = artifact.read(file)
+    return _posterior(tree.get("networks", [tree])[0])
+
+
+def _posterior(network: Mapping[str, Any]) -> Posterior:
+    from pocketbayes import posteriors
+    from pocketbayes.layout import Layout
+
+    part = network["posterior"]
+    return posteriors.restore(part["name"], Layout.from_json(network["layout"]), part["tensors"], part["config"])
 
 
 def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str, Any]]:
