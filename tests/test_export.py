@@ -391,6 +391,18 @@ class Quantile(Batchwise):
         return torch.special.ndtri(torch.sigmoid(self.layer(x)))
 
 
+class Attention(nn.Module):
+    """A model whose attention torch's tracer takes for one operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, None] * torch.linspace(-1, 1, 3)[:, None]
+        return self.attention(x, x, x, need_weights=False)[0][:, 0]
+
+
 def test_what_cannot_be_exported_is_named_with_the_way_out(tmp_path: Path) -> None:
     x, path = torch.randn(3, 4), tmp_path / "net.onnx"
     path.write_text("old")
@@ -401,6 +413,8 @@ def test_what_cannot_be_exported_is_named_with_the_way_out(tmp_path: Path) -> No
         pb.export_onnx(net, path, "moments", example=x)
     with pytest.raises(pb.UserError, match="fixes its batch size"):
         pb.export_onnx(network("mean-field", Batchwise()), path, "mean", example=x)
+    with pytest.raises(pb.UserError, match=r"does not give the network's own answers.*use mode='sample'"):
+        pb.export_onnx(network("mean-field", Attention()), path, "moments", example=x)
     assert path.read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
 

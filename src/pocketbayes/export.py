@@ -73,9 +73,9 @@ def export_onnx(
     passes = _Pass(networks, mode, readout)
     noise_size = sum(passes.noise_sizes)
     args = (x, torch.randn(noise_size)) if noise_size else (x,)
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _step_by_step():
         outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
-        model = _translate(passes, args)
+        model = _translate(passes, args, outputs)
     _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)
     model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed))
     data = _serialise(model)
@@ -198,20 +198,34 @@ def _example(network: Network, example: Tensor | None) -> Tensor:
 # -- the graph --------------------------------------------------------------------------------------------------------
 
 
-def _translate(passes: _Pass, args: tuple[Tensor, ...]) -> onnx_ir.Model:
-    """One pass as nodes, by torch's own exporter."""
+def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> onnx_ir.Model:
+    """One pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
     import onnxscript.optimizer
 
     shapes = ({0: torch.export.Dim("batch")}, None)[: len(args)]
     try:
         traced = torch.export.export(passes, args, dynamic_shapes=shapes, strict=True)
+        _compare(traced.module()(*args), outputs)
         program = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(_reason(error)) from error
     assert program is not None
     model: onnx_ir.Model = program.model
     onnxscript.optimizer.optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
     return model
+
+
+def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    """Raises if tracing lost something: a graph that silently forgets variances is worse than none."""
+    for found, expected in zip(traced, outputs):
+        scale = float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
+            raise UserError(
+                "the traced graph does not give the network's own answers: torch's tracer passes over the rule of an "
+                "operation (nn.MultiheadAttention is one, F.scaled_dot_product_attention is not); use mode='sample'"
+            )
 
 
 def _reason(error: BaseException) -> str:
@@ -279,6 +293,17 @@ def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -
         "weights": first.layout.size,
         "data": None if first.info is None else asdict(first.info),
     }
+
+
+@contextmanager
+def _step_by_step() -> Iterator[None]:
+    """Transformer layers as the operations they are made of: ONNX does not know torch's fused one."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
