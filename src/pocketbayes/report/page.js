@@ -5,8 +5,17 @@ const main = document.getElementById("main");
 const present = SECTIONS.filter((section) => section.has());
 
 for (const section of present) {
-  section.tab = h("button", { type: "button", role: "tab", id: `tab-${section.id}`, "aria-controls": section.id, click: () => visit(section) }, section.title);
-  section.panel = h("section", { id: section.id, role: "tabpanel", "aria-labelledby": `tab-${section.id}`, class: "stack" });
+  section.tab = h(
+    "button",
+    { type: "button", role: "tab", id: `tab-${section.id}`, "aria-controls": section.id, click: () => visit(section) },
+    section.title,
+  );
+  section.panel = h("section", {
+    id: section.id,
+    role: "tabpanel",
+    "aria-labelledby": `tab-${section.id}`,
+    class: "stack",
+  });
   document.getElementById("tabs").append(section.tab);
   main.append(section.panel);
 }
@@ -18,7 +27,9 @@ function build(section) {
   try {
     section.panel.replaceChildren(...section.build().flat(Infinity).filter(Boolean));
   } catch (error) {
-    section.panel.replaceChildren(h("p", { class: "card" }, `This part could not be drawn from the data: ${error.message}`));
+    section.panel.replaceChildren(
+      h("p", { class: "card" }, `This part could not be drawn from the data: ${error.message}`),
+    );
   }
 }
 
@@ -61,14 +72,22 @@ const legend = document.getElementById("legend");
 if (runs.length > 1) {
   legend.append(
     ...runs.map((run, index) => {
-      const chip = h("button", { type: "button", class: "chip", "aria-pressed": "true", title: run.about || run.path }, swatch(index), run.name);
+      const chip = h(
+        "button",
+        { type: "button", class: "chip", "aria-pressed": "true", title: run.about || run.path },
+        swatch(index),
+        run.name,
+      );
       chip.addEventListener("click", () => {
         if (hidden.has(index)) hidden.delete(index);
         else hidden.add(index);
         chip.setAttribute("aria-pressed", !hidden.has(index));
         rebuild();
       });
-      const dim = (on) => document.querySelectorAll("main .series[data-run], main .mark[data-run]").forEach((node) => node.classList.toggle("dim", on && Number(node.dataset.run) !== index));
+      const dim = (on) =>
+        document
+          .querySelectorAll("main .series[data-run], main .mark[data-run]")
+          .forEach((node) => node.classList.toggle("dim", on && Number(node.dataset.run) !== index));
       chip.addEventListener("pointerenter", () => dim(true));
       chip.addEventListener("pointerleave", () => dim(false));
       return chip;
@@ -111,6 +130,13 @@ addEventListener("hashchange", () => {
 });
 
 const measured = unique(report.leaderboard.rows.map((row) => row.data).filter(Boolean));
-document.getElementById("subtitle").textContent = [runs.length === 1 ? runs[0].name : `${runs.length} networks`, ...measured.slice(0, 3)].join(" · ");
-document.getElementById("foot").append(`pocketbayes ${report.versions.pocketbayes} · torch ${report.versions.torch} · Python ${report.versions.python} · ${report.versions.made}`);
+document.getElementById("subtitle").textContent = [
+  runs.length === 1 ? runs[0].name : `${runs.length} networks`,
+  ...measured.slice(0, 3),
+].join(" · ");
+document
+  .getElementById("foot")
+  .append(
+    `pocketbayes ${report.versions.pocketbayes} · torch ${report.versions.torch} · Python ${report.versions.python} · ${report.versions.made}`,
+  );
 open(present.find(({ id }) => `#${id}` === location.hash) || present[0]);

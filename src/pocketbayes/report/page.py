@@ -11,12 +11,13 @@ import re
 from importlib import resources
 from typing import Any
 
-SCRIPTS = ("charts.js", "plane.js", "sections.js", "page.js")
+SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "weights", "plane", "sections")
+"""In the order in which they run; page.js, which puts them to use, comes last."""
 
 
 def render(document: dict[str, Any], title: str) -> str:
     """The page. Data go into a script tag that no browser runs, and only the page's own script may run at all."""
-    script = "\n".join(_read(name) for name in SCRIPTS)
+    script = "\n".join(_read(*path) for path in [*(("scripts", f"{name}.js") for name in SCRIPTS), ("page.js",)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "title": html.escape(title),
@@ -36,8 +37,8 @@ def as_data(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _read(name: str) -> str:
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+def _read(*path: str) -> str:
+    return resources.files(__package__).joinpath(*path).read_text(encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:

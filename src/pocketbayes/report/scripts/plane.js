@@ -5,7 +5,11 @@ function planeView(run, index) {
   const plane = run.weights.plane;
   const counts = plane.members.map((row) => row.reduce((sum, count) => sum + count, 0));
   const most = Math.max(...counts, 1);
-  const members = h("div", { class: "members", "aria-live": "polite" }, h("p", { class: "hint" }, "Point at a Gaussian, or choose one in the table, to see its members by layer."));
+  const members = h(
+    "div",
+    { class: "members", "aria-live": "polite" },
+    h("p", { class: "hint" }, "Point at a Gaussian, or choose one in the table, to see its members by layer."),
+  );
   const canvas = h("div", { class: "canvas plane" });
   const home = planeDomain(plane);
   let view = { ...home };
@@ -14,7 +18,9 @@ function planeView(run, index) {
   const show = (place) => {
     if (place === chosen) return;
     chosen = place;
-    canvas.querySelectorAll(".gaussian").forEach((node) => node.classList.toggle("chosen", Number(node.dataset.place) === place));
+    canvas
+      .querySelectorAll(".gaussian")
+      .forEach((node) => node.classList.toggle("chosen", Number(node.dataset.place) === place));
     if (place >= 0) members.replaceChildren(...membersOf(plane, place, counts[place]));
   };
 
@@ -36,10 +42,34 @@ function planeView(run, index) {
     canvas.replaceChildren(
       s(
         "svg",
-        { viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0, role: "img", "aria-label": `Plane of ${plane.counts.gaussians} Gaussians, ${plane.counts.outliers} outliers. Arrow keys move, plus and minus zoom, 0 shows all. The table lists the Gaussians.`, keydown: onKey, wheel: onWheel, pointerdown: onGrab },
-        s("defs", {}, s("clipPath", { id: clip }, s("rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }))),
+        {
+          viewBox: `0 0 ${width} ${height}`,
+          width,
+          height,
+          tabindex: 0,
+          role: "img",
+          "aria-label": `Plane of ${plane.counts.gaussians} Gaussians, ${plane.counts.outliers} outliers. Arrow keys move, plus and minus zoom, 0 shows all. The table lists the Gaussians.`,
+          keydown: onKey,
+          wheel: onWheel,
+          pointerdown: onGrab,
+        },
+        s(
+          "defs",
+          {},
+          s(
+            "clipPath",
+            { id: clip },
+            s("rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }),
+          ),
+        ),
         axes({ label: "mean" }, { label: "std" }, xs, ys, box),
-        s("rect", { class: "glass", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }),
+        s("rect", {
+          class: "glass",
+          x: box.left,
+          y: box.top,
+          width: box.right - box.left,
+          height: box.bottom - box.top,
+        }),
         s(
           "g",
           { "clip-path": `url(#${clip})` },
@@ -52,7 +82,8 @@ function planeView(run, index) {
         ),
       ),
     );
-    if (chosen >= 0) canvas.querySelectorAll(`.gaussian[data-place="${chosen}"]`).forEach((node) => node.classList.add("chosen"));
+    if (chosen >= 0)
+      canvas.querySelectorAll(`.gaussian[data-place="${chosen}"]`).forEach((node) => node.classList.add("chosen"));
   };
 
   const gaussian = ([mean, std, a, b, c], place, share) =>
@@ -66,7 +97,8 @@ function planeView(run, index) {
           show(place);
           tip.show(gaussianLines(plane, place, counts[place]), event.clientX, event.clientY, index);
         },
-        pointermove: (event) => tip.show(gaussianLines(plane, place, counts[place]), event.clientX, event.clientY, index),
+        pointermove: (event) =>
+          tip.show(gaussianLines(plane, place, counts[place]), event.clientX, event.clientY, index),
         pointerleave: () => tip.hide(),
       },
       s("circle", { class: "two", r: 2, transform: `matrix(${a} ${b} 0 ${c} ${mean} ${std})` }),
@@ -78,7 +110,12 @@ function planeView(run, index) {
   const zoom = (factor, cx = (view.x0 + view.x1) / 2, cy = (view.y0 + view.y1) / 2) => {
     if ((view.x1 - view.x0) * factor < (home.x1 - home.x0) * 1e-4) return;
     if ((view.x1 - view.x0) * factor > (home.x1 - home.x0) * 4) return;
-    view = { x0: cx + (view.x0 - cx) * factor, x1: cx + (view.x1 - cx) * factor, y0: cy + (view.y0 - cy) * factor, y1: cy + (view.y1 - cy) * factor };
+    view = {
+      x0: cx + (view.x0 - cx) * factor,
+      x1: cx + (view.x1 - cx) * factor,
+      y0: cy + (view.y0 - cy) * factor,
+      y1: cy + (view.y1 - cy) * factor,
+    };
     redraw();
   };
   const move = (dx, dy) => {
@@ -92,14 +129,23 @@ function planeView(run, index) {
   };
   const where = (event) => {
     const frame = canvas.firstChild.getBoundingClientRect();
-    return [view.x0 + ((event.clientX - frame.left - 66) / (frame.width - 78)) * (view.x1 - view.x0), view.y1 - ((event.clientY - frame.top - 10) / (frame.height - 54)) * (view.y1 - view.y0)];
+    return [
+      view.x0 + ((event.clientX - frame.left - 66) / (frame.width - 78)) * (view.x1 - view.x0),
+      view.y1 - ((event.clientY - frame.top - 10) / (frame.height - 54)) * (view.y1 - view.y0),
+    ];
   };
 
   function onKey(event) {
     const keep = document.activeElement === canvas.firstChild;
     const act = {
-      "+": () => zoom(1 / 1.4), "=": () => zoom(1 / 1.4), "-": () => zoom(1.4), 0: reset,
-      ArrowLeft: () => move(-0.1, 0), ArrowRight: () => move(0.1, 0), ArrowUp: () => move(0, 0.1), ArrowDown: () => move(0, -0.1),
+      "+": () => zoom(1 / 1.4),
+      "=": () => zoom(1 / 1.4),
+      "-": () => zoom(1.4),
+      0: reset,
+      ArrowLeft: () => move(-0.1, 0),
+      ArrowRight: () => move(0.1, 0),
+      ArrowUp: () => move(0, 0.1),
+      ArrowDown: () => move(0, -0.1),
     }[event.key];
     if (!act) return;
     event.preventDefault();
@@ -140,11 +186,20 @@ function planeView(run, index) {
   );
   const { gaussians, outliers, blends } = plane.counts;
   const about = `${write("count", gaussians)} Gaussians, ${write("count", outliers)} weights of their own (dots), ${write("count", blends)} blends; ellipses at one and two standard deviations, the fuller the more members`;
-  const drawn = gaussians > plane.gaussians.length ? ` The ${write("count", plane.gaussians.length)} with the most members are drawn.` : "";
+  const drawn =
+    gaussians > plane.gaussians.length
+      ? ` The ${write("count", plane.gaussians.length)} with the most members are drawn.`
+      : "";
   return h(
     "div",
     { class: "split" },
-    h("figure", { class: "chart wide" }, h("figcaption", {}, h("strong", {}, run.name), h("span", {}, about + "." + drawn)), tools, canvas),
+    h(
+      "figure",
+      { class: "chart wide" },
+      h("figcaption", {}, h("strong", {}, run.name), h("span", {}, about + "." + drawn)),
+      tools,
+      canvas,
+    ),
     h("div", { class: "card side" }, members, gaussianTable(plane, counts, show)),
   );
 }
@@ -153,7 +208,9 @@ const size = ([, , a, , c]) => a * c;
 
 function planeDomain(plane) {
   const xs = plane.gaussians.flatMap(([m, , a]) => [m - 2 * a, m + 2 * a]).concat(plane.outliers.map(([m]) => m));
-  const ys = plane.gaussians.flatMap(([, std, , b, c]) => [std - 2 * Math.hypot(b, c), std + 2 * Math.hypot(b, c)]).concat(plane.outliers.map(([, std]) => std));
+  const ys = plane.gaussians
+    .flatMap(([, std, , b, c]) => [std - 2 * Math.hypot(b, c), std + 2 * Math.hypot(b, c)])
+    .concat(plane.outliers.map(([, std]) => std));
   const [x0, x1] = domainOf(xs, { air: 0.03 });
   const [y0, y1] = domainOf(ys, { air: 0.03 });
   return { x0, x1, y0, y1 };
@@ -161,27 +218,64 @@ function planeDomain(plane) {
 
 function gaussianLines(plane, place, count) {
   const [mean, std, a] = plane.gaussians[place];
-  return [`Gaussian ${place + 1}`, `${write("count", Math.round(count))} weights`, `mean ${write("short", mean)}, std ${write("short", std)}`, `its draws spread by ${write("short", plane.draw === "shared" ? a : Math.hypot(a, std))}`];
+  return [
+    `Gaussian ${place + 1}`,
+    `${write("count", Math.round(count))} weights`,
+    `mean ${write("short", mean)}, std ${write("short", std)}`,
+    `its draws spread by ${write("short", plane.draw === "shared" ? a : Math.hypot(a, std))}`,
+  ];
 }
 
 function membersOf(plane, place, count) {
-  const rows = plane.members[place].map((n, i) => [plane.layers[i], n]).filter(([, n]) => n > 0).sort((a, b) => b[1] - a[1]);
+  const rows = plane.members[place]
+    .map((n, i) => [plane.layers[i], n])
+    .filter(([, n]) => n > 0)
+    .sort((a, b) => b[1] - a[1]);
   const [title, ...rest] = gaussianLines(plane, place, count);
   return [
     h("h3", {}, title),
     h("p", {}, rest.join(" · ")),
-    h("ul", { class: "bars" }, rows.map(([layer, n]) => h("li", {}, h("span", {}, layer), meter(n / Math.max(...rows.map((r) => r[1]))), h("b", {}, write("count", +n.toFixed(1)))))),
+    h(
+      "ul",
+      { class: "bars" },
+      rows.map(([layer, n]) =>
+        h(
+          "li",
+          {},
+          h("span", {}, layer),
+          meter(n / Math.max(...rows.map((r) => r[1]))),
+          h("b", {}, write("count", +n.toFixed(1))),
+        ),
+      ),
+    ),
   ];
 }
 
 function gaussianTable(plane, counts, show) {
   const rows = counts.slice(0, 100).map((count, place) => {
     const [mean, std] = plane.gaussians[place];
-    const button = h("button", { type: "button", class: "link", click: () => show(place), focus: () => show(place) }, `Gaussian ${place + 1}`);
-    return h("tr", { pointerenter: () => show(place) }, h("th", { scope: "row" }, button), h("td", {}, write("count", Math.round(count))), h("td", {}, write("short", mean)), h("td", {}, write("short", std)));
+    const button = h(
+      "button",
+      { type: "button", class: "link", click: () => show(place), focus: () => show(place) },
+      `Gaussian ${place + 1}`,
+    );
+    return h(
+      "tr",
+      { pointerenter: () => show(place) },
+      h("th", { scope: "row" }, button),
+      h("td", {}, write("count", Math.round(count))),
+      h("td", {}, write("short", mean)),
+      h("td", {}, write("short", std)),
+    );
   });
-  const heads = ["", "weights", "mean", "std"].map((head) => h("th", { scope: "col" }, head || h("span", { class: "unseen" }, "Gaussian")));
-  return h("div", { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Gaussians with the most members" }, h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
+  const heads = ["", "weights", "mean", "std"].map((head) =>
+    h("th", { scope: "col" }, head || h("span", { class: "unseen" }, "Gaussian")),
+  );
+  return h(
+    "div",
+    { class: "scroll tall", tabindex: 0, role: "region", "aria-label": "Gaussians with the most members" },
+    h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)),
+  );
 }
 
 /** A bar of a fraction. */
