@@ -20,6 +20,14 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "digits.pocket").exists()
 
 
+@pytest.mark.parametrize("page", ["trust.md"])
+def test_a_pages_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks), page, "exec"), {})
+
+
 def test_tables_are_what_their_results_say() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False

@@ -47,7 +47,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", help="A folder for the results; else beside each network.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard results of other settings.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what was measured before.")] = False,
     json: Json = False,
 ) -> None:
     """Measure trained networks: accuracy, likelihood, calibration, other data, shifted data, size.
