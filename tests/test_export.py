@@ -324,20 +324,18 @@ def test_models_with_every_storage_answer_as_in_pytorch(name: str, mode: Any, tm
         assert size < limit + rest
 
 
-def test_regression_answers_in_the_units_of_prediction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sample", pytest.param("moments", marks=pytest.mark.slow)])
+def test_regression_answers_in_the_units_of_prediction(mode: Any, tmp_path: Path) -> None:
     model = pb.models.build("mlp", in_features=4, hidden=[16], out_features=2)
     net = network("mean-field", model)
     net.likelihood = pb.GaussianNoise("predicted")
     x = torch.randn(9, 4)
-    for mode in ("moments", "sample"):
-        pb.export_onnx(net, tmp_path / "net.onnx", mode, samples=500, example=x)  # type: ignore[arg-type]
-        found = ask(tmp_path / "net.onnx", x)
-        expected = pb.predict(net, x, propagation=mode, samples=500)
-        tolerance = 1e-5 if mode == "moments" else 0.02
-        close(
-            found, {k: getattr(expected, k).numpy() for k in ("mean", "entropy", "epistemic", "aleatoric")}, tolerance
-        )
-        assert np.allclose(np.sqrt(found["var"]), expected.std.numpy(), atol=tolerance)
+    pb.export_onnx(net, tmp_path / "net.onnx", mode, samples=500, example=x)
+    found, expected = ask(tmp_path / "net.onnx", x), pb.predict(net, x, propagation=mode, samples=500)
+    tolerance = 1e-5 if mode == "moments" else 0.02
+    names = ("mean", "entropy", "epistemic", "aleatoric")
+    close(found, {name: getattr(expected, name).numpy() for name in names}, tolerance)
+    assert np.allclose(np.sqrt(found["var"]), expected.std.numpy(), atol=tolerance)
 
 
 # -- the file ---------------------------------------------------------------------------------------------------------
