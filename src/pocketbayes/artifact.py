@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,7 +20,10 @@ from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.packing import Precision
 
 KIND = "network"
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, zlib.error)
+MALFORMED = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError),
+    *(RuntimeError, OverflowError, MemoryError, zlib.error),
+)
 """What comes of a file that its own frame does not contradict, but that no `save` wrote."""
 
 
@@ -67,16 +71,7 @@ def read(path: str | Path) -> dict[str, Any]:
     text, parts = pocket.read(path)
     try:
         return packing.unpack(text, parts)
-    except (
-        UserError,
-        KeyError,
-        IndexError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        zlib.error,
-        RecursionError,
-    ) as error:
+    except MALFORMED as error:
         raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {_reason(error)}") from error
 
 
@@ -163,7 +158,11 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
             f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: "
             "pass one as model= (on the command line, train a model from `pocketbayes list models`)"
         )
-    return models.build(tree["model"]["name"], **tree["model"]["args"])
+    sizes = [tensor.numel() for tensor in tree["state"].values()]
+    slots = tree["layout"]["slots"]
+    tensors = len(sizes) + sum(len(slot["sites"]) for slot in slots)
+    values = sum(sizes) + sum(math.prod(slot["shape"]) * len(slot["sites"]) for slot in slots)
+    return models.build_bounded(tree["model"]["name"], tree["model"]["args"], tensors, values)
 
 
 def _load_points(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -33,6 +33,8 @@ UNIT = 32
 """A symbol counts so much in an adaptive model: its prior counts in fractions of a symbol."""
 NEGLIGIBLE = 1e-3
 """Where a table is a smaller share of a segment's bits, learning without one is not even tried: it takes time."""
+MOST_LEARNING = 1 << 27
+"""Tokens times blocks: what adaptive models may cost a decoder, a second at most."""
 EIGHTH_POWERS = tuple(round(2**15 * 2 ** (i / 8)) for i in range(8))
 
 
@@ -135,11 +137,12 @@ def _plan(values: Ints, direct: int, lengths: Sequence[int]) -> _Plan:
     if alphabet == 1:
         return _Plan(direct, tokens, extra, extra_bits, lengths, 1, [], raw)
     models = _Models(alphabet)
+    learning = alphabet * sum(map(_blocks, lengths))
     static, total = [], raw
     for part in _slices(lengths):
         counts = np.bincount(tokens[part], minlength=alphabet)
         fixed = 8 * alphabet + _bits(counts, _frequencies(_table_counts(_table(counts))))
-        if 8 * alphabet < NEGLIGIBLE * fixed:
+        if 8 * alphabet < NEGLIGIBLE * fixed or learning > MOST_LEARNING:
             adaptive = float("inf")
             models.see_counts(counts)
         else:
@@ -163,6 +166,8 @@ def _read_tokens(reader: _Reader, lengths: Sequence[int]) -> Ints:
     if alphabet == 1:
         return tokens
     modes = np.unpackbits(reader.array(-(-len(lengths) // 8)), bitorder="little")[: len(lengths)]
+    if alphabet * sum(_blocks(length) for length, static in zip(lengths, modes) if not static) > MOST_LEARNING:
+        raise CodecError("damaged numbers: too much to learn")
     tables = reader.array(int(modes.sum()) * alphabet).reshape(-1, alphabet)
     words = reader.array(4 * reader.varint()).view("<u4").astype(np.uint32)
     if len(words) and words[-1] == 0:
@@ -211,6 +216,11 @@ class _Models:
     def see_counts(self, counts: Ints) -> None:
         """Takes a block's symbols into account."""
         self.past = self.past + counts
+
+
+def _blocks(length: int) -> int:
+    """The most blocks that an adaptive model takes for so many symbols."""
+    return 0 if not length else 5 if length <= 5 * FIRST_BLOCK else 5 + 4 * (length // FIRST_BLOCK).bit_length()
 
 
 def _frequencies(weights: Ints) -> Ints:

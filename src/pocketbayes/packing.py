@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ FREE_VALUES = 1 << 22
 VALUES_A_BYTE = 256
 """A file of b bytes holds at most FREE_VALUES + VALUES_A_BYTE b values; padding makes it so where it is not. A reader
 thus knows, before it allocates anything, whether a size can be true."""
-LARGEST_TREE = 1 << 24
+LARGEST_TREE = 1 << 22
+MOST_LAYERS = 1 << 13
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -84,7 +85,10 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
         if head["layout"] == heads[0]["layout"]:
             head["layout"] = None
     text = {"kind": "mixture" if "networks" in tree else "network", "precision": asdict(packer.precision)}
-    body = zlib.compress(json.dumps(bodies, separators=(",", ":")).encode(), 9)
+    body = json.dumps(bodies, separators=(",", ":")).encode()
+    if len(body) > LARGEST_TREE:
+        raise UserError(f"too many networks or layers for one file: their description takes {len(body)} bytes")
+    body = zlib.compress(body, 9)
     parts = {"tree": body, **packer.parts}
     need = sum(_layout_size(network["layout"]["slots"]) for network in networks) + packer.values - FREE_VALUES
     missing = -(-need // VALUES_A_BYTE) - sum(map(len, parts.values()))
@@ -106,10 +110,10 @@ def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> dict[str, An
     if len(bodies) != len(heads) or not bodies:
         raise UserError(f"the text names {len(heads)} networks, the tree describes {len(bodies)}")
     slots = [_long_slots(heads[0]["layout"] if head["layout"] is None else head["layout"]) for head in heads]
-    allowed = FREE_VALUES + VALUES_A_BYTE * sum(map(len, parts.values()))
-    unpacker = _Unpacker(parts, allowed)
-    for own in slots:
-        unpacker.allow(_layout_size(own))
+    claimed = sum(map(_layout_size, slots)) + sum(math.prod(_checked_shape(node["shape"])) for node in _nodes(bodies))
+    if claimed > FREE_VALUES + VALUES_A_BYTE * sum(map(len, parts.values())):
+        raise UserError("it claims to hold more numbers than a file of its size can")
+    unpacker = _Unpacker(parts)
     networks = [
         {
             **unpacker.network(body, own),
@@ -219,14 +223,8 @@ class _Packer:
 
 
 class _Unpacker:
-    def __init__(self, parts: Mapping[str, Buffer], allowed: int) -> None:
-        self.parts, self.allowed = parts, allowed
-
-    def allow(self, values: int) -> None:
-        """Counts values that are going to be allocated."""
-        self.allowed -= values
-        if self.allowed < 0:
-            raise UserError("it claims to hold more numbers than a file of its size can")
+    def __init__(self, parts: Mapping[str, Buffer]) -> None:
+        self.parts = parts
 
     def network(self, body: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         edges = _edges(slots)
@@ -244,6 +242,8 @@ class _Unpacker:
 
     def state(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
+        if sum(len(group["names"]) for group in groups) > 4 * MOST_LAYERS:
+            raise UserError("it claims to have too many points")
         for group in groups:
             shapes = [_checked_shape(shape) for _, shape in group["names"]]
             sizes = [math.prod(shape) for shape in shapes]
@@ -272,7 +272,6 @@ class _Unpacker:
     ) -> Tensor:
         dtype, shape = DTYPES[node["dtype"]], _checked_shape(node["shape"])
         count = math.prod(shape)
-        self.allow(count)
         if "values" in node:
             return torch.tensor(node["values"], dtype=dtype).view(shape)
         data, how = self.parts[node["part"]], node["as"]
@@ -288,6 +287,15 @@ class _Unpacker:
         kept = DTYPES[how]
         rows = codec.unpack_exactly(data, count, kept.itemsize, segments if node.get("by") else None)
         return torch.from_numpy(rows).view(-1).view(kept).to(dtype).view(shape)
+
+
+def _nodes(bodies: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """All tensors that a tree describes."""
+    for body in bodies:
+        for module in (body["posterior"], body["prior"], body["likelihood"] or {"tensors": {}}):
+            yield from module["tensors"].values()
+        for group in body["state"]:
+            yield group["values"]
 
 
 def _rows(tensor: Tensor) -> codec.Bytes:
@@ -329,6 +337,8 @@ def _short_slots(slots: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def _long_slots(slots: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    if len(slots) > MOST_LAYERS:
+        raise UserError(f"it claims to have {len(slots)} layers")
     return [
         {"name": name, "shape": _checked_shape(shape), "sites": list(sites[0]) if sites else [name]}
         for name, shape, *sites in slots

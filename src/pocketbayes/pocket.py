@@ -20,7 +20,7 @@ from pocketbayes.errors import UserError
 Buffer = bytes | memoryview
 
 FORMAT = "pocketbayes-2"
-LARGEST_HEADER = 1 << 24
+LARGEST_HEADER = 1 << 22
 MOST_PARTS = 1 << 14
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{32})"')
 _BLANK = b"0" * 32
@@ -49,6 +49,8 @@ def assemble(text: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
         header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": offsets}
         place += len(data)
     front = _compact(header).encode()
+    if len(front) > LARGEST_HEADER or len(parts) > MOST_PARTS:
+        raise UserError(f"too many layers for one file: {len(parts)} parts, a header of {len(front)} bytes")
     front += b" " * (-len(front) % 8)
     whole = [len(front).to_bytes(8, "little"), front, *parts.values()]
     place = front.index(_BLANK, front.index(b'"checksum":"'))

@@ -1,0 +1,155 @@
+"""Files that lie: truncated, flipped, foreign, or made to harm; each is refused by a UserError and costs little."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pocketbayes as pb
+from pocketbayes import packing, pocket
+from pocketbayes.errors import UserError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+fuzz = __import__("fuzz")
+
+
+def fuzzed(folder: Path, files: int, seed: int) -> Counter[str]:
+    whole, outcomes = fuzz.corpus(folder), Counter[str]()
+    for number in range(files):
+        chooser = random.Random(f"{seed} {number}")
+        outcomes[fuzz.outcome(fuzz.mutate(chooser.choice(whole), chooser), folder / "mutated")] += 1
+    return outcomes
+
+
+def test_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
+    outcomes = fuzzed(tmp_path, 500, seed=1)
+    assert outcomes.keys() <= {"loaded", "refused"}, outcomes
+    assert outcomes["refused"] > 300
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
+    assert fuzzed(tmp_path, 100_000, seed=2).keys() <= {"loaded", "refused"}
+
+
+Part = dict[str, bytes]
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> tuple[Path, dict[str, Any], Part]:
+    torch.manual_seed(0)
+    model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10])
+    pb.save(pb.bayesianize(model, pb.SSVI(density=0.3)), tmp_path / "net.pocket")
+    text, parts = fuzz.take_apart((tmp_path / "net.pocket").read_bytes())
+    return tmp_path / "net.pocket", text, parts
+
+
+def change_tree(parts: Part, change: Callable[[Any], None]) -> None:
+    tree = json.loads(zlib.decompress(parts["tree"]))
+    change(tree[0])
+    parts["tree"] = zlib.compress(json.dumps(tree).encode())
+
+
+def set_shape(shape: list[int], name: str = "mean") -> Callable[[dict[str, Any], Part], None]:
+    return lambda text, parts: change_tree(parts, lambda tree: tree["posterior"]["tensors"][name].update(shape=shape))
+
+
+def set_model(**model: Any) -> Callable[[dict[str, Any], Part], None]:
+    return lambda text, parts: text["networks"][0].update(model=model)
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any], Part], Any]] = {
+    "a size that lies": set_shape([2**39]),
+    "a negative size": set_shape([-5]),
+    "sizes that overflow": set_shape([2**39, 2**39, 2**39]),
+    "many dimensions": set_shape([1] * 100),
+    "a size that is no integer": set_shape([4.5]),  # type: ignore[list-item]
+    "a layer of a trillion weights": lambda text, parts: text["networks"][0]["layout"][0].__setitem__(1, [2**39, 2]),
+    "a negative layer": lambda text, parts: text["networks"][0]["layout"][0].__setitem__(1, [-1, 12]),
+    "a hundred thousand layers": lambda text, parts: text["networks"][0]["layout"].extend(
+        [f"l{i}", [1]] for i in range(100_000)
+    ),
+    "a hundred thousand networks": lambda text, parts: text.update(networks=text["networks"] * 100_000),
+    "a deep tree": lambda text, parts: parts.update(tree=zlib.compress(b"[" * 1_000_000)),
+    "a tree that inflates": lambda text, parts: parts.update(tree=zlib.compress(b" " * (1 << 27))),
+    "a tree that is cut off": lambda text, parts: parts.update(tree=parts["tree"][:-4]),
+    "a part that is missing": lambda text, parts: parts.pop("posterior.mean"),
+    "a part in place of another": lambda text, parts: parts.update({"posterior.mean": parts["posterior.index"]}),
+    "an unknown storage": lambda text, parts: change_tree(parts, lambda tree: tree["posterior"].update(name="x")),
+    "a model of a million units": set_model(
+        name="mlp", args={"in_features": 12, "out_features": 3, "hidden": [10**6, 10**6]}
+    ),
+    "a model of a million layers": set_model(
+        name="mlp", args={"in_features": 12, "out_features": 3, "hidden": [1] * 10**6}
+    ),
+    "a model that is too deep": set_model(name="resnet56", args={"depth": 6 * 10**6 + 2}),
+    "a model that would be fetched": set_model(name="timm:resnet10t", args={"pretrained": True}),
+    "a model that would read a file": set_model(name="timm:resnet10t", args={"checkpoint_path": "/etc/passwd"}),
+    "a model of another name": set_model(name="__import__", args={}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_sealed_file_that_lies_is_refused(name: str, sound: tuple[Path, dict[str, Any], Part]) -> None:
+    path, text, parts = sound
+    HOSTILE[name](text, parts)
+    path.write_bytes(seal(text, parts))
+    with pytest.raises(UserError):
+        pb.load(path)
+
+
+def seal(text: dict[str, Any], parts: Part) -> bytes:
+    """The file with a right checksum, however large its header."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pocket, "LARGEST_HEADER", 1 << 40)
+        return pocket.assemble(text, parts)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"data_offsets":[0,', b'"data_offsets":[-9,'),
+        (b'"data_offsets":[0,', b'"data_offsets":[8,'),
+        (b'"dtype":"U8"', b'"dtype":"F4"'),
+        (b'"__metadata__"', b'"__nothing___"'),
+    ],
+)
+def test_a_header_with_wrong_places_is_refused(
+    old: bytes, new: bytes, sound: tuple[Path, dict[str, Any], Part]
+) -> None:
+    path, _, _ = sound
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = whole[8 : 8 + length].replace(old, new, 1)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + whole[8 + length :])
+    with pytest.raises(UserError, match=r"net\.pocket"):
+        pb.load(path)
+
+
+def test_a_huge_foreign_file_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte that takes no room
+    with pytest.raises(UserError, match="not a readable pocketbayes file"):
+        pb.load(path)
+
+
+def test_sizes_are_checked_before_anything_is_decoded(
+    sound: tuple[Path, dict[str, Any], Part], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text, parts = sound
+    set_shape([packing.FREE_VALUES * 4])(text, parts)
+    path.write_bytes(pocket.assemble(text, parts))
+    for name in ("unpack_ints", "unpack_exactly", "unpack_in_steps"):
+        monkeypatch.setattr(packing.codec, name, lambda *args: pytest.fail("decoded"))
+    with pytest.raises(UserError, match="more numbers than a file of its size can"):
+        pb.load(path)
