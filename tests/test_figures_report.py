@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pocketbayes.figures.calibration import confidence_boxes, reliability, risk_coverage
@@ -114,6 +114,7 @@ def test_the_front_is_what_nothing_beats() -> None:
     drawn(figure)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
 def test_the_front_by_definition(points: list[tuple[float, float]]) -> None:
     def beaten(x: float, y: float) -> bool:

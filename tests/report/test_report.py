@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -25,7 +25,7 @@ from pocketbayes.report import drawing
 from pocketbayes.report.build import document, gather
 from pocketbayes.report.leaderboard import leaderboard
 from pocketbayes.report.page import as_data, render
-from pocketbayes.report.runs import Run, read_runs
+from pocketbayes.report.runs import PARTS, Run, read_runs
 from pocketbayes.report.weights import GAP, POINT, codes_of, plane_of, tiled
 
 Change = Callable[[Path, Any], None]
@@ -110,6 +110,7 @@ def test_planted_scripts_stay_text(copies: Path, tmp_path: Path, change: Change)
     assert ATTACK not in str(data_of(tmp_path / "report.html")["runs"][0]["evaluation"]["images"])
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -163,6 +164,28 @@ def test_a_broken_piece_is_named_and_left_out(copies: Path, name: str, content: 
     assert any(words in problem for problem in broken.problems), broken.problems
     assert whole.problems == []
     document([broken, whole])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.sampled_from(PARTS), JSON), st.dictionaries(st.sampled_from(["method", "data", "seed"]), JSON)
+)
+def test_evaluations_of_any_kind_make_a_page(evaluation: dict[str, Any], recipe: dict[str, Any]) -> None:
+    run = Run("a", Path("a"), evaluation={"measures": {"nll": 1.0}, **evaluation}, recipe=recipe)
+    render(document([run, Run("b", Path("b"), evaluation=evaluation)]), "a")
+
+
+def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    run = Run("a", Path("a"), evaluation={"reliability": {"confidence": 3}})
+    with pytest.raises(UserError, match="figure reliability"):
+        drawing.draw([run], tmp_path)
 
 
 def test_values_of_another_program_make_no_tests(copies: Path) -> None:

@@ -115,7 +115,7 @@ def _look_inside(run: Run, file: Path) -> None:
         return
     try:
         run.cost = cost_of(artifact.load(file), run.samples, run.evaluation.get("propagation"))
-    except (UserError, RuntimeError) as error:
+    except (UserError, RuntimeError, TypeError, ValueError) as error:
         run.problems.append(f"its cost cannot be measured: {error}")
 
 
