@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pocketbayes as pb
 from measure import RESULTS, interleaved, ratios, write_result
@@ -228,6 +229,33 @@ def stds(net: pb.Network, x: Tensor, subject: Subject) -> dict[str, Any]:
     return result
 
 
+def linear_layers(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> dict[str, float]:
+    """The delta method at every layer: std of J dw over that of f(mean + dw) - f(mean), for the same draws dw."""
+    mean = net.posterior.moments()[0].detach()
+
+    def outputs(flat: Tensor) -> dict[str, Tensor]:
+        seen: dict[str, Tensor] = {}
+        with watched(net, layers, lambda name, output: seen.update({name: output})):
+            net.run_at(flat, x)
+        return seen
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # the other kernels have no forward derivative
+        centres = outputs(mean)
+        squares = {name: (torch.zeros_like(value), torch.zeros_like(value)) for name, value in centres.items()}
+        for draw in range(draws):
+            torch.manual_seed(draw)
+            change = net.posterior.sample() - mean
+            moved = torch.func.jvp(outputs, (mean,), (change,))[1]
+            for name, value in outputs(mean + change).items():
+                squares[name][0].addcmul_(moved[name], moved[name])
+                squares[name][1].add_((value - centres[name]).square())
+    ratios_ = {}
+    for name, (first, second) in squares.items():
+        moves = second > 1e-6 * second.mean()
+        ratios_[name] = float((first[moves] / second[moves]).sqrt().median())
+    return ratios_
+
+
 def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str, dict[str, float]]:
     """NLL and ECE on the first images; the others fit the calibration factor of rows that have one."""
     first, rest = (x[:half], y[:half]), (x[half:], y[half:])
@@ -254,14 +282,16 @@ def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str,
 
 def fidelity(bench: Bench, only: str | None) -> None:
     for name, subject in SUBJECTS.items():
-        if name in bench.result.get("fidelity", {}) or (only and not name.startswith(only)):
+        row: dict[str, Any] = bench.result.get("fidelity", {}).get(name, {})
+        if "linear" in row.get("layers", {}) or (only and not name.startswith(only)):
             continue
         net = bench.network(subject)
-        data = bench.images(subject.data, "test")
-        x, y = data.__getitems__(range(2 * subject.judged))
-        row: dict[str, Any] = {"draws": subject.draws, "images": subject.images, "images judged": subject.judged}
-        row |= stds(net, x[: subject.images], subject)
-        row["probabilities"] = probabilities(net, x, y, subject.judged)
+        x, y = bench.images(subject.data, "test").__getitems__(range(2 * subject.judged))
+        if not row:
+            row = {"draws": subject.draws, "images": subject.images, "images judged": subject.judged}
+            row |= stds(net, x[: subject.images], subject)
+            row["probabilities"] = probabilities(net, x, y, subject.judged)
+        row["layers"]["linear"] = linear_layers(net, x[:32], subject.layers, min(subject.draws, 100))
         bench.keep("fidelity", name, row)
 
 

@@ -34,7 +34,7 @@ def layers(result: Result) -> str:
     rows = [
         [network, way, ", ".join(f"{layer} {ratio:.2f}" for layer, ratio in found["layers"][way].items())]
         for network, found in result.get("fidelity", {}).items()
-        for way in ("moments", "moments-exact")
+        for way in found["layers"]
     ]
     return markdown(["", "", "median std over that of weight samples"], rows) if rows else NOT_YET
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pocketbayes import data, models
+from pocketbayes import curves, data, explain, models
 from pocketbayes.artifact import load, save
 from pocketbayes.calibrate import fit_variance_scale
 from pocketbayes.errors import UserError
@@ -104,9 +104,11 @@ __all__ = [
     "WeightSharing",
     "bayesianize",
     "census",
+    "curves",
     "data",
     "evaluate",
     "evaluate_suite",
+    "explain",
     "export_onnx",
     "fit",
     "fit_variance_scale",
