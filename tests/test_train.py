@@ -230,3 +230,16 @@ def test_wrong_settings_are_named() -> None:
         pb.fit("map", tiny_model(), tiny_data(), batch_size=0)
     with pytest.raises(pb.UserError, match="resume=True needs out="):
         pb.fit("map", tiny_model(), tiny_data(), resume=True)
+
+
+def test_frozen_batch_norm_neither_moves_nor_looks_at_the_batch() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(36, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+    )
+    options = {"epochs": 1, "batch_size": 16, "lr": 1e-3, "progress": False}
+    for frozen in (True, False):
+        net = pb.fit("map", model, tiny_data(), freeze_batch_norm=frozen, **options)
+        norm = next(m for m in net.modules() if isinstance(m, torch.nn.BatchNorm1d))
+        assert torch.equal(norm.running_mean, torch.zeros(8)) is frozen
+        assert int(norm.num_batches_tracked) == (0 if frozen else 3)
+        assert not norm.training

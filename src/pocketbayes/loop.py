@@ -18,7 +18,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
 from pocketbayes.methods import Method
-from pocketbayes.network import Net, Network, frozen_batch_norm
+from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.objective import Likelihood
 from pocketbayes.training import Training
 
@@ -48,6 +48,8 @@ class Loop:
         run.bar.begin(f"{run._stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
         run.bar.advance(at.step)
         self.net.train()
+        if self.training.freeze_batch_norm:
+            batch_norms_to_eval(self.network)
         for x, y in batches(
             run.train,
             self.training.batch_size,

@@ -269,6 +269,13 @@ def _no_checkpointing() -> AbstractContextManager[None]:
     )
 
 
+def batch_norms_to_eval(model: nn.Module) -> None:
+    """Batch and instance norm by their running statistics, which no longer move; the rest stays as it is."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.eval()
+
+
 @contextmanager
 def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
     """Batch and instance norm in training mode that does not move its running statistics within the block."""

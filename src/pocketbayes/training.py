@@ -31,6 +31,8 @@ class Training:
         patience: Epochs without a better loss (validation's, if there is any) before plateau lowers the rate.
         warmup_epochs: Epochs over which the rate rises linearly from 0.
         clip_norm: Largest norm of the gradient.
+        freeze_batch_norm: Normalises by the running statistics in training too, as prediction does. A draw that shifts
+            a whole layer, as shared draws do, is then felt; batch statistics would hide it.
         accumulate: Parts into which a batch is split to save memory; the step is the same.
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
         accelerator: "auto", "cpu", "cuda", ...
@@ -59,6 +61,7 @@ class Training:
     patience: int = 10
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
+    freeze_batch_norm: bool = False
     accumulate: int = 1
     precision: str = "32-true"
     accelerator: str = "auto"

@@ -41,6 +41,8 @@ class WeightSharing(VariationalMethod):
     Attributes:
         k: Gaussians to fit; "bic" lets the Bayesian information criterion choose.
         bits_per_weight: In place of `k`: as many Gaussians as this index entropy allows.
+        iterations: EM steps after the K-means start. 0 stays with K-means, which keeps the means closer: the better
+            choice for few Gaussians, where EM spends one on the weights with odd stds.
         tau_w: |mean| above it makes an outlier; None for none.
         gradient_fraction: The fraction of weights with the largest gradients, outliers too; 0 for none.
         n_min: Smaller clusters are dissolved into outliers.
@@ -65,6 +67,7 @@ class WeightSharing(VariationalMethod):
     name = "2dgbnn"
     k: int | Literal["bic"] = 2000
     bits_per_weight: float | None = None
+    iterations: int = 30
     tau_w: float | None = 0.2
     gradient_fraction: float = 0.01
     n_min: int = 30
