@@ -280,7 +280,9 @@ CHECKS = {"sample": check_samples, "moments": check_moments, "mean": check_mean}
 def test_every_storage_answers_as_in_pytorch(mode: Any, tmp_path: Path) -> None:
     net, x = mixture(tiny_model()), tiny_data(7)[0]
     path = tmp_path / "net.onnx"
+    generator = torch.random.get_rng_state()
     size = pb.export_onnx(net, path, mode, samples=6, seed=3, example=x)
+    assert torch.equal(torch.random.get_rng_state(), generator)
     assert size == path.stat().st_size
     assert [file.name for file in tmp_path.iterdir()] == ["net.onnx"]
     CHECKS[mode](net, x, path)

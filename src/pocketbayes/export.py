@@ -24,7 +24,7 @@ from pocketbayes.gaussian import Gaussian
 from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import GaussianNoise
 from pocketbayes.readout import Readout, read_out
-from pocketbayes.rules import RULES
+from pocketbayes.rules import MOMENTS_EXACT
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -72,7 +72,7 @@ def export_onnx(
     x = _example(networks[0], example)
     passes = _Pass(networks, mode, readout)
     noise_size = sum(passes.noise_sizes)
-    args = (x, torch.randn(noise_size)) if noise_size else (x,)
+    args = (x, torch.randn(noise_size, generator=_generator())) if noise_size else (x,)
     with torch.no_grad(), _quiet(), _step_by_step():
         outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
         model = _translate(passes, args, outputs)
@@ -152,9 +152,8 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def _propagation(network: Network, mode: Mode) -> str:
-    """The mode, or the network's own way of carrying moments."""
-    table = RULES.get(network.propagation)
-    return network.propagation if mode == "moments" and table is not None and not table.draws else mode
+    """The mode; a network that was trained with exact moments of its activations keeps these."""
+    return MOMENTS_EXACT.name if mode == "moments" and network.propagation == MOMENTS_EXACT.name else mode
 
 
 # -- before ---------------------------------------------------------------------------------------------------------
@@ -188,11 +187,16 @@ def _example(network: Network, example: Tensor | None) -> Tensor:
     if example is None:
         if network.info is None:
             raise UserError("the network does not know its data: pass some inputs (n, ...) as example=")
-        return torch.rand(2, *network.info.input_shape)
+        return torch.rand(2, *network.info.input_shape, generator=_generator())
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
         raise UserError("example must be a tensor of inputs (n, ...)")
     example = example.detach().cpu()[:1]
     return torch.cat([example, example]).to(torch.float32 if example.is_floating_point() else example.dtype)
+
+
+def _generator() -> torch.Generator:
+    """Of numbers to trace with: torch's own generator stays where it is."""
+    return torch.Generator().manual_seed(0)
 
 
 # -- the graph --------------------------------------------------------------------------------------------------------
