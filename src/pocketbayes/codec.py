@@ -414,6 +414,8 @@ def unpack_in_steps(data: bytes | memoryview, count: int, segments: Sequence[int
     reader = _Reader(data)
     scales = reader.array(8 * len(lengths)).view("<f4").astype(np.float32).reshape(-1, 2)
     levels = unpack_ints(reader.rest().data, count, lengths).astype(np.float32)
+    if not np.isfinite(scales).all() or (count and not (float(levels.min()) >= 0 and float(levels.max()) < 256)):
+        raise CodecError("damaged numbers: impossible steps")
     values = np.empty(count, dtype=np.float32)
     for (low, step), part in zip(scales, _slices(lengths)):
         values[part] = levels[part] * step + low

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
 
 from pocketbayes.errors import UserError
 from pocketbayes.models.external import VALUES
@@ -27,7 +28,17 @@ def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int)
         raise UserError(f"model {name!r}: a file may not set {', '.join(fetching)}")
     with _stopping(name, tensors, values), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a loaded model was built before, and its builder warned then
-        return build(name, **args)
+        if ":" in name:
+            return build(name, **args)
+        with _Unfilled():
+            return build(name, **args)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out the drawing of first weights: those of our own models are all about to be replaced."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 @contextmanager
