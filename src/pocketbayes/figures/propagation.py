@@ -148,7 +148,8 @@ def _log_ratio_axis(panel: Any, values: Sequence[float]) -> None:
     panel.set_yscale("log")
     low, high = min(*values, 0.8), max(*values, 1.25)
     panel.set_ylim(low / 1.1, high * 1.1)
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10) if low / 1.1 <= tick <= high * 1.1]
+    coarse, fine = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10), (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4)
+    ticks = [tick for tick in (fine if high < 2 * low else coarse) if low / 1.1 <= tick <= high * 1.1]
     panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     panel.minorticks_off()
 
