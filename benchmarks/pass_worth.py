@@ -3,7 +3,7 @@
 python benchmarks/pass_worth.py --data-dir DATA [--network "2DGBNN, ResNet-20=FILE.pocket" ...] [--section time]
 
 LeNet-5 on MNIST trained by 2DGBNN, SSVI and PBN for one, four and one epochs on 12 000 images, and ResNet-20 networks
-for CIFAR-10 from files: NLL and ECE on test images, and AUROC by entropy against another data set (Fashion-MNIST, SVHN).
+for CIFAR-10 from files: NLL and ECE on test images, and AUROC by entropy against others (Fashion-MNIST, SVHN).
 Times in a section of their own, for a machine that does nothing else.
 
 Each finished row is written to results/pass-worth.json at once, and a row that is there is not run again.
