@@ -57,7 +57,11 @@ SMALL: dict[str, Any] = {
     "dense_first": True,
     "dense_last": True,
 }
-"""Of four choices tried for 400 steps, the best; the first and last layer are 0.7 % of the weights."""
+"""Chosen after trials of 400 steps on 12 800 images, one seed, measured on 4000 test images: SSVI at a tenth with
+uniform densities 49.3 % (48.0 % from the model's values), Erdos-Renyi-kernel 50.2 % from either start, global 50.2 %;
+with the last layer dense and prior std 0.05 50.9 %; dense VI 52.9 % (prior std 0.05: 51.2 %). One seed does not tell
+differences below a point apart. This very combination, with prior std 0.005 and the last layer dense, was not tried.
+First and last layer are 0.7 % of the weights."""
 STDS = (0.001, 0.002, 0.005, 0.01)
 ADDED = (1e-4, 1e-3, 3e-3, 1e-2)
 
