@@ -98,7 +98,7 @@ def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
         return packed
     # Quotients, for ONNX has no shift of bytes that its exporter gets right.
     places = torch.tensor([2**place for place in range(0, 8, bits)], dtype=torch.uint8, device=packed.device)
-    codes = (packed[:, None] // places) % 2**bits
+    codes: Tensor = (packed[:, None] // places) % 2**bits
     return codes.flatten()[:size]
 
 
