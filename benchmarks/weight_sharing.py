@@ -128,6 +128,10 @@ class Bench:
             row = {k: measures[k] for k in KEPT} | {"ood": self.ood(self.given, 1)}
             row["bytes"] = pb.save(self.given, self.work / "deterministic.pocket")
             self.keep("deterministic", row)
+        few = f"deterministic, {SHORT['images']} images"
+        if few not in self.rows:
+            measures = pb.evaluate(self.given, self.images("test", subset=SHORT["images"]), batch_size=self.batch)
+            self.keep(few, {k: measures[k] for k in KEPT})
 
     def run(self, name: str, row: dict[str, Any]) -> None:
         if name in self.rows:
