@@ -23,6 +23,8 @@ NAME = "pocket-curve"
 PRECISION = Precision("int8", "int8", "bfloat16")
 OUTLIERS = 0.4
 STEPS, BATCH = 50, 128
+TRAINING: dict[str, Any] = {"lr": 1e-5, "std_lr": 5e-2, "freeze_batch_norm": True}
+"""A centre moves thousands of weights at once: small steps, and batch norm as prediction has it."""
 BUDGETS = {
     "150 kB": (150_000, 10),
     **{f"{bits} bits": (int(bits * 268_336 / 8), 4) for bits in (4, 3, 2, 5, 6, 8)},
@@ -60,12 +62,10 @@ class Bench:
 
     def shared(self, k: int, epochs: int) -> pb.Network:
         method = pb.WeightSharing(
-            k=k, tau_w=OUTLIERS, gradient_fraction=0.0, merge=None, ellipse=None, n_min=0, std_init=1e-3,
+            k=k, iterations=0, tau_w=OUTLIERS, gradient_fraction=0.0, merge=None, ellipse=None, n_min=0, std_init=1e-3,
             meanfield_epochs=0, beta=0.01,
         )  # fmt: skip
-        net = pb.fit(
-            method, self.given, self.train, epochs=epochs, batch_size=BATCH, lr=1e-4, std_lr=1e-4, progress=False
-        )
+        net = pb.fit(method, self.given, self.train, epochs=epochs, batch_size=BATCH, progress=False, **TRAINING)
         assert isinstance(net, pb.Network)
         return net
 
