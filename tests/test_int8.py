@@ -102,7 +102,7 @@ def test_memory_and_file_shrink_by_the_bits(bits: int, tmp_path: Path) -> None:
     codes = weights + weights * bits // 8
     assert net.census().memory_bytes == codes + 12 * channels + 4 * points
     size = pb.save(net, tmp_path / "net.pocket")
-    assert codes + 12 * channels + 4 * points < size < codes + 12 * channels + 4 * points + 3000
+    assert size < codes + 12 * channels + 4 * points + 3000  # less where codes are not evenly spread: they are coded
     assert size < 0.27 * 8 * weights
 
 
