@@ -16,6 +16,7 @@ from typing import Any
 
 from corruption_tables import TABLES as CORRUPTION_TABLES
 from pbn_tables import PBN_TABLES
+from pocket_tables import POCKET_TABLES
 from propagation_tables import TABLES as PROPAGATION_TABLES
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +48,9 @@ def weight_sharing(result: dict[str, Any]) -> str:
         first = group[0]
         settings = first.get("settings", {})
         conditions = (
-            f"{settings['samples']} samples, {len(group)} seed{'s' * (len(group) > 1)}" if settings else "one pass"
+            f"{settings['samples']} samples, {first['count']:.0f} images, {len(group)} seed{'s' * (len(group) > 1)}"
+            if settings
+            else "one pass"
         )
         rows.append(
             [
@@ -214,6 +217,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
+    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in POCKET_TABLES.items()},
     **PROPAGATION_TABLES,
     **CORRUPTION_TABLES,
 }

@@ -28,11 +28,18 @@ def inspect(
     """Say what a file holds: storage, weights, values stored, bytes, and what stayed a point and why."""
     from pocketbayes.artifact import read
     from pocketbayes.config import network_file
+    from pocketbayes.pocket import sizes
 
     file = network_file(path)
     tree = read(file)
     networks = [_network(part) for part in tree.get("networks", [tree])]
-    found: dict[str, Any] = {"file": str(file), "bytes": file.stat().st_size, "networks": networks, **_run(file.parent)}
+    found: dict[str, Any] = {
+        "file": str(file),
+        "bytes": file.stat().st_size,
+        "parts": sizes(file),
+        "networks": networks,
+        **_run(file.parent),
+    }
     if json:
         show_json(found)
     else:
@@ -150,6 +157,7 @@ def _show(found: dict[str, Any]) -> None:
         "values in all": total["values"],
         "one point network in float32": f"{4 * (network['census']['weights'] + network['census']['points']):,} B",
         "bytes on disk": f"{found['bytes']:,} B",
+        **{f"  {name}": f"{size:,} B" for name, size in _largest(found["parts"]).items()},
         **({"weights swapped in training": network["swapped"]} if "swapped" in network else {}),
     }
     show(
@@ -168,6 +176,13 @@ def _show(found: dict[str, Any]) -> None:
         show(table([{"score": name, **row} for name, row in network["removal_iou"].items()]))
     for text in network["census"]["notes"]:
         show(f"[dim]{text}[/]")
+
+
+def _largest(parts: Mapping[str, int], most: int = 6) -> dict[str, int]:
+    """Where the bytes are: the largest parts, and the others together."""
+    order = sorted(parts, key=lambda name: -parts[name])
+    rest = sum(parts[name] for name in order[most:])
+    return {name: parts[name] for name in order[:most]} | ({"others": rest} if rest else {})
 
 
 def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Tables of the pocket file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def coarseness(result: dict[str, Any]) -> Table:
+    found = result["coarseness"]
+    levels = [name.removeprefix("means ") for name in found if name.startswith("means")]
+    rows = [
+        [level, *(f"{found[f'{part} {level}'][key]:{form}}" for part in ("means", "stds") for key, form in KEYS)]
+        for level in levels
+    ]
+    return ["kept in", "NLL by the means", "bytes", "NLL by the stds", "bytes"], rows
+
+
+KEYS = (("nll", ".4f"), ("bytes", ","))
+
+
+def sizes(result: dict[str, Any]) -> Table:
+    levels = ("lossless", "bfloat16", "int8")
+    rows = [
+        [name, *(f"{row['bytes'][level]:,}" for level in levels)]
+        for name, row in result["sizes"].items()
+        if isinstance(row.get("bytes"), dict)
+    ]
+    plain = result["sizes"]["torch.save of the deterministic network"]["bytes"]
+    return ["", *levels], [["torch.save, deterministic", f"{plain:,}", "", ""], *rows]
+
+
+def curve(result: dict[str, Any]) -> Table:
+    rows = sorted(result["rows"].items(), key=lambda item: item[1]["bytes"])
+    return ["", "bytes", "bits a weight", "accuracy", "NLL", "ECE", "Gaussians", "samples"], [
+        [
+            name,
+            f"{row['bytes']:,}",
+            f"{row['bits']:.2f}" if "bits" in row else "",
+            f"{100 * row['accuracy']:.2f}",
+            f"{row['nll']:.3f}",
+            f"{row['ece']:.3f}",
+            str(row.get("gaussians", "")),
+            str(row.get("samples", 1)),
+        ]
+        for name, row in rows
+    ]
+
+
+POCKET_TABLES = {
+    "pocket-coarseness": ("pocket", coarseness),
+    "pocket-sizes": ("pocket", sizes),
+    "pocket-curve": ("pocket-curve", curve),
+}
