@@ -194,7 +194,8 @@ def draw(work: Path, folder: Path) -> None:
     figures.save(layer_density(mean[slot.start : slot.stop], slot.name), folder / "2dgbnn-density.png")
     rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
     by_k = {name: {**row, "k": row["settings"]["method"]["k"]} for name, row in rows.items() if name.startswith("K = ")}
-    figures.save(gaussians_curve(by_k, rows["deterministic"]), folder / "2dgbnn-k.png")
+    same_images = rows[f"deterministic, {SHORT['images']} images"]
+    figures.save(gaussians_curve(by_k, same_images), folder / "2dgbnn-k.png")
 
 
 def stored(posterior: pb.posteriors.Shared) -> dict[str, Any]:

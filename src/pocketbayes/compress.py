@@ -38,6 +38,9 @@ PRECISIONS = (
     Precision("int3", "int2", "bfloat16"),
 )
 MEANS_ONLY_STD = 1e-3
+# A centre moves thousands of weights at once, and batch statistics would hide such a shift.
+SMALL_STEPS: dict[str, Any] = {"lr": 1e-5, "freeze_batch_norm": True}
+SHARED_STDS = {"std_lr": 5e-2}
 """The std of every weight where only means are shared: any constant, for then it separates no weights."""
 RECALIBRATION_BATCHES = 20
 DEFAULT_LOSS = 0.01
@@ -200,7 +203,8 @@ class _Sweep:
         assert not isinstance(self.net, Mixture)
         start = Deterministic().init(self.net) if candidate.means_only else self.net
         method = WeightSharing(**candidate.sharing, meanfield_epochs=0, std_init=MEANS_ONLY_STD)
-        net = fit(method, start, self.train, epochs=self.epochs, seed=self.seed, progress=False)
+        rates = {**SMALL_STEPS, **(SHARED_STDS if candidate.means_only else {})}
+        net = fit(method, start, self.train, epochs=self.epochs, seed=self.seed, progress=False, **rates)
         if not self.epochs:
             stream = batches(as_source(self.train), 256, shuffle_seed=self.seed)
             recalibrate(net, iter(itertools.islice(stream, RECALIBRATION_BATCHES)))

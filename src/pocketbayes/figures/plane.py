@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes.figures.style import INK, PALETTE, canvas
@@ -58,12 +59,11 @@ class PlaneView:
     def of_posterior(cls, posterior: Shared) -> PlaneView:
         """The plane of a shared network as it is now: its weights lie in their Gaussians' centres."""
         with torch.no_grad():
-            mean, var = posterior.table_moments()
-            table = torch.stack([mean, var.sqrt()], 1).cpu()
-            centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).cpu()
-            covs = posterior.covariances().cpu()
-        k, outliers = posterior.gaussians, posterior.outliers
-        return cls(centres, covs, table[:0], table[k : k + outliers], table[k + outliers :])
+            centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1)
+            blended = (posterior.blend_alpha[..., None] * centres[posterior.blend_index]).sum(1)
+            outliers = torch.stack([posterior.outlier_mean, F.softplus(posterior.outlier_rho)], 1)
+            covs = posterior.covariances()
+        return cls(centres.cpu(), covs.cpu(), centres[:0].cpu(), outliers.cpu(), blended.cpu())
 
 
 def plane(views: Mapping[str, PlaneView], seed: int = 0) -> Figure:
