@@ -95,6 +95,10 @@ def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
     peer = peer_model(model)
     steps = {"deterministic": deterministic_step(plain, x, y)}
     steps |= {f"pocketbayes {how}": our_step(net, x, y) for how, net in nets.items()}
+    few = {"2DGBNN, shared draws": pb.WeightSharing(k=64, n_min=0), "PBN, 1 %": pb.PBN(rate=0.01)}
+    steps |= {
+        f"pocketbayes {what}": our_step(pb.bayesianize(model, method).train(), x, y) for what, method in few.items()
+    }
     if peer is not None:
         steps["bayesian-torch"] = peer_step(peer.train(), x, y)
     training = interleaved(steps, rounds)
