@@ -17,6 +17,7 @@ from typing import Any
 
 import pocketbayes as pb
 from measure import RESULTS, write_result
+from pocketbayes import figures
 from pocketbayes.packing import Precision
 
 NAME = "pocket-curve"
@@ -114,13 +115,35 @@ class Bench:
         )
 
 
+def draw(path: Path) -> None:
+    """Accuracy and NLL against the bytes of the file, the deterministic network's as lines."""
+    rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+    given = rows["deterministic"]
+    shared = sorted((row for row in rows.values() if "budget" in row), key=lambda row: row["bytes"])
+    figure, axes = figures.canvas(1, 2)
+    for panel, key, scale in ((axes[0, 0], "accuracy", 100), (axes[0, 1], "nll", 1)):
+        kilobytes = [row["bytes"] / 1000 for row in shared]
+        panel.plot(kilobytes, [scale * row[key] for row in shared], marker="o", label="2DGBNN")
+        label = f"deterministic, {given['bytes'] / 1000:.0f} kB"
+        panel.axhline(scale * given[key], color=figures.PALETTE[6], linestyle="--", linewidth=1, label=label)
+        panel.set(xlabel="kB on disk", ylabel="accuracy, %" if key == "accuracy" else "NLL")
+        panel.legend(fontsize=7)
+    figures.save(figure, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--weights", type=Path)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-pocket-curve")
     parser.add_argument("--only", help="names of rows, separated by semicolons")
+    parser.add_argument("--figure", type=Path, help="draw the rows that are done into this file, and nothing else")
     arguments = parser.parse_args()
+    if arguments.figure is not None:
+        draw(arguments.figure)
+        return
+    if arguments.data_dir is None or arguments.weights is None:
+        parser.error("--data-dir and --weights are needed")
     bench = Bench(arguments.data_dir, arguments.weights, arguments.work)
     bench.deterministic()
     for name, (budget, samples) in BUDGETS.items():

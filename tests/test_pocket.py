@@ -218,3 +218,11 @@ def test_the_text_says_what_the_file_is(tmp_path: Path) -> None:
     assert text["precision"] == {"means": "int8", "stds": "int4", "points": "bfloat16"}
     assert text["networks"][0]["model"]["name"] == "lenet5"
     assert text["networks"][0]["layout"][0][0] == artifact.read(tmp_path / "net.pocket")["layout"]["slots"][0]["name"]
+
+
+def test_a_file_names_its_method(tmp_path: Path) -> None:
+    for method in ("pbn", "ensemble"):
+        pb.save(
+            pb.bayesianize(pb.models.build("mlp", in_features=4, hidden=[5], out_features=2), method), tmp_path / "net"
+        )
+        assert pb.network.members(pb.load(tmp_path / "net"))[0].method == method

@@ -91,7 +91,7 @@ def test_the_document_is_the_file_and_says_what_evaluate_says(
     path, document = whole
     assert json.loads(path.read_text()) == document == read_document(path)
     assert document["measures"] == pb.evaluate(net, digits, samples=SAMPLES)
-    assert (document["format"], document["model"], document["method"]) == (1, "mlp", "mean-field")
+    assert (document["format"], document["model"], document["method"]) == (1, "mlp", "bbb")
     assert document["data"] == {"name": "digits"}
 
 

@@ -81,6 +81,7 @@ def describe(net: Net) -> dict[str, Any]:
         return {"networks": [describe(network) for network in net]}
     spec = models.spec_of(net.model)
     return {
+        "method": net.method,
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
         "layout": net.layout.to_json(),
@@ -122,6 +123,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         propagation=tree["propagation"],
         input_var=tree.get("input_var", 0.0),
     )
+    net.method = None if tree.get("method") is None else str(tree["method"])
     net.info = None if tree.get("data") is None else Info(**_tuples(tree["data"]))
     _load_points(net.model, tree["state"], source)
     return net.eval()

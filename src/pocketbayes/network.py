@@ -53,6 +53,7 @@ class Network(nn.Module):
         likelihood: The output's noise model, if training or prediction set one.
         propagation: How randomness goes through the network.
         input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
+        method: The registry name of the method that made it, if one did.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
     """
 
@@ -76,6 +77,7 @@ class Network(nn.Module):
         self.likelihood = likelihood
         self.propagation = check_propagation(propagation)
         self.input_var = float(input_var)
+        self.method: str | None = None
         self.info: Info | None = None
         self._noise: Tensor | None = None
         self._plans: dict[tuple[str, bool], Plan] = {}

@@ -171,7 +171,7 @@ class _Run:
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
         for network in members(net):
-            network.info = self.info or network.info
+            network.info, network.method = self.info or network.info, self.method.name
         self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
@@ -298,7 +298,10 @@ class _Run:
 def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any) -> Net:
     """Makes a model Bayesian by a method, untrained; the model itself stays as it is."""
     method = methods.make(method, **settings) if isinstance(method, str) else method
-    return method.init(model).eval()
+    net = method.init(model).eval()
+    for network in members(net):
+        network.method = method.name
+    return net
 
 
 __all__ = ["Plateau", "Training", "TrainingError", "bayesianize", "fit"]

@@ -187,7 +187,7 @@ def _about(net: Net, source: Source) -> dict[str, Any]:
     storage = first.posterior.name
     return {
         "network": None,
-        "method": f"mixture of {storage}" if isinstance(net, Mixture) else storage,
+        "method": f"mixture of {storage}" if isinstance(net, Mixture) else first.method or storage,
         "model": type(first.model).__name__ if spec is None else spec.name,
         "data": {"name": info.name if info else "data"},
     }
