@@ -38,7 +38,7 @@ class Study(BaseModel):
     Attributes:
         about: A line for people.
         stands_for: The table or figure of a paper that it stands for, and in what it differs.
-        minutes: How long it takes on two cores.
+        minutes: About how long it takes on two cores, an estimate.
         base: The recipe that rows change.
         seeds: Every row is trained once for each.
         samples: Passes per example.
