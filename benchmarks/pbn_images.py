@@ -29,6 +29,7 @@ CIFAR: dict[str, Any] = {
     "samples": 5,
     "steps between points of a curve": 20,
     "images per point of a curve": 500,
+    "images that settings were chosen on": 1000,
     "corruptions": ["gaussian_noise", "defocus_blur", "fog", "jpeg_compression"],
     "severities": [1, 3, 5],
     "corrupted images": 300,
@@ -51,7 +52,8 @@ class _Pictures:
     def __init__(self, bench: Any) -> None:
         self.bench = bench
         self.train = bench.load("cifar10", "train", augment=True, mean="imagenet")
-        self.test = bench.load("cifar10", "test", mean="imagenet")
+        test, chosen = bench.load("cifar10", "test", mean="imagenet"), CIFAR["images that settings were chosen on"]
+        self.seen, self.test = test.take(torch.arange(chosen)), test.take(torch.arange(chosen, len(test)))
 
     def given(self) -> Any:
         model = pb.models.build("resnet20")
@@ -70,7 +72,7 @@ class _Pictures:
         batch, every = CIFAR["batch"], CIFAR["steps between points of a curve"]
         sampler = RandomSampler(self.train, num_samples=batch * every, generator=torch.Generator().manual_seed(0))
         loader = DataLoader(self.train, batch, sampler=sampler, collate_fn=pb.data.collate)
-        points = self.test.take(torch.arange(CIFAR["images per point of a curve"]))
+        points = self.seen.take(torch.arange(CIFAR["images per point of a curve"]))
         first = CIFAR["rho_mean at 1 %" if rate == 0.01 else "rho_mean at other rates"]  # few weights, larger stds
         method = pb.PBN(rate=rate, rho_mean=first, pretrain_epochs=0, **CIFAR["pbn"])
         folder = self.bench.work / name.replace(" ", "-").replace("%", "").replace(",", "")

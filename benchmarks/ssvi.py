@@ -43,7 +43,7 @@ MNIST: dict[str, Any] = {
 CIFAR10: dict[str, Any] = {
     "model": "resnet-small",
     "data": "cifar10",
-    "epochs": 10,
+    "epochs": 30,
     "training": {"batch_size": 128, "optimizer": "sgd", "lr": 0.05, "weight_decay": 5e-4, "schedule": "cosine"},
 }
 RESNET20: dict[str, Any] = {**CIFAR10, "model": "resnet20", "epochs": 2}
@@ -120,6 +120,7 @@ def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
     for seed in SEEDS:
         rows[f"dense VI, seed {seed}"] = (pb.MeanFieldVI(**DENSE, std_init=6e-4, prior_std=0.005), seed)
         rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(**SMALL, density=0.1), seed)
+    for seed in SEEDS:
         rows[f"RigL, density 0.1, seed {seed}"] = (pb.RigL(**SMALL, density=0.1), seed)
         for density in (0.05, 0.5):
             rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(**SMALL, density=density), seed)
