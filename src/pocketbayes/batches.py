@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -83,13 +85,39 @@ def batches(
     chunks = [chunk[rank::world].tolist() for chunk in order.split(batch_size)[start:]]
     chunks = [chunk for chunk in chunks if chunk]
     generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
+    if workers:
+        chunks = [_Chunk(chunk, hash((shuffle_seed or 0, start + number, rank))) for number, chunk in enumerate(chunks)]
     yield from DataLoader(
-        source,
+        _Seeded(source) if workers else source,
         batch_sampler=chunks,
         collate_fn=collate,
         generator=generator,
         num_workers=workers,
     )
+
+
+class _Chunk(list[int]):
+    """The rows of a batch, with a seed of its own."""
+
+    def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
+        super().__init__(rows)
+        self.seed = seed & 0x7FFFFFFF
+
+
+class _Seeded(TorchDataset):
+    """Data fetched by workers: what a batch draws depends on the batch, not on who fetched what before it.
+
+    Workers' own generators could not be saved: they run ahead of the step at which a run is interrupted.
+    """
+
+    def __init__(self, data: TorchDataset) -> None:
+        self.data = data
+
+    def __getitems__(self, chunk: _Chunk) -> Any:
+        seed_generators(chunk.seed)
+        if hasattr(self.data, "__getitems__"):
+            return self.data.__getitems__(chunk)
+        return [self.data[row] for row in chunk]
 
 
 def steps_per_epoch(source: TorchDataset | DataLoader, batch_size: int) -> int:
@@ -102,6 +130,13 @@ def epoch_order(size: int, seed: int | None) -> Tensor:
     if seed is None:
         return torch.arange(size)
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, numpy and Python: user code, such as a transform, may draw from any of them."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
+    random.seed(seed)
 
 
 def _as_float(x: Tensor) -> Tensor:

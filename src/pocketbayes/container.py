@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -89,6 +90,13 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
     finally:
         with suppress(OSError):  # renamed, or never made
             temporary.unlink()
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Removes the temporary files that writers of `path` left behind when they were killed."""
+    path = Path(path)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{8 * '[0-9a-f]'}"):
+        leftover.unlink(missing_ok=True)
 
 
 def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:

@@ -176,7 +176,8 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
     """Never replaces a run unless told to, never goes on with another one."""
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
-        if not checkpoint.files(folder):
+        begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # and killed soon after
+        if not checkpoint.files(folder) and not begun:
             raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
@@ -191,6 +192,7 @@ def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if overwrite:
         for name in (*RUN_FILES, *EVALUATION_FILES):
             (folder / name).unlink(missing_ok=True)
+    container.remove_leftovers(folder / RECIPE_FILE)
     text = recipe.to_yaml().encode()
     container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from pocketbayes import artifact, checkpoint, methods
-from pocketbayes.batches import as_source, batches, info_of, size_of
+from pocketbayes import artifact, checkpoint, container, methods
+from pocketbayes.batches import as_source, batches, info_of, seed_generators, size_of
 from pocketbayes.checkpoint import Progress
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.guards import ROLLBACKS, NotFiniteError, Signals, Snapshot, TrainingError, fingerprint, finite_net
@@ -149,21 +149,21 @@ class _Run:
             if name not in names:
                 raise UnknownNameError("stage", name, names)
         found = checkpoint.read(self.folder) if resume and self.folder else None
-        torch.manual_seed(self.seed)
+        seed_generators(self.seed)
         if found is None:
             net = self.method.start(self.model)
             for network in members(net):
                 if self.given_likelihood is not None or network.likelihood is None:
                     network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
             if self.fabric.global_rank:
-                torch.manual_seed(self.seed + 7919 * self.fabric.global_rank)
+                seed_generators(self.seed + 7919 * self.fabric.global_rank)
             tree = None
         else:
             self.at, tree = found
             plain = self.model.to_module() if isinstance(self.model, Network) else self.model
             net = artifact.rebuild(tree["net"], plain)
             self.best = tree["best"]
-        self._truncate_metrics()
+        self._tidy()
         for number in range(self.at.stage, len(stages)):
             self.at.stage, self._stage = number, stages[number]
             net = self._one_stage(net, stages[number], tree)
@@ -277,14 +277,16 @@ class _Run:
                 if isinstance(value, float):
                     writer.add_scalar(f"{row['stage']}/{name}", value, row.get("epoch", 0))
 
-    def _truncate_metrics(self) -> None:
-        """Drops lines that were written after the checkpoint."""
+    def _tidy(self) -> None:
+        """Removes what a killed run left half written, and lines that were written after the checkpoint."""
         if self.folder is None or not self.fabric.is_global_zero:
             return
         path = self.folder / METRICS_FILE
-        if path.exists():
-            kept = path.read_text().splitlines(keepends=True)[: self.at.lines]
-            path.write_text("".join(kept))
+        for written in (path, self.folder / checkpoint.FILE, self.folder / MODEL_FILE):
+            container.remove_leftovers(written)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if len(lines) > self.at.lines:  # in one step: a run may be killed here too
+            container.write_atomically(path, lambda file: file.write(b"".join(lines[: self.at.lines])))
 
     def _default_likelihood(self) -> Likelihood:
         if self.info is not None:

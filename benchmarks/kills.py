@@ -1,0 +1,204 @@
+"""Runs of `pocketbayes train` that are killed (SIGKILL) again and again and resumed: no bit may differ at the end.
+
+python benchmarks/kills.py [--kills 20] [--method NAME] [--events] [--out FOLDER]
+
+Every method trains a small network on the embedded digits, all its stages, a checkpoint every second step. A run is
+killed from outside at a random time, or at a random one of its own events (a step begins, a file of the run is opened,
+renamed or removed); it is resumed, killed again, ..., and at last finishes. All files of its folder and its measures
+are then compared with those of a run that was left alone. Writes results/kills.json, a row a method; finished rows are
+kept. Processes are forks of one that has imported everything, so that a kill costs a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from measure import RESULTS, write_result
+from pocketbayes import checkpoint
+from pocketbayes.cli import app
+from pocketbayes.loop import Loop
+from pocketbayes.methods import METHODS
+
+SETTINGS: dict[str, list[str]] = {
+    "ensemble": ["members=2"],
+    "swag": ["swag_epochs=2", "rank=2"],
+    "laplace": ["hessian=kron"],
+    "2dgbnn": ["k=8", "n_min=4", "tau_w=0.5", "pretrain_epochs=1", "meanfield_epochs=1", "refresh_epochs=1"],
+    "ssvi": ["density=0.2", "swap_every=3", "swap_until=1.0"],
+    "rigl": ["density=0.2", "swap_every=3", "swap_until=1.0"],
+    "pbn": ["pretrain_epochs=1", "train_samples=2"],
+}
+RECIPE = [
+    "model={name: mlp, hidden: [16]}", "data={name: digits, subset: 280, val_fraction: 0.2}", "samples=3",
+    "training={epochs: 3, batch_size: 64, lr: 3e-3, schedule: cosine, keep_best: true, val_samples: 2, "
+    "checkpoint_steps: 2}",
+]  # fmt: skip
+IN_A_ROW = 4
+"""Kills of a run before it is left to finish."""
+EVENTS = ("open", "os.rename", "os.remove", "os.truncate")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code (None if it was killed), the events it has seen, its seconds."""
+
+    code: int | None
+    events: int
+    seconds: float
+
+
+def train(
+    method: str, folder: Path, resume: bool = False, after: float | None = None, event: int | None = None
+) -> Ended:
+    """Trains in a process of its own, which is killed after so many seconds or at its n-th event, if it gets there."""
+    options = [item for setting in SETTINGS.get(method, ()) for item in ("--set", f"method.{setting}")]
+    if resume:
+        command = ["train", "--resume"]
+    else:
+        command = ["train", *(item for part in RECIPE for item in ("--set", part)), "--method", method, *options]
+    command += ["--out", str(folder), "--json"]
+    reader, writer = os.pipe()
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _be_child(command, folder, event, writer)
+    os.close(writer)
+    if after is not None:
+        time.sleep(after)
+        os.kill(child, signal.SIGKILL)  # a child that has ended is still ours: it has not been waited for
+    with os.fdopen(reader) as file:
+        count = file.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = None if status == -signal.SIGKILL else status
+    return Ended(code, int(count or 0), time.monotonic() - start)
+
+
+def _be_child(command: list[str], folder: Path, event: int | None, writer: int) -> None:
+    """The command, in the forked process; never returns."""
+    seen = 0
+
+    def count() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(name: str, arguments: tuple[Any, ...]) -> None:
+        if name in EVENTS and str(arguments[0]).startswith(str(folder)):
+            count()
+
+    step = Loop.step
+
+    def counted_step(*arguments: Any) -> Any:
+        count()
+        return step(*arguments)
+
+    code = 1
+    try:
+        for descriptor, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+        sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
+        Loop.step = counted_step  # type: ignore[method-assign]
+        sys.addaudithook(audit)
+        app(command)
+    except SystemExit as error:
+        code = int(error.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(writer, str(seen).encode())
+        os._exit(code)
+
+
+def remains(folder: Path) -> dict[str, Any]:
+    """All that a finished run left: its files byte by byte, and its measures."""
+    files: dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    printed = json.loads(Path(f"{folder}.out").read_text())
+    return {**files, "printed": {key: printed[key] for key in ("recipe", "measures", "census", "bytes")}}
+
+
+def trial(method: str, folder: Path, whole: Ended, chooser: random.Random, kills: int, clock: bool) -> Counter[str]:
+    """A run that is killed at most so many times, and then finishes; how often it was, by the stage it was in."""
+    stages: Counter[str] = Counter()
+    while True:
+        resume = (folder / "recipe.yaml").exists()
+        when: dict[str, Any] = {}
+        if sum(stages.values()) < kills:
+            when = {"after": chooser.random() * whole.seconds} if clock else {"event": chooser.randint(1, whole.events)}
+        ended = train(method, folder, resume=resume, **when)
+        if ended.code is None:
+            found = checkpoint.read(folder) if checkpoint.files(folder) else None
+            stages["before the first checkpoint" if found is None else f"stage {found[0].stage + 1}"] += 1
+        elif ended.code:
+            raise RuntimeError(f"{method}: exit code {ended.code}: {Path(f'{folder}.err').read_text()[-2000:]}")
+        else:
+            return stages
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of the files, or of what was printed, that differ."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def measure(method: str, folder: Path, kills: int, clock: bool = True) -> dict[str, Any]:
+    """A row: so many kills of a method's runs, every second one by the clock unless only events may decide."""
+    whole = train(method, folder / "whole")
+    if whole.code != 0:
+        raise RuntimeError(f"{method}: exit code {whole.code}: {(folder / 'whole.err').read_text()[-2000:]}")
+    expected = remains(folder / "whole")
+    chooser = random.Random(method)
+    row: dict[str, Any] = {"kills": 0, "runs": 0, "by the clock": 0, "stages": Counter(), "differences": []}
+    while row["kills"] < kills:
+        timed, run = clock and row["runs"] % 2 == 0, folder / f"run{row['runs']}"
+        stages = trial(method, run, whole, chooser, min(IN_A_ROW, kills - row["kills"]), timed)
+        row["differences"] += differences(expected, remains(run))
+        row["stages"] += stages
+        row["runs"] += 1
+        row["kills"] += sum(stages.values())
+        row["by the clock"] += sum(stages.values()) if timed else 0
+    return {**row, "stages": dict(sorted(row["stages"].items())), "files": len(expected) - 1, "events": whole.events}
+
+
+def prepare() -> None:
+    """Imports what runs import, so that forks need not."""
+    for name in ("laplace", "lightning_fabric", "sklearn.datasets", "pocketbayes.report.table"):
+        importlib.import_module(name)
+    torch.set_num_threads(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--method", choices=METHODS, action="append")
+    parser.add_argument("--events", action="store_true", help="kill at events only, so that no clock decides")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    prepare()
+    path = arguments.out / "kills.json"
+    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+    for method in arguments.method or METHODS:
+        if rows.get(method, {}).get("kills", 0) >= arguments.kills:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows[method] = measure(method, Path(folder), arguments.kills, clock=not arguments.events)
+        print(method, json.dumps(rows[method]), flush=True)
+        write_result("kills", {"rows": {name: rows[name] for name in METHODS if name in rows}}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Runs killed by SIGKILL and resumed end as if nothing had happened: the short version of benchmarks/kills.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes import container
+from pocketbayes.data.augment import CropFlip
+from pocketbayes.data.memory import Images
+from pocketbayes.data.normalise import Normalise
+
+HARNESS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+METHODS = ("2dgbnn", "ssvi", "swag")
+
+
+def test_killed_runs_end_bit_for_bit_as_the_run_that_was_left_alone(tmp_path: Path) -> None:
+    """At seeded events, so that no clock decides: a step begins, a file is opened, renamed, removed."""
+    chosen = [item for name in METHODS for item in ("--method", name)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(HARNESS),
+        *chosen,
+        "--events",
+        "--kills",
+        "3",
+        "--out",
+        str(tmp_path),
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = json.loads((tmp_path / "kills.json").read_text())["rows"]
+    assert set(rows) == set(METHODS)
+    for name, row in rows.items():
+        assert row["differences"] == [], name
+        assert row["kills"] == 3
+        assert row["files"] == 5
+
+
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    others = [".model.pocket", ".model.pocket.notes", "model.pocket", ".other.0123abcd", ".model.pocket.0123abcd0"]
+    for name in (".model.pocket.0123abcd", *others):
+        (tmp_path / name).touch()
+    container.remove_leftovers(tmp_path / "model.pocket")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_goes_on_where_it_stopped(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers fetch ahead of the step at which a run stops: what they draw must not depend on that."""
+    x, y = tiny_data()
+    info = pb.batches.as_source((x, y)).info  # type: ignore[union-attr]
+    images = ((x - x.min()) / (x.max() - x.min()) * 255).byte()
+    data = Images(images, y, info, Normalise((0.5,), (0.5,)), CropFlip(pad=2, flip=True))
+
+    def train(folder: str, resume: bool = False) -> dict[str, torch.Tensor]:
+        options = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 2, "workers": workers, "progress": False}
+        return pb.fit("map", tiny_model(), data, out=tmp_path / folder, resume=resume, **options).state_dict()
+
+    write, count = pb.checkpoint.write, 0
+
+    def write_and_stop(*args: object) -> None:
+        nonlocal count
+        write(*args)
+        count += 1
+        if count == 4:
+            raise StoppedError
+
+    whole = train("whole")
+    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    with pytest.raises(StoppedError):
+        train("parts")
+    monkeypatch.undo()
+    again = train("parts", resume=True)
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
