@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 import zlib
 from collections import Counter
@@ -20,25 +19,24 @@ from pocketbayes.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 fuzz = __import__("fuzz")
+take_apart = __import__("fuzz_pocket").take_apart
 
 
 def fuzzed(folder: Path, files: int, seed: int) -> Counter[str]:
-    whole, outcomes = fuzz.corpus(folder), Counter[str]()
-    for number in range(files):
-        chooser = random.Random(f"{seed} {number}")
-        outcomes[fuzz.outcome(fuzz.mutate(chooser.choice(whole), chooser), folder / "mutated")] += 1
-    return outcomes
+    reader = fuzz.READERS["network"]
+    whole, path = fuzz.prepare(reader, folder)
+    return Counter(fuzz.outcome(reader, fuzz.spoil(reader, whole, f"{seed} {number}"), path) for number in range(files))
 
 
 def test_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
     outcomes = fuzzed(tmp_path, 500, seed=1)
-    assert outcomes.keys() <= {"loaded", "refused"}, outcomes
+    assert outcomes.keys() <= {"read", "refused"}, outcomes
     assert outcomes["refused"] > 300
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
-    assert fuzzed(tmp_path, 100_000, seed=2).keys() <= {"loaded", "refused"}
+    assert fuzzed(tmp_path, 100_000, seed=2).keys() <= {"read", "refused"}
 
 
 Part = dict[str, bytes]
@@ -49,7 +47,7 @@ def sound(tmp_path: Path) -> tuple[Path, dict[str, Any], Part]:
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10])
     pb.save(pb.bayesianize(model, pb.SSVI(density=0.3)), tmp_path / "net.pocket")
-    text, parts = fuzz.take_apart((tmp_path / "net.pocket").read_bytes())
+    text, parts = take_apart((tmp_path / "net.pocket").read_bytes())
     return tmp_path / "net.pocket", text, parts
 
 
@@ -94,6 +92,12 @@ HOSTILE: dict[str, Callable[[dict[str, Any], Part], Any]] = {
     "a model that is too deep": set_model(name="resnet56", args={"depth": 6 * 10**6 + 2}),
     "a model that would be fetched": set_model(name="timm:resnet10t", args={"pretrained": True}),
     "a model that would read a file": set_model(name="timm:resnet10t", args={"checkpoint_path": "/etc/passwd"}),
+    "a model whose backbone would be fetched": set_model(
+        name="torchvision:fcn_resnet50", args={"pretrained_backbone": True}
+    ),
+    "a model from the Hub": set_model(name="timm:hf-hub:someone/something", args={}),
+    "a model from a folder": set_model(name="timm:local-dir:/tmp", args={}),
+    "a model outside": set_model(name="../../model", args={}),
     "a model of another name": set_model(name="__import__", args={}),
 }
 

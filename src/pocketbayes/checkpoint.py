@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pocketbayes import container
-from pocketbayes.errors import UserError
+from pocketbayes.errors import UserError, refusing
 from pocketbayes.training import Plateau
 
 KIND = "checkpoint"
@@ -46,7 +46,8 @@ class Progress:
 
 def files(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
-    older = sorted(folder.glob("checkpoint-*.safetensors"), key=lambda path: int(path.stem.partition("-")[2]))
+    ages = {path: path.stem.partition("-")[2] for path in folder.glob("checkpoint-*.safetensors")}
+    older = sorted((path for path in ages if ages[path].isdecimal()), key=lambda path: int(ages[path]))
     return [path for path in (folder / FILE, *older) if path.is_file()]
 
 
@@ -66,15 +67,21 @@ def read(folder: Path) -> tuple[Progress, dict[str, Any]] | None:
     found = files(folder)
     for number, path in enumerate(found, 1):
         try:
-            tree = container.read(path, KIND)
-        except UserError as error:
+            return _read(path)
+        except UserError as error:  # noqa: PERF203 (a file each)
             if number == len(found):
                 raise
             warnings.warn(f"{error}: going on from the checkpoint before it", stacklevel=2)
-            continue
+    return None
+
+
+def _read(path: Path) -> tuple[Progress, dict[str, Any]]:
+    with refusing(path, "a readable checkpoint"):
+        tree = container.read(path, KIND)
+        if lacking := {"net", "optimizer", "random", "best"} - tree.keys():
+            raise ValueError(f"it has no {min(lacking)!r}")
         plain = tree.pop("progress")
         return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
-    return None
 
 
 def random_state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 
 from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -211,15 +211,9 @@ def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[s
 
 def _read_humans(path: Path, part: DataPart) -> Any:
     """The rows of the images that are measured."""
-    import numpy as np
-
+    from pocketbayes.data.formats import read_npy
     from pocketbayes.data.split import choose
 
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not a readable npy file ({error})") from None
-    if labels.dtype.kind not in "biuf":
-        raise UserError(f"{path}: holds {labels.dtype}, only numbers are read")
+    labels = read_npy(path)
     subset = part.settings.get("subset")
     return labels if subset is None else labels[choose(len(labels), subset, part.settings.get("seed", 0)).numpy()]

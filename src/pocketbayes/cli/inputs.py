@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pocketbayes.data import Info
-from pocketbayes.data.folders import SUFFIXES, require
-from pocketbayes.data.formats import read_npz
+from pocketbayes.data.folders import SUFFIXES, read_image, require
+from pocketbayes.data.formats import read_npy, read_npz
 from pocketbayes.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ def read_inputs(path: Path, info: Info | None) -> Tensor:
     if suffix in SUFFIXES:
         return _normalised(_read_image(path, info)[None], path, info)
     if suffix == ".npy":
-        return _inputs(_read_npy(path), path, info)
+        return _inputs(read_npy(path), path, info)
     if suffix == ".npz":
         arrays = read_npz(path, ("x",))
         if "x" not in arrays:
@@ -53,20 +53,9 @@ def _read_image(path: Path, info: Info | None) -> Array:
     channels, height, width = info.input_shape
     if channels not in (1, 3):
         raise UserError(f"{path}: the network takes images of {channels} channels; give it arrays (.npy or .npz)")
-    try:
-        with pillow.open(path) as image:
-            pixels = image.convert("L" if channels == 1 else "RGB").resize((width, height), pillow.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a readable image ({error})") from None
+    image = read_image(path, "L" if channels == 1 else "RGB")
+    pixels = image.resize((width, height), pillow.Resampling.BILINEAR)
     return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
-
-
-def _read_npy(path: Path) -> Array:
-    try:
-        array: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not a readable npy file ({error})") from None
-    return array
 
 
 def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:

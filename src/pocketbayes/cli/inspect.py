@@ -12,6 +12,7 @@ import typer
 
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json
+from pocketbayes.errors import refusing
 
 if TYPE_CHECKING:
     from pocketbayes.layout import Layout
@@ -38,7 +39,7 @@ def inspect(
         "bytes": file.stat().st_size,
         "parts": sizes(file),
         "networks": networks,
-        **_run(file.parent),
+        **read_run(file.parent),
     }
     if json:
         show_json(found)
@@ -110,7 +111,7 @@ def _sparsity(posterior: Posterior) -> dict[str, Any]:
     return {"swapped": int(posterior.swapped), "removal_iou": agreement}
 
 
-def _run(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> dict[str, Any]:
     """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
     from pocketbayes.config import RECIPE_FILE, read
     from pocketbayes.train import METRICS_FILE
@@ -119,9 +120,11 @@ def _run(folder: Path) -> dict[str, Any]:
     if (folder / RECIPE_FILE).is_file():
         found["recipe"] = read(folder).to_tree()
     if (folder / METRICS_FILE).is_file():
-        lines = (folder / METRICS_FILE).read_text().splitlines()
-        if lines:
-            found["last_epoch"] = json_module.loads(lines[-1])
+        path = folder / METRICS_FILE
+        with refusing(path, "a readable file of metrics", "; mend or remove it"):
+            lines = path.read_text(encoding="utf-8").splitlines()
+            if lines:
+                found["last_epoch"] = json_module.loads(lines[-1])
     return found
 
 

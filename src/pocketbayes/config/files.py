@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 RECIPE_FILE = "recipe.yaml"
+MOST_TEXT = 1 << 16
+"""Characters of YAML, of which more would take seconds to read; a recipe has some hundreds."""
 
 
 def names() -> list[str]:
@@ -27,9 +30,9 @@ def names() -> list[str]:
 def read_tree(source: str | Path) -> dict[str, Any]:
     """The values of a recipe that comes with the package, of a YAML file, or of the run in a folder, unchecked."""
     path = Path(source)
-    if path.is_dir() and (path / RECIPE_FILE).is_file():
+    if os.path.isdir(path) and (path / RECIPE_FILE).is_file():  # False for any text that can be no path
         path = path / RECIPE_FILE
-    if path.is_file():
+    if os.path.isfile(path):
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -74,7 +77,16 @@ def network_file(path: str | Path) -> Path:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's numbers: PyYAML alone reads 1e-3, which has no point, as text."""
+    """YAML 1.2's numbers, of which PyYAML alone reads 1e-3 as text; no aliases.
+
+    A few lines of aliases can stand for more values than there is memory.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: write the values out", mark)
+        return super().compose_node(parent, index)
 
 
 _Yaml.add_implicit_resolver(
@@ -84,14 +96,17 @@ _Yaml.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str) -> Any:
     """The values in a text; `source` names it where it is not YAML."""
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{source} is not YAML that is read: {len(text)} characters, the limit is {MOST_TEXT}")
     try:
         return yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{source} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
-    except (ValueError, RecursionError) as error:  # a date that is none, such as 2020-99-99, or brackets without end
-        raise UserError(f"{source} is not YAML: {error}") from None
+    # A date that is none, such as 2020-99-99, brackets without end, or a tag that does not go with its text.
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        raise UserError(f"{source} is not YAML: {type(error).__name__}: {error}") from None
 
 
 def _shipped() -> Traversable:

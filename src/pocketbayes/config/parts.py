@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -211,4 +212,4 @@ def _outputs(train: data.Dataset, likelihood: Likelihood | None) -> int:
 
 
 def _is_network(name: str) -> bool:
-    return name.endswith(".pocket") or (("/" in name or "\\" in name) and Path(name).is_dir())
+    return name.endswith(".pocket") or (("/" in name or "\\" in name) and os.path.isdir(name))

@@ -16,12 +16,15 @@ from torch import Tensor
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
-from pocketbayes.errors import UserError
+from pocketbayes.errors import UserError, refusing
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# What Pillow may take a file for, whatever its name: it knows others, some of which start programs (PostScript).
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+MOST_PIXELS, FREE_PIXELS, PIXELS_A_BYTE = 1 << 26, 1 << 22, 1 << 13
 
 # Brightness, contrast, saturation and hue, as in the weight-sharing paper.
 IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
@@ -140,15 +143,18 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) 
     return root / "train", False
 
 
-def read_image(path: Path) -> Image.Image:
-    """Decode a file to RGB."""
+def read_image(path: Path, mode: str | None = "RGB", kind: str = "a readable image") -> Image.Image:
+    """Decode a file; to RGB unless another of Pillow's modes is wanted, or None for its own."""
     pillow = require("PIL.Image")
-    try:
-        with pillow.open(path) as image:
-            rgb: Image.Image = image.convert("RGB")
-            return rgb
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a readable image ({error}); mend or remove it") from None
+    with refusing(path, kind, "; mend or remove it"), pillow.open(path, formats=FORMATS) as image:
+        most = min(MOST_PIXELS, FREE_PIXELS + PIXELS_A_BYTE * path.stat().st_size)
+        if image.width * image.height > most:  # before memory is taken for them
+            raise UserError(
+                f"{path}: {image.width} x {image.height} pixels, a file of its size may have {most}; shrink it"
+            )
+        image.load()
+        decoded: Image.Image = image.copy() if mode is None else image.convert(mode)
+        return decoded
 
 
 def require(module: str) -> ModuleType:

@@ -74,9 +74,11 @@ class MaskFiles(Dataset):
 
     def _labels(self, mask: Tensor, path: Path) -> Tensor:
         if self.relabel is not None:
+            if len(wrong := mask[(mask < 0) | (mask >= len(self.relabel))]):
+                raise UserError(f"{path}: label {int(wrong[0])}, but labels are 0 to {len(self.relabel) - 1}")
             return self.relabel[mask]
         assert self.info.classes is not None, "segmentation has classes"
-        wrong = mask[(mask >= self.info.classes) & (mask != self.info.ignore_index)]
+        wrong = mask[((mask < 0) | (mask >= self.info.classes)) & (mask != self.info.ignore_index)]
         if len(wrong):
             raise UserError(
                 f"{path}: label {int(wrong[0])}, but with classes={self.info.classes} labels are 0 to "
@@ -191,16 +193,10 @@ def _info(
 
 
 def _read_mask(path: Path) -> Image.Image:
-    pillow = require("PIL.Image")
-    try:
-        with pillow.open(path) as image:
-            image.load()
-            if image.mode not in ("L", "P", "I;16", "I"):
-                raise UserError(f"{path}: a mask has one whole number a pixel, this is {image.mode}")
-            mask: Image.Image = image.copy()
-            return mask
-    except (OSError, SyntaxError, pillow.DecompressionBombError) as error:
-        raise UserError(f"{path}: not a readable mask ({error}); mend or remove it") from None
+    mask = read_image(path, None, "a readable mask")
+    if mask.mode not in ("L", "P", "I;16", "I"):
+        raise UserError(f"{path}: a mask has one whole number a pixel, this is {mask.mode}")
+    return mask
 
 
 def _random_box(width: int, height: int) -> tuple[tuple[float, float, float, float], bool]:

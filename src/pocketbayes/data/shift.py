@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pocketbayes.data.corruptions import FUNCTIONS, parameters
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.errors import UnknownNameError, UserError, refusing
 
 CORRUPTIONS: tuple[str, ...] = tuple(FUNCTIONS)
 """All 19, named as the published files are."""
@@ -115,12 +115,10 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[
 
 
 def _mapped(path: Path) -> NDArray[Any]:
-    try:
+    if not path.is_file():
+        raise UserError(f"no file {path}: unpack CIFAR-10-C there, or use `corrupt`")
+    with refusing(path, "a plain .npy file"):
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: unpack CIFAR-10-C there, or use `corrupt`") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not a plain .npy file: {error}") from None
 
 
 def _check_choice(name: str, severity: int) -> None:

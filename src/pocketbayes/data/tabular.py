@@ -12,7 +12,7 @@ import torch
 from pocketbayes.data.dataset import Dataset, Info
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.request import TEST_SEED, Request
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.errors import UnknownNameError, UserError, refusing
 
 Array = npt.NDArray[np.float64]
 
@@ -85,10 +85,8 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
 
 def _table(path: Path) -> Array:
     """The numbers in a file, a row a line."""
-    try:
+    with refusing(path, "a readable table of numbers"):
         values = np.loadtxt(path, dtype=np.float64, ndmin=2)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable table of numbers ({error})") from None
     if not np.isfinite(values).all():
         raise UserError(f"{path}: not all of its numbers are finite")
     return values

@@ -15,7 +15,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.models.external import VALUES
 from pocketbayes.models.registry import build
 
-FETCHING = VALUES | {"checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
+FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 """Arguments that would read other files or the network."""
 
 

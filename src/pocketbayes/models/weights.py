@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.errors import UserError, refusing
 
 _OPTIONAL = "num_batches_tracked"  # checkpoints older than this buffer lack it, and batch norm loads without
 
@@ -34,7 +34,8 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     for name in state:
         if name not in expected:
             raise UserError(f"{path} does not fit the model: the model has no {name!r}")
-    model.load_state_dict(state)
+    with refusing(path, "a checkpoint of plain tensors"):
+        model.load_state_dict(state)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -43,13 +44,10 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise UserError(f"no checkpoint at {path}")
     content: Any
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        try:
+        with refusing(path, "a safetensors file"):
             content = load_file(path)
-        except SafetensorError as error:
-            raise UserError(f"{path} is not a safetensors file: {error}") from error
     else:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -59,7 +57,9 @@ def _read(path: Path) -> dict[str, Tensor]:
             raise UserError(f"{path} is not a checkpoint that is safe to load: {reason}") from error
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise UserError(f"{path} is not a checkpoint: a dictionary of tensors is expected")
     if all(name.startswith("module.") for name in content):
         content = {name.removeprefix("module."): tensor for name, tensor in content.items()}

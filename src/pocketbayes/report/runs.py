@@ -191,7 +191,7 @@ def _epochs(run: Run, file: Path) -> list[dict[str, Any]]:
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             run.problems.append(f"{file.name} has a line that is not JSON")
             continue
         if isinstance(row, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from pocketbayes import artifact, checkpoint, container, data
 from pocketbayes.environment import environment
+from pocketbayes.errors import refusing
 from pocketbayes.experiment import census_json, run
 from pocketbayes.progress import Show
 from pocketbayes.studies.study import Study
@@ -52,13 +53,12 @@ def reproduce(
     """
     name = f"{name}-quick" if quick else name
     path, work = Path(out) / f"{name}.json", Path(work) / name
-    before = json.loads(path.read_text()) if path.is_file() else {}
     result: dict[str, Any] = {
         "study": name,
         "about": study.about,
         "stands_for": study.stands_for,
         "environment": environment(),
-        "rows": {row: kept for row, kept in before.get("rows", {}).items() if row in study.rows},
+        "rows": {row: kept for row, kept in read_result(path).items() if row in study.rows},
     }
     for seed in study.seeds[:1] if quick else study.seeds:
         for row in study.rows if rows is None else rows:
@@ -76,6 +76,15 @@ def reproduce(
             if on_row is not None:
                 on_row(row, seed, figures)
     return result
+
+
+def read_result(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a result that was written before; none if there is no such file."""
+    if not path.is_file():
+        return {}
+    with refusing(path, "a readable result of a study", "; remove it to start anew"):
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return {str(row): {"settings": kept["settings"], "seeds": dict(kept["seeds"])} for row, kept in rows.items()}
 
 
 def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable evaluation ({error}); remove it to evaluate anew") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UserError(f"{path} is not an evaluation of format {FORMAT}; remove it to evaluate anew")
