@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pocketbayes as pb
+import ranks
 from cases import tiny_data, tiny_model
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.metrics.cost import peak_memory
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
 from pocketbayes.sparsity import layer_counts
-from test_distributed import run as run_ranks
+from pocketbayes.team import ALONE
+from test_train import smooth
 
 QUICK = {"batch_size": 16, "lr": 1e-2, "progress": False}
 BOTH = pytest.mark.parametrize("method", [pb.SSVI, pb.RigL])
@@ -186,7 +188,7 @@ def test_the_fraction_falls_by_a_cosine_until_the_end() -> None:
 class Recorded:
     """A run that hands out marked batches."""
 
-    seed, examples = 0, 48
+    seed, examples, team = 0, 48, ALONE
 
     def __init__(self) -> None:
         self.turns: list[int] = []
@@ -382,12 +384,16 @@ def test_a_run_resumed_amid_its_swaps_is_the_uninterrupted_run(
     assert (tmp_path / "whole/metrics.jsonl").read_text() == (tmp_path / "parts/metrics.jsonl").read_text()
 
 
+def trained_state() -> dict[str, Tensor]:
+    method = pb.SSVI(density=0.3, swap_every=2, swap_until=1.0, mean_init="model", addition="averaged")
+    return pb.fit(method, smooth(), tiny_data(), epochs=3, accelerator="cpu", **QUICK).state_dict()
+
+
 def test_two_ranks_swap_the_same_weights(tmp_path: Path) -> None:
-    method = "pb.SSVI(density=0.3, swap_every=2, swap_until=1.0, mean_init='model', addition='averaged')"
-    one, two = run_ranks(method, tmp_path / "two", 2)
-    assert int(one.posterior.swapped) > 0
-    for name, value in one.state_dict().items():
-        assert torch.equal(value, two.state_dict()[name]), name
+    one, two = ranks.run(trained_state, 2, tmp_path)
+    assert int(one["posterior.swapped"]) > 0
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
 
 
 @BOTH

@@ -61,6 +61,7 @@ def batches(
     *,
     shuffle_seed: int | None = None,
     start: int = 0,
+    stride: int = 1,
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
@@ -72,21 +73,23 @@ def batches(
         batch_size: Examples a batch over all ranks.
         shuffle_seed: Decides the order; None keeps the data's own.
         start: Batches to leave out at the beginning, when an epoch is resumed.
-        rank: This process, which reads every world-th example of each batch.
+        stride: Takes every so-many-th batch only, as processes do that share out whole batches.
+        rank: This process, which reads every world-th example of each batch; where a batch has none for it, the first
+            one, so that all processes take as many steps (see `share`).
         world: The number of processes.
         workers: Processes that load data.
     """
     if isinstance(source, DataLoader):
         for index, batch in enumerate(source):
-            if index >= start:
+            if index >= start and (index - start) % stride == 0:
                 yield batch
         return
     order = epoch_order(size_of(source), shuffle_seed)
-    chunks = [chunk[rank::world].tolist() for chunk in order.split(batch_size)[start:]]
-    chunks = [chunk for chunk in chunks if chunk]
+    chunks = [chunk[rank::world].tolist() or chunk[:1].tolist() for chunk in order.split(batch_size)[start::stride]]
     generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
     if workers:
-        chunks = [_Chunk(chunk, hash((shuffle_seed or 0, start + number, rank))) for number, chunk in enumerate(chunks)]
+        seeds = [hash((shuffle_seed or 0, start + number * stride, rank)) for number in range(len(chunks))]
+        chunks = [_Chunk(chunk, seed) for chunk, seed in zip(chunks, seeds)]
     yield from DataLoader(
         _Seeded(source) if workers else source,
         batch_sampler=chunks,
@@ -94,6 +97,18 @@ def batches(
         generator=generator,
         num_workers=workers,
     )
+
+
+def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:
+    """What this process's mean over its part of a batch counts, so that the mean over processes is the batch's mean.
+
+    1 where all parts are equally large, 0 where there was no example left for this process. A user's DataLoader is
+    taken to give every process as many.
+    """
+    if isinstance(source, DataLoader):
+        return 1.0
+    together = min(batch_size, size_of(source) - step * batch_size)
+    return len(range(rank, together, world)) * world / together
 
 
 class _Chunk(list[int]):

@@ -15,6 +15,7 @@ from pocketbayes.network import Net, members
 from pocketbayes.objective import Categorical, match_target
 from pocketbayes.predict import Passes, RealPasses, likelihood_of, run_passes
 from pocketbayes.readout import Readout
+from pocketbayes.team import ALONE, Team
 
 
 def evaluate(
@@ -29,6 +30,7 @@ def evaluate(
     classes: str = "predicted",
     variance_scale: float = 1.0,
     on_batch: Callable[[int], object] | None = None,
+    team: Team = ALONE,
 ) -> dict[str, float]:
     """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
 
@@ -43,6 +45,8 @@ def evaluate(
         classes: As in `predict`.
         variance_scale: As in `predict`.
         on_batch: Told the number of examples after each batch, for progress.
+        team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
+            data, from sums that are merged.
 
     Returns:
         The measures by name; segmentation adds IoU per class and their mean.
@@ -52,14 +56,16 @@ def evaluate(
     measures: Measures | None = None
     for passes, y in stream(
         net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
-        classes=classes, variance_scale=variance_scale,
+        classes=classes, variance_scale=variance_scale, team=team,
     ):  # fmt: skip
         measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
         measures(passes, y)
         if on_batch:
             on_batch(len(y))
-    assert measures is not None
-    return measures.compute()
+    first, *others = [found for found in team.gather(measures) if found is not None]
+    for other in others:
+        first.merge(other)
+    return dict(first.compute())
 
 
 def stream(
@@ -74,10 +80,11 @@ def stream(
     classes: str = "predicted",
     variance_scale: float = 1.0,
     on_pass: Callable[[], object] | None = None,
+    team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
     """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
     info = info_of(source)
-    for x, y in batches(source, batch_size):
+    for x, y in batches(source, batch_size, start=team.rank, stride=team.size):
         if info is not None:
             validate_batch(x, y, info)
         y = y.to(members(net)[0].device)
@@ -112,6 +119,11 @@ class Measures:
                     match_target(prediction.mean, y),
                     passes.log_density - passes.log_density.new_tensor(passes.count).log(),
                 )
+
+    def merge(self, other: Measures) -> None:
+        """Takes in what other accumulators for the same task have seen."""
+        for mine, theirs in zip(self.accumulators, other.accumulators):
+            mine.merge(theirs)
 
     def compute(self) -> dict[str, float]:
         """All measures so far, by name."""

@@ -23,6 +23,7 @@ from pocketbayes.posteriors import Census
 from pocketbayes.progress import Show, display
 from pocketbayes.search import search_beta
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
+from pocketbayes.team import ALONE, Team
 from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
@@ -38,7 +39,7 @@ class Outcome:
         folder: Where its files are.
         net: The trained network.
         split: The split that was measured.
-        measures: Its measures; only the first of several processes that train together takes them.
+        measures: Its measures; processes that train together share out the data and merge their sums.
         seconds: Of training.
     """
 
@@ -128,7 +129,7 @@ def run(
             **recipe.training,
         )
     seconds = time.monotonic() - start
-    measures = measure(net, test, recipe.samples, progress=progress) if measured and is_first() else {}
+    measures = measure(net, test, recipe.samples, progress=progress, team=Team.current()) if measured else {}
     return Outcome(recipe, folder, net, split, measures, seconds)
 
 
@@ -165,11 +166,15 @@ def measure(
     seed: int = 0,
     title: str = "evaluate",
     progress: Show = None,
+    team: Team = ALONE,
 ) -> dict[str, float]:
     """`evaluate` with a bar."""
     with display(progress) as bar:
-        bar.begin(title, len(dataset))
-        return evaluate(net, dataset, samples=samples, propagation=propagation, seed=seed, on_batch=bar.advance)
+        bar.begin(title, -(-len(dataset) // team.size))
+        with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
+            return evaluate(
+                net, dataset, samples=samples, propagation=propagation, seed=seed, on_batch=bar.advance, team=team
+            )
 
 
 def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:

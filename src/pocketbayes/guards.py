@@ -34,10 +34,12 @@ class Signals:
 
     Attributes:
         asked: The name of the signal that came, if one did.
+        patient: Takes no notice of a second one: launchers of several processes pass on what reached these anyway.
     """
 
     def __init__(self) -> None:
         self.asked: str | None = None
+        self.patient = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -54,7 +56,7 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is not None:
+        if self.asked is not None and not self.patient:
             raise KeyboardInterrupt
         self.asked = signal.Signals(number).name
 

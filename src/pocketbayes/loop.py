@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes import artifact
-from pocketbayes.batches import batches, steps_per_epoch
+from pocketbayes.batches import batches, share, steps_per_epoch
 from pocketbayes.data import validate_batch
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
@@ -20,6 +21,7 @@ from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.objective import Likelihood
+from pocketbayes.team import JointBatchNorm
 from pocketbayes.training import Training
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class Loop:
             self.training.batch_size,
             shuffle_seed=hash((run.seed, at.stage, at.epoch)) & 0x7FFFFFFF,
             start=at.step,
-            rank=run.fabric.global_rank,
-            world=run.fabric.world_size,
+            rank=run.team.rank,
+            world=run.team.size,
             workers=self.training.workers,
         ):
             figures = self.step(x.to(run.fabric.device), y.to(run.fabric.device), at.epoch * steps + at.step, steps)
@@ -81,8 +83,9 @@ class Loop:
         self.optimizer.zero_grad()
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = steps * self.training.epochs
+        part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
         replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total)
-        nll = self._backward_nll(parts) if replaced is None else replaced
+        nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
         kl = self.network.kl()
         if replaced is None and beta and kl.requires_grad:
             run.fabric.backward(kl * (beta / run.examples))
@@ -115,8 +118,12 @@ class Loop:
             f"{nll:.4g}, KL {kl:.4g}; likely {cause}; lower lr ({self.training.lr} now), set clip_norm, check the data"
         )
 
-    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """Adds the gradient of the mean NLL, part by part and sample by sample: memory holds one pass."""
+    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> float:
+        """Adds the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
+
+        The weight is that of this process's part of the batch beside those of the others.
+        """
+        joint = JointBatchNorm(self.run.team, counted=weight > 0)
         run, samples = self.run, self.method.train_samples if self.network.is_random else 1
         size = sum(len(inputs) for inputs, _ in parts)
         total = 0.0
@@ -131,8 +138,9 @@ class Loop:
                     self.network.using(noise=noise),
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
-                    output = self.wrapped(inputs)
-                    nll = self._nll(output, targets) * (len(inputs) / size / samples)
+                    with joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext():
+                        output = self.wrapped(inputs)
+                    nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
                     run.fabric.backward(nll)
                 total += float(nll.detach())
         return total
@@ -155,13 +163,14 @@ class Loop:
 
     def _close_epoch(self, steps: int) -> None:
         run, at = self.run, self.run.at
+        run.team.average_batch_norm(self.network)
         noted = self.method.after_epoch(self.network, run._stage.name, at.epoch)
         row: dict[str, Any] = {"stage": run._stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row |= noted or {}
         if run.val is not None:
-            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed)
+            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
             row |= {f"val_{name}": value for name, value in measures.items()}
         loss = row.get("val_nll", -row.get("val_log_likelihood", -row["loss"]))
         if self.training.keep_best and run.val is not None and loss < at.best:

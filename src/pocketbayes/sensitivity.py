@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Literal, get_args
 
@@ -12,12 +13,18 @@ from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
 from pocketbayes.network import Network
 from pocketbayes.objective import Likelihood
+from pocketbayes.team import ALONE, Team
 
 Kind = Literal["gradient", "squared", "output"]
 
 
 def sensitivities(
-    network: Network, batches: Iterable[tuple[Tensor, Tensor]], kind: Kind = "gradient", *, chunk: int = 16
+    network: Network,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    kind: Kind = "gradient",
+    *,
+    chunk: int = 16,
+    team: Team = ALONE,
 ) -> Tensor:
     """One score per weight at the posterior mean, (n,), in evaluation mode.
 
@@ -30,6 +37,7 @@ def sensitivities(
         batches: Pairs (x, y) on the network's device.
         kind: Which of the three.
         chunk: Examples whose gradients are held at once ("squared" only).
+        team: Processes that share out the batches, each of which is given all of them.
     """
     if kind not in get_args(Kind):
         raise UnknownNameError("sensitivity", kind, get_args(Kind))
@@ -49,7 +57,7 @@ def sensitivities(
         return loss(flat, x[None], y[None])
 
     try:
-        for x, y in batches:
+        for x, y in itertools.islice(batches, team.rank, None, team.size):
             if kind == "squared":
                 each = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))
                 for part_x, part_y in zip(x.split(chunk), y.split(chunk)):
@@ -62,6 +70,8 @@ def sensitivities(
     finally:
         for module, training in modes:
             module.training = training
+    team.sum(total)
+    weight = sum(team.gather(weight))
     if not weight:
         raise UserError("no data to measure sensitivities on")
     score = total / weight

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood
 from pocketbayes.progress import Display, Show, display
+from pocketbayes.team import Team
 from pocketbayes.training import Plateau, Training
 
 MODEL_FILE = "model.pocket"
@@ -86,7 +90,9 @@ def fit(
             signals=signals,
             given_likelihood=likelihood,
         )
-        return run.all_stages(resume)
+        again = "resume the run from its last checkpoint" if out else "start the run again"
+        with run.team.guarded(again):
+            return run.all_stages(resume)
 
 
 @dataclass
@@ -106,23 +112,35 @@ class _Run:
     given_likelihood: Likelihood | None
     at: Progress = field(default_factory=Progress)
     best: Mapping[str, Any] | None = None
+    asked: bool = False
 
     def __post_init__(self) -> None:
         from lightning_fabric import Fabric
+        from lightning_fabric.strategies.ddp import DDPStrategy
 
         launched = int(os.environ.get("LOCAL_WORLD_SIZE", self.base.devices))
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        # Buffers are aligned once a stage: indices are too many to send at every step. torch 2.14 renamed the switch.
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        switch = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {switch: False}
+        ddp = DDPStrategy(timeout=timedelta(seconds=self.base.timeout), **options)
         try:
             self.fabric = Fabric(
                 accelerator=self.base.accelerator,
                 devices=launched,
-                num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
-                strategy="ddp" if launched > 1 else "auto",
+                num_nodes=nodes,
+                strategy=ddp if launched * nodes > 1 else "auto",
                 precision=self.base.precision,  # type: ignore[arg-type]
             )
         except (ValueError, RuntimeError) as error:
             asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
             raise UserError(f"cannot train with {asked}: {error}") from error
         self.fabric.launch()
+        self.team = Team(self.fabric.global_rank, self.fabric.world_size)
+        self.signals.patient = self.team.size > 1
+        if self.base.batch_size < self.team.size:
+            raise UserError(f"batch_size={self.base.batch_size} is too small for {self.team.size} processes")
         self.examples = size_of(self.train)
         self.info = info_of(self.train)
 
@@ -155,8 +173,7 @@ class _Run:
             for network in members(net):
                 if self.given_likelihood is not None or network.likelihood is None:
                     network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
-            if self.fabric.global_rank:
-                seed_generators(self.seed + 7919 * self.fabric.global_rank)
+            self._seed_rank(self.seed)
             tree = None
         else:
             self.at, tree = found
@@ -184,13 +201,14 @@ class _Run:
         training = self.base.but({**settings, **epochs, **own, **stage.fixed})
         net = net.to(self.fabric.device)
         if not self.at.begun:
-            net = stage.begin(net, self) if stage.begin else net
+            net = self._alike(stage.begin, net)
             self.at.begun = True
         network = stage.network(net)
+        self.team.align(network)
         wrapped, optimizer = self.fabric.setup(network, training.make_optimizer(network))
         if tree is not None:
             optimizer.load_state_dict(tree["optimizer"])
-            checkpoint.set_random_state(tree["random"][self.fabric.global_rank])
+            self._restore_random(tree["random"])
         loop = Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
         good = Snapshot(network, optimizer, self.at) if training.on_nan == "rollback" else None
         while self.at.epoch < training.epochs:
@@ -206,7 +224,32 @@ class _Run:
         if training.keep_best and self.best is not None:
             rebuilt = artifact.rebuild(self.best, network.to_module())
             network.load_state_dict(rebuilt.state_dict())
-        return stage.end(net, self) if stage.end else net
+        return self._alike(stage.end, net)
+
+    def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
+        """The beginning or end of a stage: what it draws, all processes draw alike."""
+        if step is None or self.team.size == 1:
+            return net if step is None else step(net, self)
+        before = checkpoint.random_state()
+        seed_generators(hash((self.seed, self.at.stage, self.at.begun)) & 0x7FFFFFFF)
+        net = step(net, self)
+        checkpoint.set_random_state(before)
+        return net
+
+    def _seed_rank(self, seed: int) -> None:
+        """Seeds the noise of this process, which is not that of the others."""
+        if self.team.rank:
+            seed_generators(seed + 7919 * self.team.rank)
+
+    def _restore_random(self, states: Sequence[dict[str, Any]]) -> None:
+        """The generators as they were; where there are more or fewer processes now, the run goes on with new noise."""
+        if len(states) == self.team.size:
+            checkpoint.set_random_state(states[self.team.rank])
+            return
+        counts = f"the checkpoint is of {len(states)} processes, this run of {self.team.size}"
+        warnings.warn(f"{counts}: it goes on, but not bit for bit", stacklevel=2)
+        checkpoint.set_random_state(states[0])
+        self._seed_rank(hash((self.seed, self.at.stage, self.at.epoch, self.at.step)) & 0x7FFFFFFF)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -215,11 +258,8 @@ class _Run:
         if self.folder is None:
             return
         self._check_finite(net)
-        states = [checkpoint.random_state()]
-        if self.fabric.world_size > 1:
-            everyone: list[Any] = [None] * self.fabric.world_size
-            torch.distributed.all_gather_object(everyone, states[0])
-            states = everyone
+        self.team.average_batch_norm(net)
+        states = self.team.gather(checkpoint.random_state())
         if self.fabric.is_global_zero:
             tree = {
                 "net": artifact.describe(net),
@@ -231,19 +271,27 @@ class _Run:
         self.fabric.barrier()
 
     def stop_if_asked(self, net: Net, optimizer: Any) -> None:
-        """Saves and stops if a signal came. Ranks would stop at different steps: there the last checkpoint counts."""
-        if self.signals.asked is None:
-            return
-        if self.fabric.world_size == 1:
+        """Saves and stops if a signal came, to this process or to one that it trains with."""
+        if self.team.size == 1:
+            self.asked = self.signals.asked is not None
+        if self.asked:
             self.save_checkpoint(net, optimizer)
-        raise KeyboardInterrupt(f"stopped by {self.signals.asked}")
+            raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
+
+    def together(self, nll: float) -> float:
+        """The mean NLL over processes; they learn of one another's signals on this occasion."""
+        if self.team.size == 1:
+            return nll
+        both = torch.tensor([nll, float(self.signals.asked is not None)], dtype=torch.float64)
+        mean, asked = (self.team.sum(both.to(self.fabric.device)) / self.team.size).tolist()
+        self.asked = asked > 0
+        return float(mean)
 
     def check_ranks_agree(self, net: Net) -> None:
         """Raises: TrainingError: If weights, masks or assignments differ between processes."""
-        if self.fabric.world_size == 1:
+        if self.team.size == 1:
             return
-        prints: list[Any] = [None] * self.fabric.world_size
-        torch.distributed.all_gather_object(prints, fingerprint(net))
+        prints = self.team.gather(fingerprint(net))
         strays = [rank for rank, own in enumerate(prints) if own != prints[0]]
         if strays:
             where = f"stage {self._stage.name!r}, epoch {self.at.epoch + 1}"

@@ -33,10 +33,13 @@ class Training:
         clip_norm: Largest norm of the gradient.
         freeze_batch_norm: Normalises by the running statistics in training too, as prediction does. A draw that shifts
             a whole layer, as shared draws do, is then felt; batch statistics would hide it.
+        sync_batch_norm: Normalises by the statistics of all processes' examples, as one process would by its batch, at
+            two exchanges a layer and pass; else each by those of its own part, and running statistics are averaged.
         accumulate: Parts into which a batch is split to save memory; the step is the same.
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
         accelerator: "auto", "cpu", "cuda", ...
         devices: Devices on this machine; torchrun's own number where it launched the process.
+        timeout: Seconds that processes which train together wait for one another before they give up.
         workers: Processes that load data.
         val_samples: Passes per example in validation.
         keep_best: Returns the network of the epoch with the lowest validation NLL, not the last.
@@ -62,10 +65,12 @@ class Training:
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
     freeze_batch_norm: bool = False
+    sync_batch_norm: bool = False
     accumulate: int = 1
     precision: str = "32-true"
     accelerator: str = "auto"
     devices: int = 1
+    timeout: float = 60.0
     workers: int = 0
     val_samples: int = 5
     keep_best: bool = False
@@ -82,6 +87,10 @@ class Training:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.epochs < 0 or not self.lr > 0:
             raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
+        if not self.timeout > 0:
+            raise UserError(f"timeout must be positive, not {self.timeout}")
+        if self.sync_batch_norm and self.accumulate > 1:
+            raise UserError("sync_batch_norm needs accumulate=1: processes could not agree on the parts of a batch")
         if self.optimizer not in ("adamw", "sgd"):
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
         if self.schedule not in ("constant", "cosine", "milestones", "plateau"):

@@ -12,6 +12,7 @@ from pocketbayes.csr import SparseMatrix
 from pocketbayes.layout import placed
 from pocketbayes.network import Network, frozen_batch_norm
 from pocketbayes.objective import Likelihood
+from pocketbayes.team import ALONE, Team
 
 Batch = Sequence[tuple[Tensor, Tensor]]
 """A batch, in the parts that are held in memory at once."""
@@ -25,12 +26,14 @@ class Passes:
         net: The network in training; nothing of it changes.
         batches: Makes the batches anew, the same ones whenever it is called.
         at: Where the gradient is taken: at a "sample" of the weights, a fresh one for every batch, or at the "mean".
+        team: Processes whose batches are parts of one, over which gradients are averaged.
         nll: The first batch's NLL, once a gradient has been taken.
     """
 
     net: Network
     batches: Callable[[], Iterable[Batch]]
     at: str
+    team: Team = ALONE
     nll: float = float("nan")
 
     def gradients(self, layerwise: bool = False) -> Iterator[Tensor]:
@@ -53,9 +56,10 @@ class Passes:
         totals: list[Tensor] = []
         for number, batch in enumerate(self.batches()):
             gradients, nll = self._of_batch(group, batch)
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                for gradient in gradients:
-                    torch.distributed.all_reduce(gradient)
+            if self.team.size > 1:
+                own = sum(len(y) for _, y in batch)
+                fraction = own / float(self.team.sum(gradients[0].new_tensor(float(own))))
+                gradients = [self.team.sum(gradient.mul_(fraction)) for gradient in gradients]
             sizes = [gradient.abs_() for gradient in gradients]
             if not number:
                 totals, self.nll = sizes, nll

@@ -17,6 +17,7 @@ from pocketbayes.layout import Layout
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Annealing, kl_weight
 from pocketbayes.priors import Normal, Prior, ScaleMixture
+from pocketbayes.team import Team
 
 
 class Run(Protocol):
@@ -24,6 +25,7 @@ class Run(Protocol):
 
     seed: int
     examples: int
+    team: Team
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass over the training data, on the network's device.

@@ -96,7 +96,8 @@ class PBN(VariationalMethod):
             score = torch.rand_like(start.mean)
         else:
             assert isinstance(net, Network)
-            score = sensitivities(net, itertools.islice(run.batches(), self.sensitivity_batches), self.sensitivity)
+            data = itertools.islice(run.batches(), self.sensitivity_batches)
+            score = sensitivities(net, data, self.sensitivity, team=run.team)
         network = self._partial(start, self._choose(score, start.layout))
         assert isinstance(network.posterior, Partial)
         run.note(random_weights=network.posterior.noise_size, weights=start.layout.size)

@@ -214,7 +214,7 @@ class SparseTraining(Method):
                 others = run.batches(shuffle=True, turn=step)
                 yield from ([pair] for pair in itertools.islice(others, self.addition_batches - 1))
 
-        return Passes(net, batches, at="mean" if self.addition == "mean" else "sample")
+        return Passes(net, batches, "mean" if self.addition == "mean" else "sample", run.team)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

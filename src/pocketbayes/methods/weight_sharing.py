@@ -26,6 +26,7 @@ from pocketbayes.posteriors import Shared
 from pocketbayes.posteriors.shared import Blend, Draw
 from pocketbayes.priors import Prior
 from pocketbayes.sensitivity import sensitivities
+from pocketbayes.team import ALONE, Team
 
 SMALLEST_STD = 1e-8
 
@@ -161,8 +162,8 @@ class WeightSharing(VariationalMethod):
         start = Start.of(net)
         gradient = None
         if self.gradient_fraction > 0 or self.merge is not None:
-            gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches))
-        network, planes = self._share(start, gradient, run.seed, net.prior if net.prior.complete else None)
+            gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches), team=run.team)
+        network, planes = self._share(start, gradient, run.seed, net.prior if net.prior.complete else None, run.team)
         posterior = network.posterior
         assert isinstance(posterior, Shared)
         run.note(
@@ -177,14 +178,14 @@ class WeightSharing(VariationalMethod):
         return network
 
     def _share(
-        self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None
+        self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None, team: Team = ALONE
     ) -> tuple[Network, list[Plane]]:
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
         settings = self._settings(seed)
         whole = [slice(0, start.layout.size)]
         parts = whole if self.scope == "network" else [slice(slot.start, slot.stop) for slot in start.layout.slots]
         planes = [
-            plane.survey(start.mean[part], std[part], None if gradient is None else gradient[part], settings)
+            plane.survey(start.mean[part], std[part], None if gradient is None else gradient[part], settings, team)
             for part in parts
         ]
         posterior = shared_posterior(
@@ -246,7 +247,7 @@ def refresh(posterior: Shared) -> None:
     mixture = plane.PlaneMixture(centres, posterior.covariances(), weights.clamp(min=1e-12))
     points = posterior.points.double()
     inside = (posterior.index < posterior.gaussians).nonzero().flatten()
-    index = posterior.index.index_copy(0, inside, mixture.assign(points[inside]))
+    index = posterior.index.index_copy(0, inside, mixture.assign(points[inside]).to(posterior.index.dtype))
     blended = (posterior.index >= posterior.gaussians + posterior.outliers).nonzero().flatten()
     own = points[blended[posterior.index[blended].argsort()]]
     posterior.reassign(index, *plane.blend(own, mixture, posterior.blend_index.shape[1]))

@@ -3,7 +3,7 @@
 Each axis is warped to 2^16 levels, half of them given out by mass (so that stds of 1e-8 beside stds of 1e-2 keep
 their shape, whatever the tails), half evenly. A cell is a quadtree node over these levels, that is a range of Morton
 codes, split while its scatter is large: cells are fine where points are dense. Of each cell we keep count, mean and
-second moments. Histograms over one grid merge by adding, which is also how several machines would share the work.
+second moments. Histograms over one grid merge by adding, which is also how several processes share the work.
 """
 
 from __future__ import annotations

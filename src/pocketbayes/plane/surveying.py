@@ -25,6 +25,7 @@ from pocketbayes.plane.gaussians import MERGE_RULES, MergeRule
 from pocketbayes.plane.histogram import Grid, make_grid, make_histogram
 from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
 from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
+from pocketbayes.team import ALONE, Team
 
 CHUNK = 1 << 20
 # How many Gaussians the histogram must serve where BIC is to choose their number.
@@ -155,7 +156,13 @@ def outliers(
 
 
 @fixed_order()
-def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: PlaneSettings | None = None) -> Plane:
+def survey(
+    mean: Tensor,
+    std: Tensor,
+    gradient: Tensor | None = None,
+    settings: PlaneSettings | None = None,
+    team: Team = ALONE,
+) -> Plane:
     """All of stage 2. The same for a seed whatever the number of threads (on a CPU).
 
     Where every cluster is too small, all weights become outliers and a warning says so.
@@ -165,6 +172,8 @@ def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: 
         std: (n,).
         gradient: of the loss with respect to the means, averaged over batches, (n,); None for no gradient outliers.
         settings: the defaults are the paper's.
+        team: processes that hold the same weights and share the work: each summarises its part of the cloud, and the
+            summaries, whose size does not depend on the number of weights, are added up.
     """
     settings = settings or PlaneSettings()
     mean, std = mean.detach(), std.detach()
@@ -177,7 +186,7 @@ def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: 
         inside = ~(masks["value"] | masks["gradient"])
         points = torch.stack((mean[inside], std[inside]), 1)
     with _timed(timings, "fit", mean.device):
-        mixture, grid = _fit(points, settings)
+        mixture, grid = _fit(points, settings, team)
         k_fitted = len(mixture)
     with _timed(timings, "assign", mean.device):
         index = mixture.assign(points, grid)
@@ -234,7 +243,7 @@ def survey(mean: Tensor, std: Tensor, gradient: Tensor | None = None, settings: 
     )
 
 
-def _fit(points: Tensor, settings: PlaneSettings) -> tuple[PlaneMixture, Grid | None]:
+def _fit(points: Tensor, settings: PlaneSettings, team: Team) -> tuple[PlaneMixture, Grid | None]:
     if len(points) == 0:
         nothing = points.new_zeros(0, dtype=torch.float64)
         return PlaneMixture(nothing.reshape(0, 2), nothing.reshape(0, 2, 2), nothing), None
@@ -243,7 +252,8 @@ def _fit(points: Tensor, settings: PlaneSettings) -> tuple[PlaneMixture, Grid | 
     else:
         expected = BIC_CELLS_FOR if settings.k == "bic" else int(settings.k)
     grid = make_grid(points, settings.bins or default_bins(expected), settings.seed)
-    cloud = make_histogram(points, grid)
+    cloud = make_histogram(points[team.part(len(points))], grid)
+    team.sum(cloud.sums)
     if settings.bits_per_weight is not None:
         return fit_by_bits(cloud, settings.bits_per_weight, settings.seed, settings.iterations), grid
     if settings.k == "bic":
