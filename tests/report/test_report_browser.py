@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import pocketbayes as pb
 
@@ -111,6 +113,53 @@ def test_planted_scripts_do_not_run(page: webdriver.Chrome) -> None:
     assert page.title.startswith("pocketbayes")
     assert page.find_elements(By.CSS_SELECTOR, "img[onerror], main script") == []
     assert "</script><script>" in open_section(page, "recipes").text
+
+
+EVERYWHERE = (
+    "</script><script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 2'>",
+    "\"'><svg onload='window.ran = 3'></svg>",
+    "javascript:window.ran = 4",
+)
+
+
+def planted(node: Any, attack: str, depth: int = 0) -> Any:
+    """The same values with the attack in every text, and in place of one name of every mapping below the top."""
+    if isinstance(node, dict):
+        found = {key: planted(value, attack, depth + 1) for key, value in node.items() if key != "png"}
+        first = next(iter(found), None)
+        extra = {attack + str(first): found[first]} if depth and first is not None else {}
+        return {**found, **extra, **{key: node[key] for key in ("png", "format") if key in node}}
+    if isinstance(node, list):
+        return [planted(item, attack, depth + 1) for item in node]
+    return node + attack if isinstance(node, str) else node
+
+
+@pytest.mark.parametrize("attack", EVERYWHERE)
+def test_scripts_in_every_text_do_not_run_even_where_the_page_would_allow_them(
+    attack: str, runs_dir: Path, tmp_path: Path, browser: webdriver.Chrome, change: Change
+) -> None:
+    """Class names, file names, values of recipes: all of them, with the page's policy against scripts taken out."""
+    folder = tmp_path / attack.replace("/", "\N{DIVISION SLASH}")
+    shutil.copytree(runs_dir / "shared", folder)
+    change(folder, lambda document: document.update(planted(document, attack)))
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(planted({"about": "", **recipe}, attack)))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(planted(row, attack)) + "\n" for row in rows))
+    page = pb.report([folder, runs_dir / "sparse"], tmp_path / "report.html")
+    text, found = re.subn(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", page.read_text())
+    assert found == 1
+    page.write_text(text)
+    here = browser.current_url
+    browser.get(page.as_uri())
+    for tab in browser.find_elements(By.CSS_SELECTOR, "[role=tab]"):
+        tab.click()
+    assert browser.execute_script("return window.ran") is None
+    assert browser.find_elements(By.CSS_SELECTOR, "[onerror], [onload], main script, [href^='javascript:']") == []
+    assert attack in browser.find_element(By.TAG_NAME, "main").get_attribute("textContent")
+    browser.get_log("browser")
+    browser.get(here)
 
 
 def test_a_heading_sorts_by_click_and_by_key(page: webdriver.Chrome) -> None:
