@@ -21,9 +21,8 @@ import fuzz_pocket
 import pocketbayes as pb
 from fuzz_mutations import damage, damage_text, lie
 from pocketbayes import checkpoint, config, models
-from pocketbayes.cli.inputs import read_inputs
 from pocketbayes.cli.inspect import read_run
-from pocketbayes.data import Info
+from pocketbayes.data import Info, read_inputs
 from pocketbayes.studies.run import read_result
 from pocketbayes.suite import EVALUATION_FILE, read_values
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,3 +91,47 @@ def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Pa
     assert "ms median" in done.stdout
     assert "(sample, 4 samples, batch of 1)" in done.stdout
     assert done.stdout.count("epistemic") == 3
+
+
+def test_the_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    test = pb.data.load("digits", "test")
+    image.fromarray(test.images[0, 0].numpy()).save(inbox / "a.png")
+    (inbox / "b.png").write_bytes(b"no picture")
+    (inbox / "notes.txt").write_text("not an image")
+    watch = [sys.executable, str(EXAMPLES / "watch" / "watch.py"), str(digits), str(inbox), "--once"]
+
+    def lines(threshold: str) -> list[dict[str, Any]]:
+        done = subprocess.run([*watch, "--abstain-above", threshold], capture_output=True, text=True, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    sure, broken = lines("3")
+    assert sure["file"] == "a.png"
+    assert not sure["ask"]
+    expected = pb.predict(pb.load(digits), test[:1][0])
+    assert sure["class"] == str(int(expected.probs.argmax()))
+    assert sure["entropy"] == pytest.approx(expected.entropy.item(), abs=1e-3)
+    assert broken["ask"]
+    assert "not a readable image" in broken["why"]
+    assert lines("0")[0]["why"] == "more than 0 nats of doubt"
+
+
+def test_the_watcher_waits_for_a_file_that_grows(tmp_path: Path) -> None:
+    namespace = runpy.run_path(str(EXAMPLES / "watch" / "watch.py"))
+    file = tmp_path / "a.png"
+    file.write_bytes(b"1")
+    arrivals = namespace["arrivals"]
+    arrivals.__globals__["time"] = SimpleNamespace(sleep=lambda _: (looks.append(1), file.write_bytes(b"12")))
+    looks: list[int] = []
+    assert next(arrivals(tmp_path, 1.0)) == file
+    assert len(looks) == 2, "seen, then grown, then the same"
+
+
+def test_active_learning_runs_both_ways() -> None:
+    namespace = runpy.run_path(str(EXAMPLES / "active" / "active.py"))
+    found = {acquire: namespace["run"](acquire, rounds=2, seed=0) for acquire in ("random", "bald")}
+    assert found["random"][0] == found["bald"][0], "both start from the same labels"
+    assert found["random"][1] != found["bald"][1], "and buy others"
+    assert min(map(max, found.values())) > 0.5

@@ -9,6 +9,7 @@ from torch import Tensor
 from pocketbayes import curves, data, explain, models
 from pocketbayes.artifact import load, save
 from pocketbayes.calibrate import fit_variance_scale
+from pocketbayes.compress import compress
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.export import export_onnx
@@ -104,6 +105,7 @@ __all__ = [
     "WeightSharing",
     "bayesianize",
     "census",
+    "compress",
     "curves",
     "data",
     "evaluate",

@@ -113,3 +113,12 @@ def test_interface_keeps_its_argument_names() -> None:
     assert list(inspect.signature(data.load).parameters) == [
         "name", "split", "data_dir", "augment", "subset", "val_fraction", "seed", "download", "options",
     ]  # fmt: skip
+
+
+def test_a_slice_is_a_batch_of_rows() -> None:
+    digits = data.load("digits", "test")
+    x, y = digits[:]
+    assert len(x) == len(y) == len(digits)
+    some, labels = digits[3:9:2]
+    assert torch.equal(some, torch.stack([digits[index][0] for index in (3, 5, 7)]))
+    assert torch.equal(labels, y[[3, 5, 7]])

@@ -57,9 +57,9 @@ def predict(
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
     """
     from pocketbayes.artifact import load
-    from pocketbayes.cli.inputs import read_inputs
     from pocketbayes.config import network_file
     from pocketbayes.config.parts import check_input
+    from pocketbayes.data import read_inputs
     from pocketbayes.network import check_propagation, members
     from pocketbayes.predict import predict as answer
 

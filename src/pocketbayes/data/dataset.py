@@ -62,8 +62,10 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
     def take(self, indices: Tensor) -> Dataset:
         """The same data set, of the rows `indices` only, in that order."""
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """One row `(x, y)`."""
+    def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor]:
+        """One row `(x, y)`, or the rows of a slice as one batch: `dataset[:]` is all of them."""
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
         x, y = self.__getitems__([index])
         return x[0], y[0]
 

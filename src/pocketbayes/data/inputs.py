@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pocketbayes.data import Info
+from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
 from pocketbayes.errors import UserError
@@ -18,19 +18,20 @@ from pocketbayes.errors import UserError
 Array = npt.NDArray[Any]
 
 
-def read_inputs(path: Path, info: Info | None) -> Tensor:
-    """The inputs (n, ...) in a file.
+def read_inputs(path: str | Path, info: Info | None) -> Tensor:
+    """The inputs (n, ...) in a file, ready for `predict`.
 
     Images are scaled to the size that the network was trained on. Arrays (.npy, or x in an .npz) hold one input or
     many: bytes or numbers from 0 to 1 for images, the original units for tables; they are normalised as in training.
 
     Args:
         path: The file.
-        info: What the network knows of its data; None takes arrays as they are.
+        info: What the network knows of its data, `net.info`; None takes arrays as they are.
 
     Raises:
         UserError: If the file is missing, unreadable, or does not fit the network.
     """
+    path = Path(path)
     if not path.is_file():
         raise UserError(f"no file {path}")
     suffix = path.suffix.lower()
