@@ -119,6 +119,38 @@ def test_kl_is_the_counted_sum_of_marginals(draw: str) -> None:
     assert float(posterior.counts.sum()) == pytest.approx(14 - posterior.outliers)
 
 
+@pytest.mark.parametrize("draw", DRAWS)
+def test_kl_to_a_centre_of_each_weight_is_the_sum_over_weights(draw: str) -> None:
+    posterior = make(draw, dtype=torch.float64)
+    prior = Normal(0.5, centre=torch.linspace(-1, 1, 14, dtype=torch.float64))
+
+    def by_weight() -> torch.Tensor:
+        mean = torch.cat([posterior.centre_mean, posterior.outlier_mean])
+        std = torch.cat([posterior.variances().sqrt(), nn.functional.softplus(posterior.outlier_rho)])
+        total = torch.zeros((), dtype=torch.float64)
+        for entry, centre in zip(posterior.index.tolist(), prior.centre, strict=True):
+            one = Normal(0.5, centre=centre)
+            if entry < len(mean):
+                total = total + one.kl(mean[entry], std[entry])
+            else:
+                members, alpha = (t[entry - len(mean)] for t in (posterior.blend_index, posterior.blend_alpha))
+                total = total + (alpha * one.kl(mean[members], std[members])).sum()
+        return total
+
+    trained = [p for p in posterior.parameters() if p.requires_grad]
+    torch.testing.assert_close(posterior.kl(prior), by_weight())
+    ours, theirs = (torch.autograd.grad(kl, trained) for kl in (posterior.kl(prior), by_weight()))
+    torch.testing.assert_close(ours, theirs)
+    index = posterior.index.clone()
+    index[index < 3] = index[index < 3].flip(0)
+    posterior.reassign(index, posterior.blend_index.flip(1), posterior.blend_alpha)
+    torch.testing.assert_close(posterior.kl(prior), by_weight())
+    state = {name: tensor.clone() for name, tensor in posterior.state_dict().items()}
+    state["index"][state["index"] == 0] = 1
+    posterior.load_state_dict(state)
+    torch.testing.assert_close(posterior.kl(prior), by_weight())
+
+
 def test_a_centre_moves_the_kl() -> None:
     posterior = make(dtype=torch.float64)
     centre = posterior.moments()[0].detach()
