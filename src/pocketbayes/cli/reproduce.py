@@ -23,6 +23,10 @@ def reproduce(
     ),
     quick: Annotated[bool, typer.Option("--quick", help="A version of minutes: few examples, one seed.")] = False,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; can be given again.")] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="i/N", help="Only job i of N; without it, N jobs' files are merged."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Make a table of many methods side by side: train, measure, write JSON. What is done is not done again.
@@ -31,11 +35,14 @@ def reproduce(
       pocketbayes reproduce list
       pocketbayes reproduce mnist-lenet300 --data-dir data
       pocketbayes reproduce digits --quick --out /tmp/results
+      pocketbayes reproduce digits --shard 2/4
     """
     from pocketbayes import studies
     from pocketbayes.errors import UnknownNameError
     from pocketbayes.report.table import table
+    from pocketbayes.shard import Shard
 
+    job = None if shard is None else Shard.parse(shard)
     if what == "list":
         found = {name: studies.read(name) for name in studies.names()}
         listed = [
@@ -55,13 +62,13 @@ def reproduce(
                 raise UnknownNameError(f"row of study {name!r}", row, study.rows)
         note(f"{name}: {study.about}")
         result = studies.reproduce(
-            name, study, out, work, data_dir, quick=quick, rows=tuple(rows) if rows else None,
+            name, study, out, work, data_dir, quick=quick, rows=tuple(rows) if rows else None, shard=job,
             on_row=lambda row, seed, figures: note(f"{row}, seed {seed}: {_words(figures)}"),
         )  # fmt: skip
         results.append(result)
         if not json:
             show(table(_rows(result), title=f"{result['study']}: {result['about']}"))
-            note(f"saved {out / (result['study'] + '.json')}")
+            note(f"saved {out / (result['study'] + ('.json' if job is None else f'.{job.name}.json'))}")
     if json:
         show_json({"results": results})
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pocketbayes.environment import environment
 from pocketbayes.errors import refusing
 from pocketbayes.experiment import census_json, run
 from pocketbayes.progress import Show
+from pocketbayes.shard import Shard
 from pocketbayes.studies.study import Study
 from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
 from pocketbayes.train import MODEL_FILE
@@ -32,10 +34,14 @@ def reproduce(
     *,
     quick: bool = False,
     rows: tuple[str, ...] | None = None,
+    shard: Shard | None = None,
     progress: Show = None,
     on_row: Callable[[str, int, Mapping[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Trains what is missing of a study, measures it, and writes `out/NAME.json` after each row.
+
+    Several machines share out the networks by `shard`; each writes a file of its own. A call without it, where these
+    files have been put into `out`, takes in what they hold and makes what is still missing.
 
     Args:
         name: Of the study, and so of its result.
@@ -45,6 +51,7 @@ def reproduce(
         data_dir: The folder that holds the data.
         quick: The version of minutes, with one seed; its result is `NAME-quick.json`.
         rows: Only these.
+        shard: Only the networks of this job, with the result in `NAME.shard-i-of-N.json`.
         progress: As in `fit`.
         on_row: Told the row, the seed and its figures after each.
 
@@ -52,30 +59,56 @@ def reproduce(
         The result as it was written.
     """
     name = f"{name}-quick" if quick else name
-    path, work = Path(out) / f"{name}.json", Path(work) / name
+    whole, work = Path(out) / f"{name}.json", Path(work) / name
+    path = whole if shard is None else whole.with_suffix(f".{shard.name}.json")
+    done = _done(study, quick, [whole, *sorted(Path(out).glob(f"{glob.escape(name)}.shard-*-of-*.json"))])
+    own = done if shard is None else _done(study, quick, [path])
     result: dict[str, Any] = {
         "study": name,
         "about": study.about,
         "stands_for": study.stands_for,
         "environment": environment(),
-        "rows": {row: kept for row, kept in read_result(path).items() if row in study.rows},
+        "rows": own,
     }
-    for seed in study.seeds[:1] if quick else study.seeds:
+    if own != read_result(path):
+        _write(path, result)
+    seeds = study.seeds[:1] if quick else study.seeds
+    networks = [(row, seed) for seed in seeds for row, chosen in study.rows.items() if chosen.of is None]
+    for seed in seeds:
         for row in study.rows if rows is None else rows:
-            settings = _settings(study, row, seed, quick)
-            entry = result["rows"].setdefault(row, {"settings": settings, "seeds": {}})
-            if entry["settings"] != settings:  # the study has changed since
-                entry |= {"settings": settings, "seeds": {}}
-            if str(seed) in entry["seeds"]:
+            network = networks.index((study.rows[row].of or row, seed))
+            if str(seed) in done.get(row, {}).get("seeds", {}) or (shard is not None and not shard.takes(network)):
                 continue
             figures = _one(study, row, seed, quick, work, data_dir, progress)
-            entry["seeds"][str(seed)] = figures
+            entry = result["rows"].setdefault(row, {"settings": _settings(study, row, seed, quick), "seeds": {}})
+            entry["seeds"] = _in_order({**entry["seeds"], str(seed): figures})
             result["rows"] = {known: result["rows"][known] for known in study.rows if known in result["rows"]}
-            text = json.dumps(result, indent=1) + "\n"
-            container.write_atomically(path, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+            _write(path, result)
             if on_row is not None:
                 on_row(row, seed, figures)
     return result
+
+
+def _write(path: Path, result: Mapping[str, Any]) -> None:
+    text = json.dumps(result, indent=1) + "\n"
+    container.write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _done(study: Study, quick: bool, files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """What is known of a study's rows from all these files, as far as they were made by the study as it is now."""
+    found = [read_result(file) for file in files]
+    rows: dict[str, dict[str, Any]] = {}
+    for row in study.rows:
+        settings = _settings(study, row, study.seeds[0], quick)
+        parts = [rows_[row]["seeds"] for rows_ in found if row in rows_ and rows_[row]["settings"] == settings]
+        seeds = {seed: figures for part in reversed(parts) for seed, figures in part.items()}
+        if seeds:
+            rows[row] = {"settings": settings, "seeds": _in_order(seeds)}
+    return rows
+
+
+def _in_order(seeds: Mapping[str, Any]) -> dict[str, Any]:
+    return {seed: seeds[seed] for seed in sorted(seeds, key=lambda seed: (len(seed), seed))}
 
 
 def read_result(path: Path) -> dict[str, dict[str, Any]]:
