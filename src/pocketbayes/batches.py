@@ -90,13 +90,20 @@ def batches(
     if workers:
         seeds = [hash((shuffle_seed or 0, start + number * stride, rank)) for number in range(len(chunks))]
         chunks = [_Chunk(chunk, seed) for chunk, seed in zip(chunks, seeds)]
-    yield from DataLoader(
+    loader = DataLoader(
         _Seeded(source) if workers else source,
         batch_sampler=chunks,
         collate_fn=collate,
         generator=generator,
         num_workers=workers,
     )
+    try:
+        yield from loader
+    except UserError as error:  # a worker's comes with its traceback as text, its own line at the end
+        text = str(error).strip()
+        if not text.startswith("Caught "):
+            raise
+        raise UserError(text.splitlines()[-1].partition("Error: ")[2]) from None
 
 
 def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:

@@ -54,11 +54,12 @@ def files(folder: Path) -> list[Path]:
 def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
     """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
     before = files(folder)
-    for path in before[max(kept - 1, 0) :]:
-        if path.name != FILE:  # the newest is replaced in one step below
-            path.unlink()
-    for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
-        path.replace(folder / f"checkpoint-{age}.safetensors")
+    with container.writing(folder / FILE):
+        for path in before[max(kept - 1, 0) :]:
+            if path.name != FILE:  # the newest is replaced in one step below
+                path.unlink()
+        for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
+            path.replace(folder / f"checkpoint-{age}.safetensors")
     container.write(folder / FILE, {"progress": asdict(progress), **tree}, KIND)
 
 

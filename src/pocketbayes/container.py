@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +79,29 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
         raise UserError(f"cannot write {str(path)!r}: it is a folder")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # opened as any file: the usual permissions
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         with suppress(OSError):  # renamed, or never made
             temporary.unlink()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says which file cannot be written, and why.
+
+    Raises:
+        UserError: If the disk is full, read-only or gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
 def remove_leftovers(path: str | Path) -> None:

@@ -310,9 +310,11 @@ class _Run:
 
     def _record(self, row: dict[str, Any]) -> None:
         if self.folder and self.fabric.is_global_zero:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / METRICS_FILE).open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            path = self.folder / METRICS_FILE
+            with container.writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
             if self.base.tensorboard:
                 self._tensorboard(row)
         self.at.lines += 1
