@@ -111,8 +111,10 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     layout = Layout.from_json(tree["layout"])
     posterior_, prior, likelihood = tree["posterior"], tree["prior"], tree["likelihood"]
     posterior = posteriors.restore(posterior_["name"], layout, posterior_["tensors"], posterior_["config"])
-    if (found := len(posterior.moments()[0])) != layout.size:
-        raise UserError(f"{source} has a posterior over {found} weights and a layout of {layout.size}")
+    try:
+        posterior.check()
+    except UserError as error:
+        raise UserError(f"{source} has {error}") from error
     module = _module_for(tree, model, source)
     layout.check(module)
     net = Network(

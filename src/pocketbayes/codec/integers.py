@@ -80,8 +80,7 @@ def unpack_ints(data: bytes | memoryview, count: int, segments: Sequence[int] | 
         raise CodecError("damaged numbers: impossible range")
     tokens = _read_tokens(reader, lengths)
     values = _from_tokens(tokens, direct, reader.rest())
-    values += low
-    return values
+    return values.astype(np.int64) + low if low else values
 
 
 @dataclass(frozen=True)
@@ -156,9 +155,9 @@ def _read_tokens(reader: Reader, lengths: Sequence[int]) -> Ints:
     alphabet, count = reader.varint(), sum(lengths)
     if not 1 <= alphabet <= MOST_TOKENS + 8 * 64:
         raise CodecError("damaged numbers: impossible alphabet")
-    tokens = np.zeros(count, dtype=np.int64)
     if alphabet == 1:
-        return tokens
+        return np.zeros(count, dtype=np.int32)
+    tokens = np.empty(count, dtype=np.int32)
     modes = np.unpackbits(reader.array(-(-len(lengths) // 8)), bitorder="little")[: len(lengths)]
     if alphabet * sum(_blocks(length) for length, static in zip(lengths, modes) if not static) > MOST_LEARNING:
         raise CodecError("damaged numbers: too much to learn")
@@ -168,10 +167,12 @@ def _read_tokens(reader: Reader, lengths: Sequence[int]) -> Ints:
         raise CodecError("damaged numbers: impossible end of a stream")
     coder = stream.stack.AnsCoder(words)
     models, table = _Models(alphabet), iter(tables)
-    for part, static in zip(slices(lengths), modes):
+    learns = int(np.flatnonzero(modes == 0).max(initial=-1))  # the last segment that learns: no need to count after it
+    for number, (part, static) in enumerate(zip(slices(lengths), modes)):
         for block in models.blocks(part, _table_counts(next(table)) if static else None):
             tokens[block] = decoded = coder.decode(_model(stream, models.frequencies()), block.stop - block.start)
-            models.see_counts(np.bincount(decoded, minlength=alphabet))
+            if number <= learns:
+                models.see_counts(np.bincount(decoded, minlength=alphabet))
     if not coder.is_empty():
         raise CodecError("damaged numbers: a stream with something left over")
     return tokens
@@ -268,10 +269,10 @@ def _from_tokens(tokens: Ints, direct: int, data: Bytes) -> Ints:
             raise CodecError("damaged numbers: bytes left over")
         return tokens
     large = tokens >= direct
-    code = tokens[large] - direct
+    code = tokens[large].astype(np.int64) - direct
     low = code // 8 + DIRECT.bit_length() - 4
     if direct != DIRECT or int(low.max()) > 63 - 4:
         raise CodecError("damaged numbers: too large")
-    values = tokens.copy()
+    values = tokens.astype(np.int64)
     values[large] = ((8 + code % 8) << low) + unpack_bits(data, low)
     return values

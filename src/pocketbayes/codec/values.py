@@ -64,14 +64,15 @@ def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
 
 
 def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
-    """The inverse of `fold`."""
-    unfolded = values.copy()
-    for number, (first, count) in enumerate(runs):
-        inside = values == runs[0][0] + number
-        if int(inside.sum()) != count:
+    """The inverse of `fold`, in place where the type allows."""
+    if sum(runs[-1]) > np.iinfo(values.dtype).max:
+        values = values.astype(np.int64)
+    places = [np.flatnonzero(values == runs[0][0] + number) for number in range(len(runs))]
+    for place, (first, count) in zip(places, runs):
+        if len(place) != count:
             raise CodecError("damaged numbers: a range is not used once each")
-        unfolded[inside] = np.arange(first, first + count)
-    return unfolded
+        values[place] = np.arange(first, first + count)
+    return values
 
 
 def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:

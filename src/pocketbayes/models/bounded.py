@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import init
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
@@ -17,6 +18,9 @@ from pocketbayes.models.registry import build
 
 FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 """Arguments that would read other files or the network."""
+FILLING = frozenset(
+    {Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_normal_, init.kaiming_uniform_}
+)
 
 
 def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int) -> nn.Module:
@@ -38,7 +42,10 @@ class _Unfilled(TorchFunctionMode):
     """Leaves out the drawing of first weights: those of our own models are all about to be replaced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from pocketbayes.errors import UserError
 from pocketbayes.gaussian import RuleTable
 from pocketbayes.layout import Layout
 from pocketbayes.priors import Prior
@@ -77,6 +78,11 @@ class Posterior(nn.Module, ABC):
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and std of every weight, each (n,)."""
+
+    def check(self) -> None:
+        """Raises: UserError: If the tensors, which a file may have brought, are not those of the layout's weights."""
+        if (found := len(self.moments()[0])) != self.layout.size:
+            raise UserError(f"a posterior over {found} weights and a layout of {self.layout.size}")
 
     @property
     def noise_size(self) -> int:

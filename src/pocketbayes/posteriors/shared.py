@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.gaussian import safe_sqrt
 from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
@@ -156,6 +156,17 @@ class Shared(Posterior):
         """The marginal mean and std of each weight under the chosen draw."""
         mean, var = self.table_moments()
         return self._spread(mean), self._spread(safe_sqrt(var))
+
+    def check(self) -> None:
+        """Every weight has an entry, and every entry is in the table."""
+        lowest, highest = (int(end) for end in self.index.aminmax())
+        entries = self.gaussians + self.outliers + self.blends
+        if len(self.index) != self.layout.size or lowest < 0 or highest >= entries:
+            raise UserError(
+                f"{len(self.index)} weights with entries {lowest} to {highest}, a table of {entries} "
+                f"and a layout of {self.layout.size} weights"
+            )
+        self.table_moments()
 
     @property
     def noise_size(self) -> int:
