@@ -123,7 +123,7 @@ def test_only_chosen_training_settings_are_kept() -> None:
         ("[1, 2]", "mapping"),
         ("just words", "mapping"),
         ("", "mapping"),
-        ("method: bbb\nmodel: mlp\ndata: digits\nsamples: 2020-99-99", "not YAML"),
+        ("method: bbb\nmodel: mlp\ndata: digits\nsamples: 2020-99-99", "valid integer"),
         ("[" * 5000, "not YAML"),
         ("!!python/object:os.system {}", "not YAML"),
     ],

@@ -144,3 +144,21 @@ def test_what_is_pushed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match=r"model\.pocket"):
         pb.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret x", "hf_s\N{LATIN SMALL LETTER E WITH ACUTE}cret", ""])
+def test_a_token_that_no_request_can_carry_is_refused_unspoken(token: str) -> None:
+    for ask in (
+        lambda: pb.from_pretrained("me/x", token=token),
+        lambda: pb.push_to_hub(digits_net(), "me/x", token=token),
+    ):
+        with pytest.raises(pb.UserError, match="copy it again") as caught:
+            ask()
+        assert "hf_s" not in str(caught.value)
+
+
+def test_a_token_in_the_librarys_error_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = FolderHub(tmp_path)
+    monkeypatch.setattr(hub, "_library", lambda: remote)
+    with pytest.raises(pb.UserError, match=r"no me/\*\*\*$"):
+        pb.from_pretrained("me/hf_secret", token="hf_secret")

@@ -73,13 +73,19 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip(
         "!!int ''",
         "!!python/object/apply:os.system [id]",
         "[" * 50_000,
-        "a: 2020-99-99",
+        "a: !!binary xNM=",
+        "a: !!set {b}",
         "? [a]\n: b",
     ],
 )
 def test_yaml_that_would_grow_or_break_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not YAML"):
         parse_yaml(text, "it")
+
+
+def test_yaml_has_plain_values_only() -> None:
+    text = "{a: 2020-01-01, b: 1e-3, c: [null, true, 7, x], d: {e: .inf}}"
+    assert parse_yaml(text, "it") == {"a": "2020-01-01", "b": 1e-3, "c": [None, True, 7, "x"], "d": {"e": float("inf")}}
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd.recipe", "digits-map/../digits-map", "\0", "a" * 5000])

@@ -65,7 +65,7 @@ def push_to_hub(
         token: None: that of `hf auth login`.
         message: Of the commit.
     """
-    api = _library().HfApi(token=token)
+    api = _library().HfApi(token=_checked_token(token))
     with TemporaryDirectory() as folder:
         save_pretrained(net, folder, figures=figures)
         name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -94,15 +94,22 @@ def from_pretrained(
     """
     if Path(name).is_dir():
         return load(Path(name) / FILE, model)
-    hub = _library()
+    hub, token = _library(), _checked_token(token)
     try:
         path = hub.hf_hub_download(
             str(name), FILE, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
         )
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError, hub.errors.LocalEntryNotFoundError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = str(error).strip().splitlines()[0].replace(token or "\n", "***")
         raise UserError(f"no folder {str(name)!r}, and no network of that name on the Hub: {first}") from error
     return load(path, model)
+
+
+def _checked_token(token: str | None) -> str | None:
+    """Refuses a token that no request can carry: errors from further down would spell it out."""
+    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise UserError("the Hub's token holds a space, a line's end or another character that none has: copy it again")
+    return token
 
 
 def _library() -> Any:

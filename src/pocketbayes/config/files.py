@@ -89,6 +89,15 @@ class _Yaml(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
+# What JSON can hold too; no dates, sets or bytes, which a recipe could not be written with again.
+_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
+_Yaml.yaml_constructors = {
+    tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _PLAIN
+}
+_Yaml.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Yaml.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -104,7 +113,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{source} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
-    # A date that is none, such as 2020-99-99, brackets without end, or a tag that does not go with its text.
+    # Brackets without end, a number of too many digits, or a tag that does not go with its text.
     except (ValueError, RecursionError, LookupError, AttributeError, TypeError, OverflowError) as error:
         raise UserError(f"{source} is not YAML: {type(error).__name__}: {error}") from None
 

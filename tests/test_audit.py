@@ -1,0 +1,41 @@
+"""The packages that ours can import: licences known, none of them the GPL, versions pinned, the page up to date."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("the audit reads pyproject.toml with tomllib, which Python 3.10 lacks", allow_module_level=True)
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+audit = __import__("audit")
+
+
+def test_nothing_is_wrong_with_the_dependencies() -> None:
+    rows, wrong = audit.audit()
+    assert wrong == []
+    assert {"torch", "safetensors", "pyyaml", "timm", "matplotlib"} <= rows.keys()
+    if sys.platform == "linux" and sys.version_info[:2] == (3, 11):  # as in CI: elsewhere torch needs other packages
+        assert audit.PAGE.read_text() == audit.page(rows), "run tools/audit.py"
+
+
+@pytest.mark.parametrize("terms", ["GPL-3.0-or-later", "GNU General Public License v3", "AGPL-3.0", "MIT AND GPL"])
+def test_the_gpl_is_found(terms: str) -> None:
+    (problem,) = [line for line in audit.problems({"blitz": ("1", terms, "core")}, audit.declared()) if "blitz" in line]
+    assert "must not import it" in problem
+
+
+@pytest.mark.parametrize("terms", ["LGPL-3.0", "GNU Lesser General Public License v3", "MIT", "BSD License"])
+def test_other_licences_pass(terms: str) -> None:
+    assert audit.problems({"numpy": ("1", terms, "core")}, audit.declared()) == []
+
+
+def test_unknown_licences_missing_pins_and_undeclared_imports_are_found(tmp_path: Path) -> None:
+    problems = audit.problems({"numpy": ("", None, "core")}, {"": []})
+    assert "numpy has no licence that is known" in problems[0]
+    assert "numpy is not pinned" in problems[1]
+    assert "the source imports torch, which pyproject.toml does not declare" in problems
+    (tmp_path / "a.py").write_text("import os, blitz.layers\nfrom ivon import IVON\nfrom . import b\n")
+    assert audit.imported(tmp_path) == {"blitz", "ivon"}
