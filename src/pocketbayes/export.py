@@ -25,6 +25,7 @@ from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import GaussianNoise
 from pocketbayes.readout import Readout, read_out
 from pocketbayes.rules import MOMENTS_EXACT
+from pocketbayes.rules.moments.attention import UNTRACEABLE
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -228,7 +229,7 @@ def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
             raise UserError(
                 "the traced graph does not give the network's own answers: torch's tracer passes over the rule of an "
-                "operation (nn.MultiheadAttention is one, F.scaled_dot_product_attention is not); use mode='sample'"
+                "operation; use mode='sample'"
             )
 
 
@@ -247,6 +248,8 @@ def _reason(error: BaseException) -> str:
         )
     if "Constraints violated" in text or "ConstraintViolation" in type(error).__name__:
         return "the model fixes its batch size: write it so that it takes any (x.shape[0] in place of a number)"
+    if UNTRACEABLE in text:
+        return f"nn.MultiheadAttention: {UNTRACEABLE} (F.scaled_dot_product_attention's it can): use mode='sample'"
     first = next((line.strip() for line in str(chain[-1]).splitlines() if line.strip()), type(error).__name__)
     return f"the model cannot be traced for ONNX: {first}"
 

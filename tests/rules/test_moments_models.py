@@ -210,6 +210,21 @@ def test_it_compiles_into_one_graph(name: str, propagation: str) -> None:
     torch.testing.assert_close(output.variance, expected.variance)
 
 
+def test_a_rule_that_a_tracer_would_pass_over_is_refused() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    network = pb.bayesianize(Attends(), pb.MeanFieldVI())
+    torch._dynamo.reset()
+    with network.using("moments"), torch.no_grad(), pytest.raises(Exception, match=r"found step by step"):
+        torch.compile(network, fullgraph=True, backend="aot_eager")(torch.randn(2, 5, 8))
+
+
 def test_the_uncertainty_of_every_storage_passes() -> None:
     """A point has none, and one random weight is enough."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

@@ -84,11 +84,18 @@ def _mask(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> T
     return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, -math.inf)
 
 
+UNTRACEABLE = "its moments are found step by step, which torch's tracer cannot follow"
+
+
 def step_by_step(function: Any) -> Rule:
-    """The rule of a function that torch writes in Python: its own code, each step inside meeting its own rule."""
+    """The rule of a function that torch writes in Python: its own code, each step inside meeting its own rule.
+
+    torch's tracer does not look up rules inside a rule and would lose the variance: it is told to refuse.
+    """
     no = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **no}
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    return torch.compiler.disable(copy, reason=f"{function.__name__}: {UNTRACEABLE}")  # type: ignore[no-any-return]
 
 
 COMPOSED: dict[Op, Rule] = {op: step_by_step(op) for op in (F.multi_head_attention_forward, F.local_response_norm)}
