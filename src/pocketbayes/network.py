@@ -7,6 +7,7 @@ import itertools
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
@@ -29,6 +30,8 @@ PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES, "linear")
 rest have a rule table."""
 
 
+TURNS = RLock()
+"""Weights are put into the model for one pass, and noise is drawn from torch's one generator: threads take turns."""
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
 
@@ -89,6 +92,10 @@ class Network(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model under the current propagation; moments and linear answer with a Gaussian."""
+        with nullcontext() if torch.compiler.is_compiling() else TURNS:
+            return self._pass(args, kwargs)
+
+    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.propagation == "linear":
             (x,) = (*args, *kwargs.values())
             result = self.linear(x, "all")
@@ -105,11 +112,13 @@ class Network(nn.Module):
 
     def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
         """The delta method at the posterior mean: see `pocketbayes.linear.linearise`."""
-        return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
+        with TURNS:
+            return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
-        with placed(self.model, self._by_site(self.layout.views(flat))):
+        turn = nullcontext() if torch.compiler.is_compiling() else TURNS
+        with turn, placed(self.model, self._by_site(self.layout.views(flat))):
             return self.model(*args, **kwargs)
 
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from threading import RLock
 from typing import Any
 
 import torch
@@ -17,13 +16,10 @@ from pocketbayes.errors import UserError
 from pocketbayes.gaussian import Correlated, Gaussian
 from pocketbayes.layout import evaluating
 from pocketbayes.linear import Linearised, check_classes
-from pocketbayes.network import Net, Network, check_propagation, members
+from pocketbayes.network import TURNS, Net, Network, check_propagation, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, match_target
 from pocketbayes.readout import Readout, read_out
 from pocketbayes.rules import RULES
-
-_TORCH_GENERATOR = RLock()
-"""Weights are swapped in and noise is drawn from torch's one generator: threads take turns."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +263,7 @@ def outputs_of(
     networks = members(net)
     share = math.ceil(samples / len(networks))
     how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
-    with _TORCH_GENERATOR, torch.no_grad(), ExitStack() as stack:
+    with TURNS, torch.no_grad(), ExitStack() as stack:
         for network in networks:
             stack.enter_context(network.using(how[network]))
             stack.enter_context(network.posterior.frozen())
