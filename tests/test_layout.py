@@ -183,7 +183,9 @@ def test_report_of_points_gives_every_reason() -> None:
     assert points["prelu.weight"] == "scale vector"
     assert points["normed.parametrizations.weight.original0"] == "norm of a weight-normalised layer"
     assert points["frozen.weight"] == "frozen (requires_grad=False)"
-    assert points["linear.scale"] == "not the weight of a linear, convolution, recurrent or attention layer"
+    assert points["linear.scale"] == (
+        "not the weight of a linear, convolution, recurrent or attention layer (select= can name it)"
+    )
     assert points["linear.complex_weight"] == "not a real floating-point parameter"
     covered = {slot.name for slot in layout.slots} | set(points)
     assert covered == {name for name, _ in model.named_parameters()}

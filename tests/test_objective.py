@@ -323,3 +323,9 @@ def test_annealing_of_the_papers() -> None:
 def test_unknown_annealing_is_refused_when_the_method_is_made() -> None:
     with pytest.raises(UserError, match="unknown annealing 'linear'"):
         pb.MeanFieldVI(annealing="linear")  # type: ignore[arg-type]
+
+
+def test_an_output_that_is_no_tensor_is_named() -> None:
+    for likelihood, target in ((pb.Categorical(), torch.zeros(2).long()), (pb.GaussianNoise(), torch.zeros(2))):
+        with pytest.raises(pb.UserError, match="returns a tuple, not a tensor: wrap it"):
+            likelihood.nll((torch.zeros(2, 3), None), target)  # type: ignore[arg-type]

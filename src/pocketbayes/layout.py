@@ -261,7 +261,7 @@ def _reason_at_site(parameter: nn.Parameter, module: nn.Module, attribute: str, 
     if attribute == "original0":
         return "norm of a weight-normalised layer"
     if not _WEIGHT_NAME.search(attribute):
-        return "not the weight of a linear, convolution, recurrent or attention layer"
+        return "not the weight of a linear, convolution, recurrent or attention layer (select= can name it)"
     if parameter.ndim < 2:
         return "scale vector"
     return None

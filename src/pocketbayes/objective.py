@@ -65,6 +65,7 @@ class Categorical(Likelihood):
         Of Gaussian logits, with p the softmax of their means: -log p[target] + sum_c p_c (1 - p_c) v_c / 2, the
         expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
         """
+        check_output(output)
         if isinstance(output, Gaussian):
             return self._gaussian_nll(output, target)
         if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
@@ -163,6 +164,7 @@ class GaussianNoise(Likelihood):
         Of Gaussian outputs the expectation, which adds v / (2 noise^2); or, as "gaussian-nll", the same with the
         variance noise^2 + v.
         """
+        check_output(output)
         mean, noise = self.moments(output.loc if isinstance(output, Gaussian) else output)
         target = match_target(mean, target)
         square = (target - mean).square()
@@ -185,6 +187,15 @@ def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
     if loss not in get_args(GaussianLoss):
         raise UnknownNameError("loss", loss, get_args(GaussianLoss))
     return loss
+
+
+def check_output(output: object) -> None:
+    """Raises: UserError: If a model's output is no tensor but, say, a tuple or another library's container."""
+    if not isinstance(output, Tensor):
+        raise UserError(
+            f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
+            "logits or predictions alone"
+        )
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,103 @@
+# %% [markdown]
+# # Uncertainty maps on street scenes
+#
+# A class for every pixel, and for every pixel how sure the network is of it. CamVid's street scenes (a folder
+# `camvid` with `{train,val,test}/{images,masks}` in the data folder, `POCKETBAYES_DATA`), a small U-Net, and PBN: 5 %
+# of the weights, those that the loss is most sensitive to, become random. Images are small and training is short, so
+# that the page is made in a minute: the point is the maps, not the accuracy.
+
+# %%
+import torch
+
+import pocketbayes as pb
+from pocketbayes import figures
+
+train = pb.data.load("masks", "train", path="camvid", size=(48, 64), augment=True)
+test = pb.data.load("masks", "test", path="camvid", size=(48, 64))
+print(len(train), "scenes to train on,", len(test), "to test on,", train.info.classes, "classes")
+
+# %% [markdown]
+# ## Train
+#
+# Sky and road cover most pixels and poles few: `class_weights` weighs each class by how rare it is. Pixels without a
+# class (void) are left out of everything.
+
+# %%
+torch.manual_seed(0)
+model = pb.models.build("unet-small", classes=train.info.classes)
+weights = pb.data.class_weights(pb.data.load("masks", "train", path="camvid", size=(48, 64)))
+likelihood = pb.Categorical(weights, ignore_index=train.info.ignore_index)
+net = pb.fit(
+    pb.PBN(rate=0.05, pretrain_epochs=35, train_samples=1),
+    model,
+    train,
+    epochs=8,
+    likelihood=likelihood,
+    batch_size=8,
+    lr=3e-3,
+    schedule="cosine",
+    progress=False,
+)
+found = pb.evaluate(net, test, samples=10, batch_size=20)
+print(f"pixels right {found['accuracy']:.3f}, mean IoU {found['miou']:.3f}, NLL {found['nll']:.3f}")
+
+# %% [markdown]
+# ## Maps
+#
+# `predict` gives each pixel its probabilities, its total uncertainty (`entropy`) and the part that more data could
+# remove (`epistemic`). Borders and small things light up; so do the places where the answer is wrong.
+
+# %%
+x, y = test[:]
+answer = pb.predict(net, x, samples=20, batch_size=20)
+labels = answer.probs.argmax(1)
+known = y != test.info.ignore_index
+wrong = (labels != y) & known
+
+shown = [0, 20, 40]
+plain = pb.data.load("masks", "test", path="camvid", size=(48, 64), mean="none")  # pixels from 0 to 1
+figure, axes = figures.canvas(len(shown), 6, size=(1.7, 1.35))
+by_class = {"cmap": "tab20", "vmin": 0, "vmax": 19, "interpolation": "nearest"}
+for row, scene in zip(axes, shown):
+    row[0].imshow(plain[scene][0].permute(1, 2, 0))
+    row[1].imshow(torch.where(known[scene], y[scene], torch.nan), **by_class)
+    row[2].imshow(labels[scene], **by_class)
+    row[3].imshow(wrong[scene], cmap="gray_r")
+    row[4].imshow(answer.entropy[scene], cmap="magma", vmin=0)
+    row[5].imshow(answer.epistemic[scene], cmap="magma", vmin=0)
+for panel, title in zip(axes[0], ("image", "truth", "answer", "wrong", "entropy", "epistemic")):
+    panel.set_title(title, fontsize=9)
+for panel in axes.flat:
+    panel.set_axis_off()
+figures.save(figure, "maps.png")
+
+# %% [markdown]
+# ## Do the maps find the mistakes?
+#
+# Take a wrong pixel and a right one: how often has the wrong one the higher uncertainty (AUROC)? And if the most
+# uncertain pixels are handed to someone else, how many of the others are right?
+
+# %%
+for name, doubt in {"entropy": answer.entropy, "epistemic": answer.epistemic}.items():
+    scores = pb.metrics.ood_scores(doubt[known & ~wrong], doubt[wrong])
+    curve = pb.metrics.risk_coverage(-doubt[known], ~wrong[known])
+    kept = {share: 1 - curve.risk[int(share * len(curve.risk)) - 1] for share in (1.0, 0.9, 0.75, 0.5)}
+    print(f"{name:10} AUROC {scores['auroc']:.3f};", ", ".join(f"{s:.0%} kept: {r:.3f} right" for s, r in kept.items()))
+
+# %% [markdown]
+# ## By class
+#
+# Rare classes are learned worst, and the network says so.
+
+# %%
+names = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]
+for number, name in enumerate(names):
+    here = y == number
+    print(
+        f"{name:9} {here.sum() / known.sum():6.1%} of the pixels  right {1 - wrong[here].float().mean():.2f}  "
+        f"entropy {answer.entropy[here].mean():.2f}  epistemic {answer.epistemic[here].mean():.3f}"
+    )
+
+# %% [markdown]
+# CamVid at full size, against an ensemble and mean-field VI: [PBN](../methods/pbn.md). On your own pictures:
+# `pb.data.load("masks", path=..., classes=...)`.

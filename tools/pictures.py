@@ -1,0 +1,112 @@
+"""Draws the pictures of README and docs that are no benchmark's own: the grid of methods, and NLL against bytes.
+
+python tools/pictures.py
+
+The grid places each method of the registry where its untrained network says that it is; the front comes from the JSON
+files in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import pocketbayes as pb
+from pocketbayes import figures
+from pocketbayes.figures.pareto import pareto
+from pocketbayes.methods import make
+from pocketbayes.network import members
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs" / "figures"
+RESULTS = ROOT / "benchmarks" / "results"
+STORAGES = {
+    "point": "a value a weight",
+    "mean-field": "a mean and a std a weight",
+    "partial": "a mean each, a std for few",
+    "sparse": "few weights, 0 elsewhere",
+    "shared": "few Gaussians, an index a weight",
+    "low-rank": "a mean, few directions",
+    "dropped": "a mean and a rate",
+    "quantized": "whole numbers and steps",
+}
+PROPAGATIONS = {
+    "mean": "run at\nthe mean",
+    "sample": "draw\nweights",
+    "local": "draw pre-\nactivations",
+    "flipout": "flip shared\nnoise",
+    "moments": "carry mean\nand variance",
+    "linear": "first order, all\ncorrelations",
+}
+SAME = {"trajectory": "low-rank", "row-stds": "mean-field", "moments-exact": "moments", "moments-full": "moments"}
+"""Variants that share a row or a column with what they vary."""
+
+
+def places() -> dict[tuple[str, str], list[str]]:
+    """The methods by storage and propagation, as a trained network (of an ensemble, one of them) has them."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(64, 8)
+    few = {"2dgbnn": {"k": 4, "n_min": 1}}
+    found: dict[tuple[str, str], list[str]] = {}
+    for name in pb.methods():
+        method = make(name, **few.get(name, {}))
+        net = members(pb.fit(method, model, (x, (x[:, 0] > 0).long()), epochs=1, progress=False))[0]
+        storage, propagation = net.posterior.name, net.propagation
+        found.setdefault((SAME.get(storage, storage), SAME.get(propagation, propagation)), []).append(name)
+    return found
+
+
+def grid(found: dict[tuple[str, str], list[str]]) -> Figure:
+    """Storages down, propagations across; every cell works, those with a name are trained by a method."""
+    figure, axes = figures.canvas(size=(9.2, 4.4))
+    panel = axes[0, 0]
+    panel.grid(visible=False)
+    panel.spines[:].set_visible(False)
+    for row, storage in enumerate(STORAGES):
+        for column, propagation in enumerate(PROPAGATIONS):
+            names = found.get((storage, propagation), [])
+            colour = figures.PALETTE[0] if names else figures.PALETTE[5]
+            box = {"facecolor": colour, "alpha": 0.9 if names else 0.18, "edgecolor": "white", "linewidth": 3}
+            panel.add_patch(_rectangle(column, row, **box))
+            text = "\n".join(", ".join(names[start : start + 2]) for start in range(0, len(names), 2))
+            panel.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9, color="white")
+    panel.set(xlim=(0, len(PROPAGATIONS)), ylim=(len(STORAGES), 0))
+    panel.set_xticks([])
+    panel.set_yticks([])
+    for column, (name, words) in enumerate(PROPAGATIONS.items()):
+        panel.text(column + 0.5, -0.68, name, ha="center", va="bottom", fontsize=9, weight="bold")
+        panel.text(column + 0.5, -0.12, words, ha="center", va="bottom", fontsize=8)
+    for row, (name, words) in enumerate(STORAGES.items()):
+        panel.text(-0.06, row + 0.46, name, ha="right", va="bottom", fontsize=9, weight="bold")
+        panel.text(-0.06, row + 0.52, words, ha="right", va="top", fontsize=8)
+    return figure
+
+
+def _rectangle(column: int, row: int, **look: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column, row), 1, 1, **look)
+
+
+def front() -> dict[str, tuple[float, float]]:
+    """Bytes and NLL of one network at many sizes; those that are twice as bad as the deterministic one are left out."""
+    rows = json.loads((RESULTS / "pocket-curve.json").read_text())["rows"]
+    most = 2 * rows["deterministic"]["nll"]
+    chosen = sorted((row["bytes"], row["nll"], name) for name, row in rows.items() if row["nll"] < most)
+    return {(name if name == "deterministic" else f"2DGBNN, {name}"): (size, nll) for size, nll, name in chosen}
+
+
+def main() -> None:
+    for name, figure in {"grid": grid(places()), "pareto": pareto(front(), "bytes of the file", "NLL")}.items():
+        print(figures.save(figure, FOLDER / f"{name}.png"))
+
+
+if __name__ == "__main__":
+    main()
