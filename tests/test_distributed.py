@@ -125,6 +125,8 @@ def test_ranks_agree_on_batch_norm_and_can_normalise_as_one(tmp_path: Path) -> N
 def test_settings_that_processes_cannot_share_are_refused(tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match="accumulate=1"):
         pb.Training(sync_batch_norm=True, accumulate=2)
+    with pytest.raises(pb.UserError, match="only 'ddp'"):
+        pb.fit("bbb", smooth(), tiny_data(), strategy="fsdp")
     with pytest.raises(pb.UserError, match="timeout"):
         pb.Training(timeout=0)
     found = ranks.run(train_normed, 2, tmp_path / "a", tmp_path / "one", {"batch_size": 1})

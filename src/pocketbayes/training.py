@@ -39,6 +39,7 @@ class Training:
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
         accelerator: "auto", "cpu", "cuda", ...
         devices: Devices on this machine; torchrun's own number where it launched the process.
+        strategy: "ddp": every process holds the whole network. "fsdp", which would share it out, is refused.
         timeout: Seconds that processes which train together wait for one another before they give up.
         workers: Processes that load data.
         val_samples: Passes per example in validation.
@@ -70,6 +71,7 @@ class Training:
     precision: str = "32-true"
     accelerator: str = "auto"
     devices: int = 1
+    strategy: Literal["ddp"] = "ddp"
     timeout: float = 60.0
     workers: int = 0
     val_samples: int = 5
@@ -87,6 +89,11 @@ class Training:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.epochs < 0 or not self.lr > 0:
             raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
+        if self.strategy != "ddp":
+            raise UserError(
+                f"strategy={self.strategy!r}: posteriors are flat vectors that every process holds whole, so only "
+                "'ddp' trains them; docs/scale.md says what fits on a device, docs/adr/0008 how sharding will work"
+            )
         if not self.timeout > 0:
             raise UserError(f"timeout must be positive, not {self.timeout}")
         if self.sync_batch_norm and self.accumulate > 1:
