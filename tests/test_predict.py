@@ -280,3 +280,9 @@ def test_mistakes_are_named() -> None:
         pb.evaluate(net, (x, torch.randn(10)))
     with pytest.raises(UserError, match="predicts real numbers, but the targets"):
         pb.evaluate(regressor(0.1), (torch.randn(4, 3), torch.arange(4)))
+
+
+def test_a_model_whose_output_is_no_tensor_is_named() -> None:
+    net = pb.bayesianize(nn.LSTM(4, 3, batch_first=True), "bbb")
+    with pytest.raises(pb.UserError, match="the model returns a tuple, not a tensor: wrap it"):
+        pb.predict(net, torch.zeros(2, 5, 4))

@@ -17,7 +17,7 @@ from pocketbayes.gaussian import Correlated, Gaussian
 from pocketbayes.layout import evaluating
 from pocketbayes.linear import Linearised, check_classes
 from pocketbayes.network import TURNS, Net, Network, check_propagation, members
-from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, match_target
+from pocketbayes.objective import Categorical, GaussianNoise, Likelihood, check_output, match_target
 from pocketbayes.readout import Readout, read_out
 from pocketbayes.rules import RULES
 
@@ -286,7 +286,9 @@ def _in_parts(network: Network, inputs: Tensor) -> Tensor:
     """One pass, in as many parts as the propagation's memory asks for."""
     table = RULES.get(network.propagation)
     if table is None or table.examples is None or len(inputs) <= table.examples:
-        return network(inputs)  # type: ignore[no-any-return]
+        output: Tensor = network(inputs)
+        check_output(output)
+        return output
     parts = [network(part) for part in inputs.split(table.examples)]
     if not all(isinstance(part, Correlated) for part in parts):
         return torch.cat(parts)
