@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow venv lint format bench docs tables clean
+.PHONY: demo test slow coverage mutants audit venv lint format bench docs tables clean
 
 demo: venv
 	$(BIN)/pocketbayes demo
@@ -14,6 +14,18 @@ test: venv
 
 slow: venv
 	$(BIN)/python -m pytest -m slow
+
+# Lines and branches; the figures go to benchmarks/results/coverage.json.
+coverage: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=json:.coverage.json
+	$(BIN)/python tools/coverage_result.py
+
+# Small mistakes planted in the numerical core, one at a time: do the tests notice?
+mutants: venv
+	$(BIN)/python tools/mutate.py
+
+audit: venv
+	$(BIN)/python tools/audit.py --check
 
 venv: $(VENV)/.dev
 
