@@ -46,9 +46,9 @@ class Gaussian(torch.Tensor):
     """
 
     loc: Tensor
-    variance: Tensor
     rules: RuleTable | None
     spent: bool
+    _var: Tensor | None
     _std: Tensor | None
 
     @staticmethod
@@ -60,11 +60,18 @@ class Gaussian(torch.Tensor):
             raise ValueError("a Gaussian takes either var or std")
         self = mean.as_subclass(cls)
         self.loc = mean  # as_subclass(torch.Tensor) inside a rule would break torch.compile(fullgraph=True)
-        self.variance = var if var is not None else std * std  # type: ignore[operator]
-        self._std = std
+        self._var, self._std = var, std
         self.rules = rules
         self.spent = False
         return self
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance; that of a weight with a std only while it is used: all at once are as large as the weights."""
+        if self._var is not None:
+            return self._var
+        assert self._std is not None
+        return self._std * self._std
 
     @property
     def stddev(self) -> Tensor:

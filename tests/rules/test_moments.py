@@ -313,6 +313,17 @@ def test_multi_head_attention_agrees_with_its_parts(need_weights: bool) -> None:
         torch.testing.assert_close(out.variance, layer.out_proj(inside).variance)
 
 
+@pytest.mark.parametrize("function", [F.gelu, F.silu, lambda a: torch.clamp(a, max=torch.linspace(-1, 1, 9))])
+def test_functions_by_parts_are_the_functions(function: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
+    a = gaussian(7, 5, 9)
+    whole = function(a)
+    monkeypatch.setattr("pocketbayes.rules.moments.activations.PART", 32)
+    with torch.no_grad():
+        parts = function(a)
+    assert torch.equal(parts.loc, whole.loc)
+    assert torch.equal(parts.variance, whole.variance)
+
+
 # -- exact activations ------------------------------------------------------------------------------------------------
 
 

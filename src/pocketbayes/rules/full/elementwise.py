@@ -29,7 +29,7 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
 
 
 def _overwrite(x: Correlated, result: Correlated) -> Correlated:
-    x.loc, x.variance, x.blocks = result.loc, result.variance, result.blocks
+    x.loc, x._var, x.blocks = result.loc, result.variance, result.blocks
     return x
 
 

@@ -15,6 +15,8 @@ from pocketbayes.gaussian import Gaussian
 from pocketbayes.rules.moments.arithmetic import product_variance
 from pocketbayes.rules.moments.table import RULES, NoRuleError, Rule, changeable, handles, in_place, mean_of, rule
 
+PART = 1 << 18
+"""Entries of a part where a function is taken by parts."""
 Slope = Callable[..., Tensor]
 """f'(m), from m and the function's other arguments."""
 
@@ -26,9 +28,24 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
         if kwargs.pop("inplace", False):
             return _changed(propagate, function)(input, *args, **kwargs)
         mean = function(input.loc, *args, **kwargs)
-        return Gaussian(mean, input.variance * slope(input.loc, *args, **kwargs).square())
+        if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+            return Gaussian(mean, input.variance * slope(input.loc, *args, **kwargs).square())
+        return Gaussian(mean, _first_order(input, lambda loc: slope(loc, *args, **kwargs)))
 
     return propagate
+
+
+def _first_order(input: Gaussian, slope: Callable[[Tensor], Tensor]) -> Tensor:
+    """The variance v f'(m)^2; without gradients by parts, so that what f' is made of takes little memory."""
+    loc, var = input.loc, input.variance
+    parts = loc.numel() // PART
+    if parts < 2 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return var * slope(loc).square()
+    result = torch.empty_like(loc)
+    rows = -(-len(loc) // parts)
+    for out, m, v in zip(*(tensor.split(rows) for tensor in (result, loc, var))):
+        torch.mul(v, slope(m).square(), out=out)
+    return result
 
 
 def _changed(propagate: Rule, function: Callable[..., Any]) -> Callable[..., Gaussian]:
