@@ -12,16 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pocketbayes import checkpoint, container, data
-from pocketbayes.config import RECIPE_FILE, Recipe, read
+from pocketbayes import artifact, checkpoint, container, data
+from pocketbayes.config import RECIPE_FILE, Recipe, network_file, read
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.methods import VariationalMethod
+from pocketbayes.methods.ensemble import merged
 from pocketbayes.network import Net
 from pocketbayes.objective import Likelihood
 from pocketbayes.posteriors import Census
 from pocketbayes.progress import Show, display
 from pocketbayes.search import search_beta
+from pocketbayes.shard import Shard
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.team import ALONE, Team
 from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
@@ -131,6 +133,41 @@ def run(
     seconds = time.monotonic() - start
     measures = measure(net, test, recipe.samples, progress=progress, team=Team.current()) if measured else {}
     return Outcome(recipe, folder, net, split, measures, seconds)
+
+
+def merge(folder: str | Path, data_dir: str | Path | None = None, *, progress: Show = None) -> Outcome:
+    """One ensemble of the members that jobs have trained in `folder/shard-i-of-N`, written to the folder and measured.
+
+    Raises:
+        UserError: If a job is missing or not finished, if jobs differ in more than their shard, or if the folder holds
+            a run already.
+    """
+    folder, start = Path(folder), time.monotonic()
+    found = {path: read(path) for path in sorted(folder.glob("shard-*-of-*"))}
+    if not found:
+        raise UserError(f"nothing to merge: {folder} holds no shard-i-of-N, which train --shard i/N makes")
+    shards = {Shard.parse(str(recipe.method.settings.get("shard"))): path for path, recipe in found.items()}
+    first, *others = [_without_shard(recipe) for recipe in found.values()]
+    count = next(iter(shards)).of
+    missing = [f"{number}/{count}" for number in range(1, count + 1) if Shard(number, count) not in shards]
+    if missing or len(shards) != count or len(found) != count:
+        raise UserError(f"{folder} does not hold the jobs of one ensemble: missing {', '.join(missing) or 'none'}, and "
+                        f"there are {', '.join(path.name for path in found)}")  # fmt: skip
+    if any(other != first for other in others):
+        raise UserError(f"the jobs in {folder} were begun with different recipes: they are no ensemble")
+    _check_folder(folder, first, resume=False, overwrite=False)
+    net = merged([artifact.load(network_file(shards[Shard(number, count)])) for number in range(1, count + 1)])
+    val = first.data.load("val", data_dir) if first.data.settings.get("val_fraction", 1) else None
+    test, split = _measured(first, data_dir, val)
+    _begin(folder, first, overwrite=False)
+    artifact.save(net, folder / MODEL_FILE)
+    measures = measure(net, test, first.samples, progress=progress)
+    return Outcome(first, folder, net, split, measures, time.monotonic() - start)
+
+
+def _without_shard(recipe: Recipe) -> Recipe:
+    settings = {name: value for name, value in dict(recipe.method).items() if name != "shard"}
+    return recipe.model_copy(update={"method": type(recipe.method)(**settings)})
 
 
 def _searched(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.errors import UserError
+
+if TYPE_CHECKING:
+    from pocketbayes.experiment import Outcome
 
 
 def train(
@@ -42,6 +45,11 @@ def train(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="i/N", help="Job i of N: every N-th member of an ensemble, below --out."),
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Make one ensemble of the jobs in --out.")] = False,
     json: Json = False,
 ) -> None:
     """Train a network by a recipe, by options, or both; measure it on the test data.
@@ -50,12 +58,19 @@ def train(
       pocketbayes train digits-bbb
       pocketbayes train --method lrt --model lenet5 --data mnist --epochs 5 --set method.prior_std=0.5
       pocketbayes train --out runs/digits-bbb --resume
+      pocketbayes train --method ensemble --model lenet5 --data mnist --out runs/five --shard 1/5
+      pocketbayes train --out runs/five --merge
     """
-    from pocketbayes import checkpoint
+    from pocketbayes import checkpoint, experiment
     from pocketbayes.config import check, override, read_tree
     from pocketbayes.experiment import is_first, run
-    from pocketbayes.report.table import shown, table
+    from pocketbayes.shard import Shard
 
+    if merge:
+        if out is None or recipe or shard or resume or overwrite:
+            raise UserError("--merge takes the folder of the jobs, --out, and no other run's options")
+        _show(experiment.merge(out, data_dir), json)
+        return
     if resume and overwrite:
         raise UserError("--resume goes on with a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
@@ -72,8 +87,14 @@ def train(
         tree.setdefault("search", {})
     for item in settings or ():
         override(tree, item)
+    if shard is not None:
+        if check(tree).method.name != "ensemble":
+            raise UserError("--shard shares out the members of an ensemble: choose --method ensemble")
+        override(tree, f"method.shard={shard}")
     checked = check(tree)
     folder = out or Path("runs") / _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
+    if shard is not None and not resume:
+        folder = folder / Shard.parse(shard).name
     if is_first():
         note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
     try:
@@ -82,8 +103,14 @@ def train(
         begun = bool(checkpoint.files(folder))
         again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
-    if not is_first():
-        return
+    if is_first():
+        _show(outcome, json)
+
+
+def _show(outcome: Outcome, json: bool) -> None:
+    from pocketbayes.report.table import shown, table
+
+    folder = outcome.folder
     if json:
         show_json(outcome.to_json())
         return

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from pocketbayes.batches import seed_generators
 from pocketbayes.errors import UserError
 from pocketbayes.layout import Layout
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.shard import Shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +29,22 @@ class Ensemble(DerivedMethod):
         reinitialise: Gives all members but the first fresh weights, through the `reset_parameters` of the model's
             layers. False starts every member from the given weights, as from a checkpoint.
         method: What each is trained by: a method, or its registry name.
+        shard: "i/N": trains only every N-th member, from the i-th on, as one of N independent jobs. In one process it
+            trains them as if it trained all: the networks of all jobs, put together by `merged`, are that ensemble.
     """
 
     name = "ensemble"
     members: int = 5
     reinitialise: bool = True
     method: Method | str = "map"
+    shard: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.members < 1:
             raise UserError(f"members must be at least 1, not {self.members}")
+        if self._job.of > self.members:
+            raise UserError(f"shard {self.shard}: an ensemble of {self.members} makes no more than {self.members} jobs")
         if isinstance(self.base, Ensemble):
             raise UserError("an ensemble of ensembles is one ensemble with more members")
 
@@ -50,19 +57,33 @@ class Ensemble(DerivedMethod):
         return self._mixture(model, self.base.start)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """All stages of the first member, then of the second, ..."""
-        return [
-            replace(
-                stage,
-                name=f"member {number + 1} {stage.name}",
-                method=stage.method or self.base,
-                begin=_on_member(number, stage.begin),
-                network=_network_of_member(number, stage.network),
-                end=_on_member(number, stage.end),
-            )
-            for number in range(self.members)
-            for stage in self.base.stages(model)
-        ]
+        """All stages of the first member, then of the second, ...; those of other jobs' members do nothing."""
+        stages = []
+        for number in range(self.members):
+            for first, stage in enumerate(self.base.stages(model)):
+                named = replace(
+                    stage,
+                    name=f"member {number + 1} {stage.name}",
+                    method=stage.method or self.base,
+                    network=_network_of_member(number, stage.network),
+                )
+                if self._job.takes(number):
+                    begin = _on_member(number, stage.begin)
+                    begin = begin if first else _on_own_noise(number, begin)
+                    stages.append(replace(named, begin=begin, end=_on_member(number, stage.end)))
+                else:
+                    stages.append(replace(named, fixed={"epochs": 0}, begin=None, end=None))
+        if self.shard is not None:
+            stages.append(Stage("members", fixed={"epochs": 0}, network=lambda net: members(net)[0], end=self._own))
+        return stages
+
+    @property
+    def _job(self) -> Shard:
+        return Shard() if self.shard is None else Shard.parse(self.shard)
+
+    def _own(self, net: Net, run: Run) -> Net:
+        """The members of this job alone."""
+        return Mixture([network for number, network in enumerate(members(net)) if self._job.takes(number)])
 
     def _mixture(self, model: nn.Module, make: Callable[[nn.Module], Net]) -> Mixture:
         if self.reinitialise and isinstance(model, Network):
@@ -74,6 +95,17 @@ class Ensemble(DerivedMethod):
             assert isinstance(network, Network)
             networks.append(network)
         return Mixture(networks)
+
+
+def merged(jobs: Sequence[Net]) -> Mixture:
+    """One ensemble of the members that N jobs trained, in the order of their shards 1/N, ..., N/N."""
+    found = [members(net) for net in jobs]
+    count = sum(len(own) for own in found)
+    if [len(own) for own in found] != [len(range(number, count, len(found))) for number in range(len(found))]:
+        raise UserError(
+            f"jobs of {', '.join(str(len(own)) for own in found)} members are not the shards of one ensemble"
+        )
+    return Mixture([found[number % len(found)][number // len(found)] for number in range(count)])
 
 
 def reinitialised(model: nn.Module) -> nn.Module:
@@ -116,6 +148,16 @@ def _on_member(number: int, step: Step | None) -> Step | None:
         assert isinstance(changed, Network)
         networks[number] = changed
         return Mixture(networks)
+
+    return apply
+
+
+def _on_own_noise(number: int, step: Step | None) -> Step:
+    """The step after seeding the noise of a member, so that it does not depend on the members before it."""
+
+    def apply(net: Net, run: Run) -> Net:
+        seed_generators(hash((run.seed, number)) & 0x7FFFFFFF)
+        return net if step is None else step(net, run)
 
     return apply
 
