@@ -65,7 +65,7 @@ tables: venv
 	$(BIN)/python benchmarks/tables.py
 
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

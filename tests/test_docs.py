@@ -42,3 +42,20 @@ def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in nav, page
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md")))
+def test_equations_point_at_code_that_is_there(page: str) -> None:
+    text = (ROOT / "docs" / "methods" / page).read_text()
+    source = ROOT / "src" / "pocketbayes"
+    pointed = re.findall(r"`([\w/]+\.py)`((?:, `[\w.]+`)*)", text)
+    assert pointed
+    for file, names in pointed:
+        path = next((root / file for root in (source, ROOT) if (root / file).is_file()), None)
+        assert path is not None, file
+        for name in re.findall(r"`([\w.]+)`", names):
+            if name.endswith(".py"):
+                assert any((folder / name).is_file() for folder in (path.parent, source)), name
+                continue
+            for part in name.split("."):
+                assert re.search(rf"(def|class) {part}\b", path.read_text()), f"{file} has no {name}"
