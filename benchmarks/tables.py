@@ -18,6 +18,7 @@ from corruption_tables import TABLES as CORRUPTION_TABLES
 from pbn_tables import PBN_TABLES
 from pocket_tables import POCKET_TABLES
 from propagation_tables import TABLES as PROPAGATION_TABLES
+from robustness_tables import ROBUSTNESS_TABLES
 from scale_tables import SCALE_TABLES
 
 ROOT = Path(__file__).parent.parent
@@ -219,6 +220,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "sparse-times": ("sparse", sparse_times),
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in POCKET_TABLES.items()},
+    **{
+        name: (file, lambda result, make=make: markdown(*make(result)))
+        for name, (file, make) in ROBUSTNESS_TABLES.items()
+    },
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in SCALE_TABLES.items()},
     **PROPAGATION_TABLES,
     **CORRUPTION_TABLES,

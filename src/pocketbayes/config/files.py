@@ -88,12 +88,19 @@ class _Yaml(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: write the values out", mark)
         return super().compose_node(parent, index)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        value: int = super().construct_yaml_int(node)
+        if abs(value) >= 1 << 63:  # some so long that Python refuses to print them
+            raise yaml.constructor.ConstructorError(None, None, "a whole number beyond 64 bits", node.start_mark)
+        return value
+
 
 # What JSON can hold too; no dates, sets or bytes, which a recipe could not be written with again.
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 _Yaml.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _PLAIN
 }
+_Yaml.add_constructor("tag:yaml.org,2002:int", _Yaml.construct_yaml_int)
 _Yaml.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -1,0 +1,77 @@
+"""Tables of what was done to break it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def fuzz(result: dict[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            f"{row['inputs']:,}",
+            f"{row['read']:,}",
+            f"{row['refused']:,}",
+            str(sum(row["other"].values())),
+            f"{row['slowest cpu seconds']:.3f}",
+            f"{max(row['memory growth in MB'], 0):.0f}",
+        ]
+        for name, row in sorted(result["readers"].items(), key=lambda item: -item[1]["inputs"])
+    ]
+    return ["file", "inputs", "read", "refused", "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
+
+
+def atheris(result: dict[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            f"{row['inputs']:,}",
+            " to ".join(map(str, row["branches reached at first and at last"])),
+            "none" if row["exit"] == 0 else "see the result",
+        ]
+        for name, row in result["readers"].items()
+    ]
+    return ["file", "inputs", "branches reached", "failures"], rows
+
+
+def load(result: dict[str, Any]) -> Table:
+    names = {"images": "images evaluated", "calls": "calls of `predict`"}
+    rows = [
+        [
+            names[key],
+            f"{result[key]['count']:,}",
+            str(result[key]["samples"]),
+            f"{result[key]['growth in MB']:.2f}",
+            f"{result[key]['bytes for each']:.2f}",
+        ]
+        for key in names
+    ]
+    return ["", "number", "samples", "growth, MB", "slope, bytes for each"], rows
+
+
+def mutation(result: dict[str, Any]) -> Table:
+    rows = [
+        [name, str(row["mutants"]), str(row["noticed"] + row["never ends"]), str(row["survived"])]
+        for name, row in result.items()
+    ]
+    return ["", "mutants", "noticed", "survived"], rows
+
+
+def coverage(result: dict[str, Any]) -> Table:
+    worst = list(result["files"].items())[:5]
+    rows = [
+        [name, *(f"{row[key]:.1f}" for key in ("lines", "branches", "both"))]
+        for name, row in [("all", result["total"]), *worst]
+    ]
+    return ["", "lines, %", "branches, %", "both, %"], rows
+
+
+ROBUSTNESS_TABLES = {
+    "fuzz": ("fuzz", fuzz),
+    "fuzz-atheris": ("fuzz-atheris", atheris),
+    "load": ("load", load),
+    "mutation": ("mutation", mutation),
+    "coverage": ("coverage", coverage),
+}
