@@ -78,10 +78,10 @@ SUBJECTS = {
     "LeNet-300-100, trained": Subject("lenet300", "mnist", LENET300, 200, 10_000, 1000),
     "LeNet-300-100, wide stds": Subject("lenet300", "mnist", LENET300, 200, 10_000, 1000, training="wide"),
     "LeNet-5, trained": Subject("lenet5", "mnist", LENET5, 200, 10_000, 1000),
-    "ResNet-20, std 2 %": Subject("resnet20", "cifar10", RESNET, 128, 500, 500, 0.02),
-    "ResNet-20, std 10 %": Subject("resnet20", "cifar10", RESNET, 128, 500, 500, 0.1),
-    "ViT-Ti, std 2 %": Subject("vit-ti", "mnist", BLOCKS, 100, 300, 300, 0.02),
-    "ViT-Ti, std 10 %": Subject("vit-ti", "mnist", BLOCKS, 100, 300, 300, 0.1),
+    "ResNet-20, std 2 %": Subject("resnet20", "cifar10", RESNET, 128, 2000, 500, 0.02),
+    "ResNet-20, std 10 %": Subject("resnet20", "cifar10", RESNET, 128, 2000, 500, 0.1),
+    "ViT-Ti, std 2 %": Subject("vit-ti", "mnist", BLOCKS, 100, 1000, 300, 0.02),
+    "ViT-Ti, std 10 %": Subject("vit-ti", "mnist", BLOCKS, 100, 1000, 300, 0.1),
 }
 
 
