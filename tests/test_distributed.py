@@ -254,6 +254,17 @@ def test_a_rank_that_is_killed_or_stopped_stops_the_others_and_the_run_resumes(w
     assert all((tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes() for name in names)
 
 
+@pytest.mark.slow
+def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_was_said(tmp_path: Path) -> None:
+    processes = ranks.start(train_told, 2, tmp_path / "a", tmp_path / "run", Told(1, 5, "SIGSTOP"), False)
+    processes[0].join(ranks.SECONDS)
+    processes[1].kill()
+    found = ranks.results(processes, tmp_path / "a")
+    assert found[0].startswith("LostProcessError: process 0 of 2 stops, for another one is gone or does not answer")
+    assert found[1] is None
+    assert pb.checkpoint.read(tmp_path / "run") is not None
+
+
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     ranks.run(train_told, 2, tmp_path / "a", tmp_path / "run", Told(0, 5, "SIGTERM"), False)
     os.environ["RANK"] = "0"

@@ -15,6 +15,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes import checkpoint
 from pocketbayes.guards import NotFiniteError, Signals, fingerprint, not_finite
+from pocketbayes.team import LostProcessError
 
 
 class Told(torch.utils.data.Dataset):
@@ -61,6 +62,18 @@ def test_a_second_signal_stops_at_once() -> None:
         assert signals.asked == "SIGTERM"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_launchers_signal_does_not_cut_the_message_of_a_lost_process() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        signals = Signals().__enter__()
+        signals.__exit__(LostProcessError, LostProcessError("gone"), None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.asked == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:

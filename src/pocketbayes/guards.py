@@ -15,6 +15,7 @@ from torch import nn
 from pocketbayes.checkpoint import Progress
 from pocketbayes.errors import UserError
 from pocketbayes.network import Net, Network, members
+from pocketbayes.team import LostProcessError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 ROLLBACKS = 5
@@ -51,7 +52,9 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves things as they were."""
+        """Leaves things as they were; but where a process is gone its launcher's SIGTERM must not cut the message."""
+        if isinstance(error, LostProcessError):
+            return
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

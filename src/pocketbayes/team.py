@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class Team:
             known = isinstance(error, torch.distributed.DistError) or any(sign in text.lower() for sign in SIGNS)
             if self.size == 1 or not known:
                 raise
-            reason = text.strip().splitlines()[0][:200]
+            reason = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0]).split(". ")[0]  # without a place in C++
             raise LostProcessError(
                 f"process {self.rank} of {self.size} stops, for another one is gone or does not answer: {way_out} "
                 f"({reason})"

@@ -52,7 +52,8 @@ class Commands(TyperGroup):
         except UserError as error:
             complain(str(error))
         except KeyboardInterrupt as error:
-            complain(str(error) or "stopped", label="")
+            if error.args != ("",):  # else another process says it
+                complain(str(error) or "stopped", label="")
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has left, as `head` does

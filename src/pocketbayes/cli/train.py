@@ -100,6 +100,8 @@ def train(
     try:
         outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite)
     except KeyboardInterrupt:
+        if not is_first():
+            raise KeyboardInterrupt("") from None
         begun = bool(checkpoint.files(folder))
         again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
