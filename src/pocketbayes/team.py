@@ -132,6 +132,7 @@ class JointBatchNorm(TorchFunctionMode):
     ) -> Tensor:
         if not training:
             return plain(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        narrow, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         dims = [dim for dim in range(x.ndim) if dim != 1]
         shape = [-1 if dim == 1 else 1 for dim in range(x.ndim)]
         own = float(self.counted)
@@ -145,7 +146,7 @@ class JointBatchNorm(TorchFunctionMode):
                 running_var.lerp_(var * count / (count - 1), momentum)
         normal = centred * (var + eps).rsqrt().view(shape)
         normal = normal if weight is None else normal * weight.view(shape)
-        return normal if bias is None else normal + bias.view(shape)
+        return (normal if bias is None else normal + bias.view(shape)).to(narrow)
 
 
 class _JointSum(torch.autograd.Function):
