@@ -387,3 +387,14 @@ def test_published_cifar_weights_reach_their_accuracy(
     with torch.no_grad():
         guess = torch.cat([model(batch).argmax(dim=1) for batch in x.split(250)])
     assert int((guess == y).sum()) == pytest.approx(right, abs=1)
+
+
+def test_trained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    timm = pytest.importorskip("timm")
+
+    def offline(name: str, **_: object) -> nn.Module:
+        raise OSError("no network\nand more of it")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(UserError, match=r"timm:resnet10t: its trained weights could not be fetched \(no network\)$"):
+        models.build("timm:resnet10t", pretrained=True)

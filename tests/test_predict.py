@@ -286,3 +286,11 @@ def test_a_model_whose_output_is_no_tensor_is_named() -> None:
     net = pb.bayesianize(nn.LSTM(4, 3, batch_first=True), "bbb")
     with pytest.raises(pb.UserError, match="the model returns a tuple, not a tensor: wrap it"):
         pb.predict(net, torch.zeros(2, 5, 4))
+
+
+def test_one_input_is_not_a_batch() -> None:
+    x, y = torch.randn(20, 3), torch.arange(20) % 2
+    net = pb.fit("map", nn.Linear(3, 2), (x, y), epochs=1, progress=False)
+    with pytest.raises(pb.UserError, match=r"one input \(3,\), not a batch \(n, ...\): give x\[None\]"):
+        pb.predict(net, x[0])
+    assert pb.predict(net, x[:1]).mean.shape == (1, 2)

@@ -192,6 +192,9 @@ def predict(
             validation data; a prediction with one is no longer the posterior's own.
     """
     x = torch.as_tensor(x)
+    info = members(net)[0].info
+    if info is not None and tuple(x.shape) == tuple(info.input_shape):
+        raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
     if not len(x):
         raise UserError("nothing to predict: x is empty")
     parts = []

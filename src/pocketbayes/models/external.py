@@ -68,6 +68,9 @@ def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
         model: nn.Module = create(name, **args)
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(f"{library}:{name}: {type(error).__name__}: {error}") from error
+    except OSError as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{library}:{name}: its trained weights could not be fetched ({reason})") from error
     return model
 
 
