@@ -20,7 +20,8 @@ def memory(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
     figure, axes = canvas(1, len(curves))
     for panel, (what, points) in zip(axes.flat, curves.items()):
         panel.plot(*zip(*points), color=PALETTE[0], linewidth=1.4)
-        panel.set(xlabel=what, ylabel="resident memory (MB)", xlim=(0, None), ylim=(0, None))
+        panel.set(xlabel=what, ylabel="resident memory (MB)", xlim=(0, None))
+        panel.set_ylim(0, 1.2 * max(size for _, size in points))
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         panel.locator_params(axis="x", nbins=5)
     return figure
