@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -59,3 +60,16 @@ def test_equations_point_at_code_that_is_there(page: str) -> None:
                 continue
             for part in name.split("."):
                 assert re.search(rf"(def|class) {part}\b", path.read_text()), f"{file} has no {name}"
+
+
+def test_pictures_show_what_the_results_say() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    import pictures
+
+    rows = json.loads((ROOT / "benchmarks" / "results" / "pocket-curve.json").read_text())["rows"]
+    front = pictures.front()
+    assert front["deterministic"] == (rows["deterministic"]["bytes"], rows["deterministic"]["nll"])
+    assert front["2DGBNN, 150 kB"] == (rows["150 kB"]["bytes"], rows["150 kB"]["nll"])
+    panel = pictures.grid({("shared", "sample"): ["2dgbnn"]}).axes[0]
+    assert len(panel.patches) == len(pictures.STORAGES) * len(pictures.PROPAGATIONS)
+    assert "2dgbnn" in [text.get_text() for text in panel.texts]
