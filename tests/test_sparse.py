@@ -53,7 +53,7 @@ def integrated(name: str, mean: float, std: float, scale: float) -> float:
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("scale", [1.0, 2.5])
 def test_scores_agree_with_numerical_integration(name: str, scale: float) -> None:
-    for mean in (0.0, 1e-4, -0.3, 2.5):
+    for mean in (0.0, 7e-6, 1e-4, -0.3, 2.5):
         for std in (1e-5, 6e-4, 0.05, 0.5, 1.5):
             score = removal_score(name, *(torch.tensor([v], dtype=torch.float64) for v in (mean, std)), scale)
             assert float(score) == pytest.approx(integrated(name, mean, std, scale), rel=1e-7), (mean, std)
@@ -100,6 +100,13 @@ def test_ranking_survives_where_scores_overflow_or_underflow() -> None:
     tiny = torch.logspace(-9, -1, 1000, dtype=torch.float64)
     for ratio in (0.0, 0.3, 1.0, 10.0):  # no step where the series takes over
         assert bool((removal_score("exp-snr", ratio * tiny, tiny).diff() < 0).all()), ratio
+
+
+def test_the_series_of_a_weight_far_from_zero_is_that_of_a_lognormal_number() -> None:
+    """Var exp(l w) / (E exp(l w))^2 = exp((l std)^2) - 1."""
+    for std in (9e-5, 1e-6):  # below the width at which the series takes over
+        score = removal_score("exp-snr", *(torch.tensor([v], dtype=torch.float64) for v in (40 * std, std)), log=True)
+        assert float(score) == pytest.approx(-0.5 * math.log(math.expm1(std**2)), abs=1e-11)
 
 
 def test_both_ratios_of_the_absolute_value_rank_alike() -> None:

@@ -142,13 +142,24 @@ def _run(mutant: Mutant | None, tests: list[str]) -> None:
     os._exit(int(pytest.main([*options, *tests])))
 
 
-def sample(name: str, count: int, seed: int) -> list[Mutant]:
-    """Some mutants of a target, in the order of their places."""
+def every(name: str) -> list[Mutant]:
+    """All mutants of a target."""
     path = SOURCE / TARGETS[name][0]
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    found = [mutant for file in files for mutant in mutants(file)]
+    return [mutant for file in files for mutant in mutants(file)]
+
+
+def sample(name: str, count: int, seed: int) -> list[Mutant]:
+    """Some mutants of a target, in the order of their places."""
+    found = every(name)
     chosen = random.Random(f"{seed} {name}").sample(found, min(count, len(found)))
     return sorted(chosen, key=lambda mutant: (mutant.file, mutant.start))
+
+
+def survivors(name: str, row: dict[str, Any]) -> list[Mutant]:
+    """Those that survived last time, as far as the source still has their places."""
+    left = [(mutant["file"], mutant["before"], mutant["after"]) for mutant in row["survivors"]]
+    return [mutant for mutant in every(name) if (mutant.file, mutant.before, mutant.after) in left]
 
 
 def main() -> None:
@@ -156,6 +167,7 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all by default")
     parser.add_argument("--mutants", type=int, default=30, help="of each target")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="only those that survived last time")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
@@ -173,14 +185,21 @@ def main() -> None:
         assert outcome(None, tests) == "survived", f"the tests of {name} fail as they are"
         start = time.process_time() + sum(os.times()[2:4])
         found: dict[str, list[Mutant]] = {"noticed": [], "never ends": [], "survived": []}
-        for mutant in sample(name, arguments.mutants, arguments.seed):
+        before = rows.get(name, {}) if arguments.again else {}
+        chosen = survivors(name, before) if before else sample(name, arguments.mutants, arguments.seed)
+        for mutant in chosen:
             came = outcome(mutant, tests)
             found[came].append(mutant)
             print(name, came, f"{mutant.file}:{mutant.line}", mutant.before[:60], "->", mutant.after[:60], flush=True)
-        survivors = [{k: v for k, v in asdict(mutant).items() if k != "start"} for mutant in found["survived"]]
+        left = [{k: v for k, v in asdict(mutant).items() if k != "start"} for mutant in found["survived"]]
         counts = {came: len(group) for came, group in found.items()}
+        if before:
+            counts |= {
+                "noticed": before["mutants"] - before["never ends"] - len(left),
+                "never ends": before["never ends"],
+            }
         seconds = round(time.process_time() + sum(os.times()[2:4]) - start)
-        rows[name] = {"mutants": sum(counts.values()), **counts, "survivors": survivors, "cpu seconds": seconds}
+        rows[name] = {"mutants": sum(counts.values()), **counts, "survivors": left, "cpu seconds": seconds}
         RESULT.write_text(json.dumps(rows, indent=1) + "\n")
         print(name, counts, seconds, "s", flush=True)
 
