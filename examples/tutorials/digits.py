@@ -57,7 +57,7 @@ for name, which in {"right": right, "wrong": ~right}.items():
 worst = answer.entropy.argsort(descending=True)[:8]
 figure, axes = figures.canvas(1, 8, size=(1.1, 1.4))
 for panel, index in zip(axes[0], worst):
-    panel.imshow(test.images[index, 0], cmap="gray_r")
+    panel.imshow(test.images[index, 0].numpy(), cmap="gray_r")
     panel.set_axis_off()
     panel.set_title(f"{answer.probs[index].argmax()}, is {y[index]}", fontsize=9)
 figures.save(figure, "least-sure.png")

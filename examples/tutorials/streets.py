@@ -59,12 +59,12 @@ plain = pb.data.load("masks", "test", path="camvid", size=(48, 64), mean="none")
 figure, axes = figures.canvas(len(shown), 6, size=(1.7, 1.35))
 by_class = {"cmap": "tab20", "vmin": 0, "vmax": 19, "interpolation": "nearest"}
 for row, scene in zip(axes, shown):
-    row[0].imshow(plain[scene][0].permute(1, 2, 0))
-    row[1].imshow(torch.where(known[scene], y[scene], torch.nan), **by_class)
-    row[2].imshow(labels[scene], **by_class)
-    row[3].imshow(wrong[scene], cmap="gray_r")
-    row[4].imshow(answer.entropy[scene], cmap="magma", vmin=0)
-    row[5].imshow(answer.epistemic[scene], cmap="magma", vmin=0)
+    row[0].imshow(plain[scene][0].permute(1, 2, 0).numpy())
+    row[1].imshow(torch.where(known[scene], y[scene], torch.nan).numpy(), **by_class)
+    row[2].imshow(labels[scene].numpy(), **by_class)
+    row[3].imshow(wrong[scene].numpy(), cmap="gray_r")
+    row[4].imshow(answer.entropy[scene].numpy(), cmap="magma", vmin=0)
+    row[5].imshow(answer.epistemic[scene].numpy(), cmap="magma", vmin=0)
 for panel, title in zip(axes[0], ("image", "truth", "answer", "wrong", "entropy", "epistemic")):
     panel.set_title(title, fontsize=9)
 for panel in axes.flat:
