@@ -112,7 +112,7 @@ def problems(rows: Mapping[str, tuple[str, str | None, str]], needs: Mapping[str
     named = {canonicalize_name(need.name) for group in needs.values() for need in group}
     for module in sorted(imported()):
         owners = {canonicalize_name(owner) for owner in known.get(module, [])}
-        if not owners & (named | {"typing-extensions"}):  # which torch cannot be without
+        if not owners & named:
             found.append(f"the source imports {module}, which pyproject.toml does not declare")
     return found
 
