@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_the_frontier_holds_what_nothing_beats() -> None:
     assert [(each.bytes, each.nll) for each in best] == [(10, 3.0), (20, 2.0), (30, 1.0)]
 
 
-def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path) -> None:
+def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.save(
         pb.fit("map", pb.models.build("mlp", in_features=64, out_features=10, hidden=[16]),
                pb.data.load("digits", "train"), epochs=3, lr=1e-2, progress=False),
@@ -114,6 +115,10 @@ def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path) ->
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
+    shown = [each for each in command if each != "--json"] + ["--samples", "1", "--overwrite"]
+    assert "NLL rises by" not in CliRunner().invoke(app, shown).stdout
+    monkeypatch.setattr(sys.modules["pocketbayes.cli.compress"], "MUCH_LOST", -1.0)
+    assert "NLL rises by" in CliRunner().invoke(app, shown).stdout
 
 
 def test_the_figure_shows_every_trial() -> None:

@@ -14,6 +14,8 @@ from pocketbayes.errors import UserError
 
 VAL_FRACTION = 0.1
 """Of the training data, where the run left none for validation."""
+MUCH_LOST = 0.1
+"""Nats of validation NLL that are worth a word of warning."""
 
 
 def compress(
@@ -95,6 +97,9 @@ def compress(
         return
     rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["curve"])]
     show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
+    lost = found.chosen.nll - found.before.nll
+    if lost > MUCH_LOST:
+        show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many), or train with --epochs")
     note(f"the curve: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
 
 
