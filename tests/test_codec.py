@@ -284,3 +284,14 @@ def test_the_specified_reader_agrees_with_tables_and_with_large_numbers() -> Non
     for values in (rng.integers(0, 5, 3000), rng.geometric(0.01, 400), rng.integers(-(2**50), 2**50, 60)):
         data = codec.pack_ints(values.astype(np.int64))
         assert reference_unpack(data, [len(values)]) == values.tolist()
+
+
+def test_the_bound_on_blocks_holds_and_is_not_far_off() -> None:
+    """What a decoder allows for learning, before it learns: no less than the encoder needs, not many times more."""
+    from pocketbayes.codec.integers import FIRST_BLOCK, _blocks, _Models
+
+    for length in (*range(1, 2000, 7), 5 * FIRST_BLOCK, 5 * FIRST_BLOCK + 1, 10**5, 10**7, 10**9):
+        taken = sum(1 for _ in _Models(2).blocks(slice(0, length), None))
+        assert taken <= _blocks(length) <= max(5, 3 * taken), length
+    assert _blocks(0) == 0
+    assert _blocks(5 * FIRST_BLOCK) == 5
