@@ -17,8 +17,7 @@ slow: venv
 
 # Lines and branches; the figures go to benchmarks/results/coverage.json.
 coverage: venv
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered --cov-report=json:.coverage.json
-	$(BIN)/python tools/coverage_result.py
+	$(BIN)/python tools/coverage_run.py -n 2
 
 # Small mistakes planted in the numerical core, one at a time: do the tests notice?
 mutants: venv
