@@ -295,3 +295,8 @@ def test_the_bound_on_blocks_holds_and_is_not_far_off() -> None:
         assert taken <= _blocks(length) <= max(5, 3 * taken), length
     assert _blocks(0) == 0
     assert _blocks(5 * FIRST_BLOCK) == 5
+
+
+def test_nothing_to_fold_is_not_folded() -> None:
+    assert codec.fold(np.arange(3), []) is None
+    assert codec.fold(np.zeros(0, dtype=np.int64), [(0, 0)]) is None
