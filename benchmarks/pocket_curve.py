@@ -31,6 +31,7 @@ BUDGETS = {
     **{f"{bits} bits": (int(bits * 268_336 / 8), 4) for bits in (4, 3, 2, 5, 6, 8)},
 }
 """Bytes, and samples to measure by."""
+ROUNDED = ("int8", "int6", "int5", "int4")
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
 
 
@@ -60,6 +61,17 @@ class Bench:
             measures = pb.evaluate(self.given, self.test, batch_size=500)
             sizes = {p: pb.save(self.given, self.work / "given.pocket", precision=p) for p in ("lossless", "int8")}
             self.keep("deterministic", {k: measures[k] for k in KEPT} | {"bytes": sizes["lossless"], "sizes": sizes})
+
+    def rounded(self) -> None:
+        """What rounding alone does: the deterministic network, its weights in steps, coded as all others are."""
+        file = self.work / "rounded.pocket"
+        for level in ROUNDED:
+            if f"rounded, {level}" not in self.rows:
+                size = pb.save(self.given, file, precision=Precision(level, level, "bfloat16"))
+                net = pb.load(file)
+                measures = pb.evaluate(net, self.test, batch_size=500)
+                bits = 8 * size / self.given.layout.size
+                self.keep(f"rounded, {level}", {k: measures[k] for k in KEPT} | {"bytes": size, "bits": bits})
 
     def shared(self, k: int, epochs: int) -> pb.Network:
         method = pb.WeightSharing(
@@ -120,10 +132,13 @@ def draw(path: Path) -> None:
     rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
     given = rows["deterministic"]
     shared = sorted((row for row in rows.values() if "budget" in row), key=lambda row: row["bytes"])
+    rounded = sorted((rows[f"rounded, {level}"] for level in ROUNDED), key=lambda row: row["bytes"])
     figure, axes = figures.canvas(1, 2)
     for panel, key, scale in ((axes[0, 0], "accuracy", 100), (axes[0, 1], "nll", 1)):
         kilobytes = [row["bytes"] / 1000 for row in shared]
         panel.plot(kilobytes, [scale * row[key] for row in shared], marker="o", label="2DGBNN")
+        sizes = [row["bytes"] / 1000 for row in rounded]
+        panel.plot(sizes, [scale * row[key] for row in rounded], marker="s", label="deterministic, rounded")
         label = f"deterministic, {given['bytes'] / 1000:.0f} kB"
         panel.axhline(scale * given[key], color=figures.PALETTE[6], linestyle="--", linewidth=1, label=label)
         panel.set(xlabel="kB on disk", ylabel="accuracy, %" if key == "accuracy" else "NLL")
@@ -146,6 +161,7 @@ def main() -> None:
         parser.error("--data-dir and --weights are needed")
     bench = Bench(arguments.data_dir, arguments.weights, arguments.work)
     bench.deterministic()
+    bench.rounded()
     for name, (budget, samples) in BUDGETS.items():
         if arguments.only is None or name in arguments.only.split(";"):
             bench.run(name, budget, samples)

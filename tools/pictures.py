@@ -100,7 +100,7 @@ def front() -> dict[str, tuple[float, float]]:
     rows = json.loads((RESULTS / "pocket-curve.json").read_text())["rows"]
     most = 2 * rows["deterministic"]["nll"]
     chosen = sorted((row["bytes"], row["nll"], name) for name, row in rows.items() if row["nll"] < most)
-    return {(name if name == "deterministic" else f"2DGBNN, {name}"): (size, nll) for size, nll, name in chosen}
+    return {(f"2DGBNN, {name}" if "budget" in rows[name] else name): (size, nll) for size, nll, name in chosen}
 
 
 def main() -> None:

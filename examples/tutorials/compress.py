@@ -3,7 +3,8 @@
 #
 # A trained ResNet-20 for CIFAR-10 becomes a Bayesian network in a file of at most 150 kB, and is asked the same
 # questions as the network that it came from. The data folder holds CIFAR-10 in torchvision's layout and the given
-# weights as `weights/resnet20-12fca82f.th`; set `POCKETBAYES_DATA` to it.
+# weights as `weights/resnet20-12fca82f.th`; set `POCKETBAYES_DATA` to it. Its settings come from
+# `benchmarks/pocket_curve.py` and were found by trials on some of the test images.
 
 # %%
 import pocketbayes as pb
