@@ -112,6 +112,9 @@ def test_the_front_is_what_nothing_beats() -> None:
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 3.0], [4.0, 1.0]]
     assert len(figure.axes[0].lines) == 1 + len(points)
     drawn(figure)
+    families = pareto({"a, 4 bits": (1.0, 3.0), "a, 5 bits": (4.0, 1.0), "b": (5.0, 2.0)}, "bytes").axes[0]
+    assert [text.get_text() for text in families.legend_.texts] == ["front", "a", "b"]
+    assert [text.get_text() for text in families.texts] == ["4 bits", "5 bits", ""]
 
 
 @settings(deadline=None)

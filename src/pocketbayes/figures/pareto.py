@@ -26,7 +26,7 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
     """A point a network, both coordinates better when lower, x on a log scale; the front as steps.
 
     Args:
-        points: (x, y) by name.
+        points: (x, y) by name. Names that agree up to a comma share a colour, and what follows stands at the point.
         x_label: What x is, bytes or seconds say.
         y_label: What y is.
     """
@@ -36,8 +36,16 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
     panel = axes[0, 0]
     front = pareto_front(list(points.values()))
     panel.step(*zip(*front), where="post", color=INK, linewidth=0.9, linestyle="--", alpha=0.6, label="front")
-    for place, (name, (x, y)) in enumerate(points.items()):
-        panel.plot([x], [y], "o", color=PALETTE[place % len(PALETTE)], markersize=6, label=name)
+    families: dict[str, list[str]] = {}
+    for name in points:
+        families.setdefault(name.partition(", ")[0], []).append(name)
+    for order, (family, names) in enumerate(families.items()):
+        colour = PALETTE[order % len(PALETTE)]
+        for place, name in enumerate(names):
+            panel.plot(*zip(points[name]), "o", color=colour, markersize=6, label=None if place else family)
+            aside = (5, 5 if (order + place) % 2 else -11)  # neighbours' texts on different sides
+            rest = name.partition(", ")[2]
+            panel.annotate(rest, points[name], aside, textcoords="offset points", fontsize=7, color=colour)
     panel.set_xscale("log")
     for which in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
         which(EngFormatter())
