@@ -367,7 +367,7 @@ class TestPublishedFiles:
             shift.read_cifar_c(tmp_path, "fog", 1)
         self.write(tmp_path)
         np.save(tmp_path / "frost.npy", np.array([{"code": 1}], dtype=object), allow_pickle=True)
-        with pytest.raises(UserError, match=r"frost\.npy is not a plain"):
+        with pytest.raises(UserError, match=r"frost\.npy: not a plain"):
             shift.read_cifar_c(tmp_path, "frost", 1)
         np.save(tmp_path / "snow.npy", np.zeros((9, 32, 32, 3), np.uint8))
         with pytest.raises(UserError, match="not a CIFAR-C file"):

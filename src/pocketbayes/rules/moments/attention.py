@@ -95,7 +95,13 @@ def step_by_step(function: Any) -> Rule:
     no = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **no}
     copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    return torch.compiler.disable(copy, reason=f"{function.__name__}: {UNTRACEABLE}")  # type: ignore[no-any-return]
+
+    def propagate(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break(msg=f"{function.__name__}: {UNTRACEABLE}")
+        return copy(*args, **kwargs)
+
+    return propagate
 
 
 COMPOSED: dict[Op, Rule] = {op: step_by_step(op) for op in (F.multi_head_attention_forward, F.local_response_norm)}
