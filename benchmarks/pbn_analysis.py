@@ -177,7 +177,7 @@ def _distributions(partial: Any, ensemble: Any) -> dict[str, Any]:
     result: dict[str, Any] = {}
     count = WEIGHTS["values per sample in the KS test"]
     for slot in partial.layout.slots:
-        ours, theirs = (torch.stack([v[slot.start : slot.stop] for v in each]) for each in (draws, members))
+        ours, theirs = (torch.stack([v[slot.start : slot.stop].detach() for v in each]) for each in (draws, members))
         generator = torch.Generator().manual_seed(0)
         some = [v.flatten()[torch.randperm(v.numel(), generator=generator)[:count]].numpy() for v in (ours, theirs)]
         test = ks_2samp(*some)
