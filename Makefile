@@ -17,7 +17,7 @@ slow: venv
 
 # Lines and branches; the figures go to benchmarks/results/coverage.json.
 coverage: venv
-	$(BIN)/python tools/coverage_run.py -n 2
+	$(BIN)/python tools/measure_coverage.py -n 2
 
 # Small mistakes planted in the numerical core, one at a time: do the tests notice?
 mutants: venv

@@ -166,7 +166,7 @@ class Shared(Posterior):
                 f"{len(self.index)} weights with entries {lowest} to {highest}, a table of {entries} "
                 f"and a layout of {self.layout.size} weights"
             )
-        self.table_moments()
+        self.table_moments()  # fails where a blend is of Gaussians that there are not
 
     @property
     def noise_size(self) -> int:
@@ -370,10 +370,9 @@ class Shared(Posterior):
         centre = prior.centre
         assert centre is not None
         if self._about is None or self._about[0] is not centre:
-            wide = centre.double()
-            counts, total, squares = self._sums(torch.ones_like(wide)), self._sums(wide), self._sums(wide.square())
-            mean = total / counts.clamp(min=torch.finfo(wide.dtype).tiny)
-            scatter = (squares - counts * mean.square()).clamp(min=0).sum() / (2 * prior.std**2)
+            wide, counts = centre.double(), self.counts.double()
+            mean = self._sums(wide) / counts.clamp(min=torch.finfo(wide.dtype).tiny)
+            scatter = (self._sums(wide.square()) - counts * mean.square()).clamp(min=0).sum() / (2 * prior.std**2)
             lone = ((self.index >= self.gaussians) & (self.index < self.gaussians + self.outliers)).nonzero().flatten()
             entry = self.index[lone].long() - self.gaussians
             outliers = centre.new_zeros(self.outliers).index_copy(0, entry, centre[lone])

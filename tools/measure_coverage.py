@@ -1,12 +1,14 @@
-"""Writes what `make coverage` measured to benchmarks/results/coverage.json: all files together, and each.
+"""All tests but the slow ones under coverage; lines and branches, all files and each, to results/coverage.json.
 
-python tools/coverage_result.py [FILE] [--note TEXT]
+python tools/measure_coverage.py [pytest's arguments]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,14 @@ def figures(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", nargs="?", type=Path, default=ROOT / ".coverage.json")
-    parser.add_argument("--note", default="make coverage: all tests but those marked slow")
-    arguments = parser.parse_args()
-    found = json.loads(arguments.file.read_text())
+    report = ROOT / ".coverage.json"
+    options = ["--cov", "--cov-report=term:skip-covered", f"--cov-report=json:{report}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "pytest", *options, *sys.argv[1:]], cwd=ROOT, env=environment, check=True)
+    found = json.loads(report.read_text())
     files = {name.partition("src/")[2] or name: figures(entry["summary"]) for name, entry in found["files"].items()}
     files = dict(sorted(files.items(), key=lambda item: item[1]["both"]))
-    result = {"how": arguments.note, "total": figures(found["totals"]), "files": files}
+    result = {"how": "all tests but those marked slow", "total": figures(found["totals"]), "files": files}
     (ROOT / "benchmarks" / "results" / "coverage.json").write_text(json.dumps(result, indent=1) + "\n")
     print(result["total"])
 
