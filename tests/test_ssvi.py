@@ -310,6 +310,21 @@ def test_a_static_mask_never_moves() -> None:
     assert not torch.equal(start.posterior.index, moved.posterior.index)
 
 
+def test_the_largest_weights_of_a_trained_model_come_first() -> None:
+    model = tiny_model()
+    net = pb.bayesianize(model, pb.SSVI(density=0.3, first_choice="largest", mean_init="model"))
+    assert isinstance(net, pb.Network)
+    assert isinstance(net.posterior, Sparse)
+    for slot, (first, last) in zip(net.layout.slots, net.posterior.spans()):
+        weights = model.get_parameter(slot.name).detach().flatten().abs()
+        kept = net.posterior.index[first:last].long() - slot.start
+        absent = torch.ones(slot.size, dtype=torch.bool)
+        absent[kept] = False
+        assert float(weights[kept].min()) >= float(weights[absent].max())
+    with pytest.raises(pb.UserError, match="first_choice"):
+        pb.SSVI(first_choice="smallest")  # type: ignore[arg-type]
+
+
 # -- the start --------------------------------------------------------------------------------------------------------
 
 

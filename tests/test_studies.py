@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import pocketbayes as pb
@@ -84,6 +85,42 @@ def test_rows_seeds_and_what_is_done_stays_done(tmp_path: Path) -> None:
 def test_a_row_of_an_unknown_row_is_refused() -> None:
     with pytest.raises(ValueError, match="bbb"):
         studies.Study.model_validate(merged(SMALL, {"rows": {"x": {"of": "bb"}}}))
+
+
+def test_a_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
+    rows = {
+        "map": SMALL["rows"]["map"],
+        "int8": {"start": "bbb", "recipe": {"method": "int8", "training": {"epochs": 0}}},
+    }
+    tree = {**SMALL, "rows": {"bbb": SMALL["rows"]["bbb"], **rows}, "seeds": [0]}
+    study = studies.Study.model_validate(tree)
+    result = studies.reproduce("small", study, tmp_path, tmp_path / "work", progress=False)
+    whole, integers = (pb.load(tmp_path / "work" / "small" / f"{row}-0" / "model.pocket") for row in ("bbb", "int8"))
+    assert isinstance(whole, pb.Network)
+    assert isinstance(integers, pb.Network)
+    mean, rounded = (net.posterior.moments()[0].detach() for net in (whole, integers))
+    assert not torch.equal(mean, rounded)
+    assert torch.allclose(mean, rounded, atol=float(mean.abs().max()) / 100)  # no training in between
+    assert result["rows"]["int8"]["settings"]["start"] == "bbb"
+    for wrong in ("int8", "mapp"):  # itself, nobody
+        with pytest.raises(ValueError, match="starts from"):
+            studies.Study.model_validate(merged(tree, {"rows": {"int8": {"start": wrong}}}))
+
+
+def test_a_file_can_hold_a_study_for_each_of_several_sets() -> None:
+    yacht, energy = studies.read("uci-yacht"), studies.read("uci-energy")
+    assert yacht.recipe("map", 3).data.settings == {"val_fraction": 0.0, "set": "yacht", "index": 3}  # a seed, a split
+    assert energy.recipe("map", 0).data.settings["set"] == "energy"
+    assert "uci" not in studies.names()
+
+
+def test_fewer_images_and_seeds(tmp_path: Path) -> None:
+    study = studies.Study.model_validate({**SMALL, "test_images": 40, "shift": ["noise"], "shift_images": 20})
+    result = studies.reproduce("small", study, tmp_path, tmp_path / "work", seeds=1, rows=("map",), progress=False)
+    assert list(result["rows"]["map"]["seeds"]) == ["0"]
+    assert result["rows"]["map"]["seeds"]["0"]["count"] == 40
+    document = json.loads((tmp_path / "work" / "small" / "map-0" / "evaluation.json").read_text())
+    assert {round(20 * row["accuracy"], 6) % 1 for row in document["shift"]["noise"]} == {0.0}
 
 
 def test_the_quick_version_from_the_command_line(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ def reproduce(
         "runs/reproduce"
     ),
     quick: Annotated[bool, typer.Option("--quick", help="A version of minutes: few examples, one seed.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Only the first so many seeds of a study.")
+    ] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; can be given again.")] = None,
     shard: Annotated[
         str | None,
@@ -33,7 +36,7 @@ def reproduce(
 
     Examples:
       pocketbayes reproduce list
-      pocketbayes reproduce mnist-lenet300 --data-dir data
+      pocketbayes reproduce mnist-lenet300 --data-dir data --seeds 1
       pocketbayes reproduce digits --quick --out /tmp/results
       pocketbayes reproduce digits --shard 2/4
     """
@@ -62,7 +65,7 @@ def reproduce(
                 raise UnknownNameError(f"row of study {name!r}", row, study.rows)
         note(f"{name}: {study.about}")
         result = studies.reproduce(
-            name, study, out, work, data_dir, quick=quick, rows=tuple(rows) if rows else None, shard=job,
+            name, study, out, work, data_dir, quick=quick, seeds=seeds, rows=tuple(rows) if rows else None, shard=job,
             on_row=lambda row, seed, figures: note(f"{row}, seed {seed}: {_words(figures)}"),
         )  # fmt: skip
         results.append(result)

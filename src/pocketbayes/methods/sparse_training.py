@@ -35,7 +35,8 @@ class SparseTraining(Method):
             layers each keep their number; or "global", where layers compete.
         dense_first: Keeps the first layer dense, outside the count.
         dense_last: Keeps the last layer dense, outside the count.
-        static: Keeps the first, random choice for ever: the control.
+        first_choice: The weights that are present at first: "random" ones, or the "largest" of a trained model.
+        static: Keeps the first choice for ever: the control.
         swap_every: Steps from swap to swap.
         swap_until: The fraction of training after which no more are swapped.
         swap_fraction: The fraction of present weights in the first swap; it falls by a cosine to 0 at `swap_until`.
@@ -51,6 +52,7 @@ class SparseTraining(Method):
     distribution: Distribution = "uniform"
     dense_first: bool = False
     dense_last: bool = False
+    first_choice: Literal["random", "largest"] = "random"
     static: bool = False
     swap_every: int = 100
     swap_until: float = 0.75
@@ -71,6 +73,8 @@ class SparseTraining(Method):
         for name in ("swap_until", "swap_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
+        if self.first_choice not in ("random", "largest"):
+            raise UnknownNameError("first_choice", self.first_choice, ("random", "largest"))
         if self.addition not in ("sampled", "mean", "averaged"):
             raise UnknownNameError("addition", self.addition, ("sampled", "mean", "averaged"))
         if not (self.mean_init == "model" or (isinstance(self.mean_init, (int, float)) and self.mean_init >= 0)):
@@ -103,7 +107,7 @@ class SparseTraining(Method):
     # -- the start ----------------------------------------------------------------------------------------------------
 
     def init(self, model: nn.Module) -> Network:
-        """A random choice of weights in every layer; a network that is sparse already is gone on with."""
+        """A choice of weights in every layer; a network that is sparse already is gone on with."""
         start = Start.of(model, self.bayesian_bias, self.select)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
             return self.make_network(start, self._again(model.posterior))
@@ -112,7 +116,7 @@ class SparseTraining(Method):
             [slot.shape for slot in layout.slots], self.density, self.distribution, self._dense(layout)
         )
         places = [
-            slot.start + torch.randperm(slot.size, device=device)[:count].sort().values
+            slot.start + self._chosen(start.mean[slot.start : slot.start + slot.size], count).sort().values
             for slot, count in zip(layout.slots, counts)
         ]
         index = torch.cat(places)
@@ -121,6 +125,12 @@ class SparseTraining(Method):
         else:
             mean = self.mean_init * torch.randn(len(index), dtype=start.mean.dtype, device=device)
         return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
+
+    def _chosen(self, weights: Tensor, count: int) -> Tensor:
+        """The places of a layer's first weights."""
+        if self.first_choice == "largest":
+            return largest(weights.abs(), count)
+        return torch.randperm(len(weights), device=weights.device)[:count]
 
     def _again(self, trained: Sparse) -> Sparse:
         """The same weights, with stds if the method has stds."""

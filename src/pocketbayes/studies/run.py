@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+
 from pocketbayes import artifact, checkpoint, container, data
+from pocketbayes.config import check
 from pocketbayes.environment import environment
 from pocketbayes.errors import refusing
 from pocketbayes.experiment import census_json, run
+from pocketbayes.methods import Deterministic
 from pocketbayes.progress import Show
 from pocketbayes.shard import Shard
 from pocketbayes.studies.study import Study
 from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
-from pocketbayes.train import MODEL_FILE
+from pocketbayes.train import MODEL_FILE, fit
 
 KEPT = (
     "accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count",
@@ -33,6 +40,7 @@ def reproduce(
     data_dir: str | Path | None = None,
     *,
     quick: bool = False,
+    seeds: int | None = None,
     rows: tuple[str, ...] | None = None,
     shard: Shard | None = None,
     progress: Show = None,
@@ -49,7 +57,8 @@ def reproduce(
         out: The folder of results.
         work: The folder of runs, one for each network; an interrupted one goes on.
         data_dir: The folder that holds the data.
-        quick: The version of minutes, with one seed; its result is `NAME-quick.json`.
+        quick: The version of minutes, with one seed and no shifts; its result is `NAME-quick.json`.
+        seeds: Only the first so many; None for all.
         rows: Only these.
         shard: Only the networks of this job, with the result in `NAME.shard-i-of-N.json`.
         progress: As in `fit`.
@@ -72,9 +81,9 @@ def reproduce(
     }
     if own != read_result(path):
         _write(path, result)
-    seeds = study.seeds[:1] if quick else study.seeds
-    networks = [(row, seed) for seed in seeds for row, chosen in study.rows.items() if chosen.of is None]
-    for seed in seeds:
+    chosen_seeds = study.seeds[: 1 if quick else seeds]
+    networks = [(row, seed) for seed in study.seeds for row, chosen in study.rows.items() if chosen.of is None]
+    for seed in chosen_seeds:
         for row in study.rows if rows is None else rows:
             network = networks.index((study.rows[row].of or row, seed))
             if str(seed) in done.get(row, {}).get("seeds", {}) or (shard is not None and not shard.takes(network)):
@@ -125,8 +134,17 @@ def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
     tree = study.recipe(row, seed, quick).to_tree()
     tree.pop("seed", None)
     chosen = study.rows[row]
+    for place in study.seeded:
+        part, _, key = place.rpartition(".")
+        tree[part].pop(key)
+    more = {
+        "start": study.rows[chosen.of or row].start,
+        "test_images": study.test_images,
+        "shift_images": study.shift_images,
+    }
     return {
         "recipe": json.loads(json.dumps(tree)),
+        **{key: value for key, value in more.items() if value is not None},
         "propagation": chosen.propagation,
         "samples": chosen.samples or study.samples,
         "ood": list(study.ood),
@@ -139,22 +157,20 @@ def _one(
 ) -> dict[str, Any]:
     chosen = study.rows[row]
     recipe = study.recipe(row, seed, quick)
-    folder = work / f"{_folder(chosen.of or row)}-{seed}"
-    figures: dict[str, Any] = {}
-    if not (folder / MODEL_FILE).is_file():
-        resume = bool(checkpoint.files(folder))
-        outcome = run(recipe, folder, data_dir, resume=resume, measured=False, progress=progress)
-        figures["train_seconds"] = round(outcome.seconds, 2)
+    folder, figures = _trained(study, chosen.of or row, seed, quick, work, data_dir, progress)
     net = artifact.load(folder / MODEL_FILE)
-    test = recipe.data.load("test", data_dir)
-    subset = {"subset": recipe.data.settings["subset"]} if "subset" in recipe.data.settings else {}
-    others = {other: data.load(other, "test", data_dir, **_like(recipe.data.settings), **subset) for other in study.ood}
+    own = recipe.data.settings
+    images = own.get("subset") if quick else study.test_images or own.get("subset")
+    few: dict[str, Any] = {} if images is None else {"subset": images}
+    test = data.load(recipe.data.name, "test", data_dir, **{**own, **few})
+    others = {other: data.load(other, "test", data_dir, **_like(own), **few) for other in study.ood}
     way = "" if chosen.propagation is None else f"{chosen.propagation}."
     document = evaluate_suite(
         net,
         test,
         ood=others,
-        shift=study.shift,
+        shift=() if quick else study.shift,
+        shift_images=study.shift_images,
         samples=chosen.samples or study.samples,
         propagation=chosen.propagation,
         out=folder / f"{way}{EVALUATION_FILE}",
@@ -166,10 +182,34 @@ def _one(
     means = document.get("shift", {}).get("corruptions_mean")
     if means:
         figures["corruption accuracy"] = means["of 15"]["accuracy"]
-    figures["predict_seconds"] = round(document["seconds"]["test"], 3)
+    figures["predict_seconds"] = document["seconds"]["test, of CPU"]
     figures["bytes"] = (folder / MODEL_FILE).stat().st_size
     figures["values"] = census_json(net.census())["values"]
     return figures
+
+
+def _trained(
+    study: Study, row: str, seed: int, quick: bool, work: Path, data_dir: str | Path | None, progress: Show
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a row's network, and the seconds of CPU that training took, if it was trained here and now."""
+    folder, start = work / f"{_folder(row)}-{seed}", study.rows[row].start
+    if (folder / MODEL_FILE).is_file():
+        return folder, {}
+    recipe = study.recipe(row, seed, quick)
+    if start is not None:
+        before, _ = _trained(study, start, seed, quick, work, data_dir, progress)
+        recipe = check({**recipe.to_tree(), "model": str(before)})
+    begun = bool(checkpoint.files(folder))
+    _warm()
+    work_before = time.process_time()
+    run(recipe, folder, data_dir, resume=begun, measured=False, progress=progress)
+    return folder, {} if begun else {"train_seconds": round(time.process_time() - work_before, 2)}
+
+
+@functools.cache
+def _warm() -> None:
+    """Lets the process load, before a time is taken, what its first training loads."""
+    fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)
 
 
 def _like(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -20,6 +19,7 @@ class Row(BaseModel):
 
     Attributes:
         recipe: What differs from the study's base, as a tree.
+        start: The row whose trained network this one's training starts from, in place of the recipe's model.
         of: The row whose network is used.
         propagation: How its randomness is carried through the network.
         samples: Passes per example; None for the study's.
@@ -27,6 +27,7 @@ class Row(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     recipe: dict[str, Any] = Field(default_factory=dict)
+    start: str | None = None
     of: str | None = None
     propagation: str | None = None
     samples: int | None = Field(default=None, ge=1)
@@ -41,9 +42,12 @@ class Study(BaseModel):
         minutes: About how long it takes on two cores, an estimate.
         base: The recipe that rows change.
         seeds: Every row is trained once for each.
+        seeded: Places in the recipe that the seed is written to as well, such as the number of a data set's split.
         samples: Passes per example.
+        test_images: How many of the test data, and of each of `ood`, are measured, chosen at random; None for all.
         ood: Data sets that are told from the test data.
         shift: As in `evaluate_suite`.
+        shift_images: As in `evaluate_suite`.
         rows: By name, in the order of the table.
         quick: Changes to every recipe that make a version of minutes.
     """
@@ -54,22 +58,26 @@ class Study(BaseModel):
     minutes: float
     base: dict[str, Any]
     seeds: tuple[int, ...] = (0, 1, 2)
+    seeded: tuple[str, ...] = ()
     samples: int = Field(default=30, ge=1)
+    test_images: int | None = Field(default=None, ge=1)
     ood: tuple[str, ...] = ()
     shift: tuple[str, ...] = ()
+    shift_images: int | None = Field(default=None, ge=1)
     rows: dict[str, Row]
     quick: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_rows(self) -> Study:
+        trained = [name for name, row in self.rows.items() if row.of is None]
         for name, row in self.rows.items():
-            if row.of is not None:
-                if self.rows.get(row.of, Row()).of is not None or row.of not in self.rows:
-                    raise UnknownNameError(
-                        f"row that {name!r} is of", row.of, [n for n, r in self.rows.items() if not r.of]
-                    )
-                if row.recipe:
-                    raise UserError(f"row {name!r} is of {row.of!r}: it cannot have a recipe too")
+            if row.of is not None and row.of not in trained:
+                raise UnknownNameError(f"row that {name!r} is of", row.of, trained)
+            if row.of is not None and (row.recipe or row.start):
+                raise UserError(f"row {name!r} is of {row.of!r}: it cannot have a recipe or a start too")
+            before = trained[: trained.index(name)] if name in trained else []
+            if row.start is not None and row.start not in before:
+                raise UnknownNameError(f"row above {name!r} that it starts from", row.start, before)
             self.recipe(name, 0)
         return self
 
@@ -77,6 +85,8 @@ class Study(BaseModel):
         """What the network of a row is trained by."""
         source = self.rows[self.rows[row].of or row]
         tree = merged(self.base, source.recipe) | {"seed": seed, "samples": self.samples}
+        for place in self.seeded:
+            override(tree, f"{place}={seed}")
         for item in self.quick if quick else ():
             override(tree, item)
         return check(tree)
@@ -100,16 +110,16 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def names() -> list[str]:
     """The studies that come with the package."""
-    return sorted(file.name.removesuffix(".yaml") for file in _shipped().iterdir() if file.name.endswith(".yaml"))
+    return sorted(_trees())
 
 
 def read(name: str) -> Study:
     """A study by its name."""
-    if name not in names():
-        raise UnknownNameError("study", name, names())
+    trees = _trees()
+    if name not in trees:
+        raise UnknownNameError("study", name, trees)
     try:
-        text = (_shipped() / f"{name}.yaml").read_text(encoding="utf-8")
-        return Study.model_validate(parse_yaml(text, f"study {name}"))
+        return Study.model_validate(trees[name])
     except ValidationError as found:
         error = found.errors()[0]
         inner = error.get("ctx", {}).get("error")
@@ -117,5 +127,16 @@ def read(name: str) -> Study:
         raise UserError(f"study {name}: {inner or place + ': ' + error['msg']}") from None
 
 
-def _shipped() -> Traversable:
-    return resources.files("pocketbayes.studies")
+def _trees() -> dict[str, dict[str, Any]]:
+    """Every study as a tree. A file whose `each` names variants holds a study for each, NAME-VARIANT."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in resources.files("pocketbayes.studies").iterdir():
+        if not file.name.endswith(".yaml"):
+            continue
+        name = file.name.removesuffix(".yaml")
+        tree = parse_yaml(file.read_text(encoding="utf-8"), f"study {name}")
+        variants = tree.pop("each", None)
+        found |= (
+            {name: tree} if variants is None else {f"{name}-{key}": merged(tree, variants[key]) for key in variants}
+        )
+    return found

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pocketbayes import models
 from pocketbayes.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
@@ -36,6 +38,7 @@ def evaluate_suite(
     *,
     ood: Mapping[str, Any] | None = None,
     shift: Sequence[str] = (),
+    shift_images: int | None = None,
     humans: Any = None,
     corrupted: Corrupted | None = None,
     samples: int = 30,
@@ -60,6 +63,7 @@ def evaluate_suite(
         ood: Other data sets by name, normalised as the network's own are.
         shift: Of "corruptions" (19, at 5 severities), "rotation" (0 to 180 degrees) and "noise" (20 to -6 dB); the
             same pictures for every network and seed.
+        shift_images: How many of the images are shifted, from the first on; None for all.
         humans: (n, classes) fractions or numbers of people who chose each class, for each image of `data`.
         corrupted: Ready-made corruptions, such as the published files, in place of our own where it has them.
         samples: Passes per image.
@@ -84,6 +88,8 @@ def evaluate_suite(
         "data": data_print(source),
         "corrupted": "made" if corrupted is None else "given",
     }
+    if shift_images is not None:
+        settings["shift_images"] = shift_images
     head = {
         **_about(net, source),
         **(about or {}),
@@ -100,6 +106,8 @@ def evaluate_suite(
     with display(progress) as bar:
         for number, part in enumerate(missing, len(parts) - len(missing) + 1):
             here = part.source()
+            if shift_images is not None and isinstance(part, Shifted):
+                here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
             bar.begin(f"[{number}/{len(parts)}] {part.title}", size_of(here))
             part.run(net, here, _Watched(net, here, bar, samples, propagation, batch_size, seed), store)
     store.keep()
