@@ -20,6 +20,7 @@ from pocket_tables import POCKET_TABLES
 from propagation_tables import TABLES as PROPAGATION_TABLES
 from robustness_tables import ROBUSTNESS_TABLES
 from scale_tables import SCALE_TABLES
+from study_tables import STUDY_TABLES, UCI_TABLE
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -91,20 +92,6 @@ def ood(result: dict[str, Any]) -> str:
             figures = scores["max probability"]
             rows.append([name, other, *(f"{figures[key]:.3f}" for key in ("auroc", "aupr_out", "fpr85", "fpr95"))])
     return markdown(["", "against", "AUROC", "AUPR", "FPR at 85 % TPR", "FPR at 95 % TPR"], rows)
-
-
-def study(result: dict[str, Any]) -> str:
-    """A row a method, means over seeds; times over those of the row "map"."""
-    shown = {"accuracy": (100, 2), "nll": (1, 3), "ece": (1, 3), "brier": (1, 3)}
-    rows = {name: list(row["seeds"].values()) for name, row in result["rows"].items() if row["seeds"]}
-    outside = [key for key in next(iter(rows.values()))[0] if key.startswith("auroc ")]
-    lines = []
-    for name, seeds in rows.items():
-        cells = [f"{scale * mean(seeds, key):.{digits}f}" for key, (scale, digits) in shown.items()]
-        cells += [f"{mean(seeds, key):.3f}" for key in outside]
-        cells += [f"{round(mean(seeds, 'bytes')):,}", f"{round(mean(seeds, 'values')):,}"]
-        lines.append([name, *cells, str(len(seeds))])
-    return markdown(["", "accuracy", "NLL", "ECE", "Brier", *outside, "bytes", "values", "seeds"], lines)
 
 
 def by_seed(rows: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -211,7 +198,10 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "weight-sharing": ("weight-sharing", weight_sharing),
     "weight-sharing-ood": ("weight-sharing", ood),
     "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
-    **{name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20")},
+    **{
+        name: (file, lambda result, make=make: markdown(*make(result)))
+        for name, (file, make) in {**STUDY_TABLES, "uci": UCI_TABLE}.items()
+    },
     "ssvi-mnist": ("ssvi-mnist", ssvi_mnist),
     "ssvi-ablations": ("ssvi-ablations", ssvi_ablations),
     "ssvi-cifar10": ("ssvi-cifar10", ssvi_cifar10),
@@ -228,13 +218,15 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **PROPAGATION_TABLES,
     **CORRUPTION_TABLES,
 }
-"""By name: the file in results/, and what makes a table of it."""
+"""By name: the file in results/, and what makes a table of it; a pattern's files go in together, by their names."""
 
 
 def table(name: str) -> str:
     file, make = TABLES[name]
-    path = RESULTS / f"{file}.json"
-    return make(json.loads(path.read_text())) if path.exists() else "Not measured yet.\n"
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{file}.json"))}
+    if not found:
+        return "Not measured yet.\n"
+    return make(found if "*" in file else found[file])
 
 
 def renewed(text: str) -> str:

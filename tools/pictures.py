@@ -9,6 +9,7 @@ files in benchmarks/results.
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
+STUDIES = ("mnist-lenet300", "mnist-lenet5", "cifar10-resnet20")
 STORAGES = {
     "point": "a value a weight",
     "mean-field": "a mean and a std a weight",
@@ -103,8 +105,23 @@ def front() -> dict[str, tuple[float, float]]:
     return {(f"2DGBNN, {name}" if "budget" in rows[name] else name): (size, nll) for size, nll, name in chosen}
 
 
+def study_front(rows: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Mean bytes and NLL of a study's methods, by how many passes they answer in; far ones are left out."""
+    found = {}
+    for name, row in rows.items():
+        size, nll = (statistics.fmean(seed[key] for seed in row["seeds"].values()) for key in ("bytes", "nll"))
+        one = row["settings"]["propagation"] in ("moments", "linear") or name in ("map", "rigl", "vdp")
+        found[f"{'one pass' if one else 'several passes'}, {name}"] = (size, nll)
+    most = 2 * found["one pass, map"][1]
+    return {name: point for name, point in found.items() if point[1] < most}
+
+
 def main() -> None:
-    for name, figure in {"grid": grid(places()), "pareto": pareto(front(), "bytes of the file", "NLL")}.items():
+    drawn = {"grid": grid(places()), "pareto": pareto(front(), "bytes of the file", "NLL")}
+    for study in STUDIES:
+        rows = json.loads((RESULTS / f"{study}.json").read_text())["rows"]
+        drawn[f"pareto-{study}"] = pareto(study_front(rows), "bytes of the file", "NLL")
+    for name, figure in drawn.items():
         print(figures.save(figure, FOLDER / f"{name}.png"))
 
 

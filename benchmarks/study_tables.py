@@ -1,0 +1,69 @@
+"""Tables of studies (`pocketbayes reproduce`): a row a method, a column a measure, means over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+Seeds = list[dict[str, Any]]
+MEASURES = {
+    "accuracy": ("accuracy", 100, 2),
+    "miou": ("mean IoU", 100, 1),
+    "nll": ("NLL", 1, 3),
+    "ece": ("ECE", 1, 3),
+    "brier": ("Brier", 1, 3),
+    "corruption accuracy": ("corrupted", 100, 1),
+}
+"""By key: the column's head, a factor, digits."""
+
+
+def study(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Everything that a study of a classifier measures; times of CPU over those of the row "map"."""
+    rows = rows_of(result)
+    first = next(iter(rows.values()))[0]
+    shown = {key: look for key, look in MEASURES.items() if key in first}
+    outside = [key for key in first if key.startswith("auroc ")]
+    head = ["", *(name for name, _, _ in shown.values()), *(f"AUROC, {key[6:]}" for key in outside)]
+    head += ["bytes", "values", "training, x map", "prediction, x map", "seeds"]
+    lines = []
+    for name, seeds in rows.items():
+        cells = [f"{scale * mean(seeds, key):.{digits}f}" for key, (_, scale, digits) in shown.items()]
+        cells += [f"{mean(seeds, key):.3f}" for key in outside]
+        cells += [f"{round(mean(seeds, key)):,}" for key in ("bytes", "values")]
+        cells += [ratio(seeds, rows.get("map"), key) for key in ("train_seconds", "predict_seconds")]
+        lines.append([name, *cells, str(len(seeds))])
+    return head, lines
+
+
+def regression(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """RMSE and log-likelihood of every method on several sets, and the bytes on the first."""
+    sets = {name.partition("-")[2]: rows_of(result) for name, result in results.items()}
+    methods = list(dict.fromkeys(method for rows in sets.values() for method in rows))
+    lines = []
+    for method in methods:
+        found = [rows.get(method, []) for rows in sets.values()]
+        cells = [f"{mean(seeds, 'rmse'):.2f} / {mean(seeds, 'log_likelihood'):.2f}" if seeds else "" for seeds in found]
+        sizes = [round(mean(seeds, "bytes")) for seeds in found if seeds]
+        lines.append([method, *cells, f"{sizes[0]:,}"])
+    return ["RMSE / log-likelihood", *sets, f"bytes, {next(iter(sets))}"], lines
+
+
+def rows_of(result: dict[str, Any]) -> dict[str, Seeds]:
+    """The figures of every seed by row."""
+    return {name: list(row["seeds"].values()) for name, row in result["rows"].items() if row["seeds"]}
+
+
+def mean(seeds: Seeds, key: str) -> float:
+    return statistics.fmean(figures[key] for figures in seeds)
+
+
+def ratio(seeds: Seeds, reference: Seeds | None, key: str) -> str:
+    """Of medians; empty where one of them was not taken."""
+    ours, theirs = ([figures[key] for figures in group if key in figures] for group in (seeds, reference or []))
+    return f"{statistics.median(ours) / statistics.median(theirs):.1f}" if ours and theirs else ""
+
+
+STUDY_TABLES = {
+    name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20", "camvid")
+}
+UCI_TABLE = ("uci-*", regression)
