@@ -331,9 +331,9 @@ def test_seeds_are_averaged(trained: Trained, tmp_path: Path) -> None:
 def test_an_interrupted_evaluation_says_how_to_go_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pocketbayes.suite import run
+    from pocketbayes.suite import parts
 
-    stream, count = run.stream, 0
+    stream, count = parts.stream, 0
 
     def stopped(*args: Any, **options: Any) -> Any:
         nonlocal count
@@ -344,7 +344,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(
 
     command = ["evaluate", trained.folder, "--out", tmp_path, "--shift", "noise"]
     with monkeypatch.context() as patch:
-        patch.setattr(run, "stream", stopped)
+        patch.setattr(parts, "stream", stopped)
         result = call(*command)
     assert result.exit_code == 130
     assert result.stderr == "stopped; the same command goes on from there\n"

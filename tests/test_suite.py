@@ -319,7 +319,7 @@ def test_arrays_that_are_no_pictures_have_no_shifts(net: pb.Network, digits: Pic
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int | None) -> list[int]:
     """Counts parts; Ctrl-C in the middle of the one after so many."""
     started: list[int] = []
-    stream = run.stream
+    stream = parts.stream
 
     def counted(net: Any, source: Any, **options: Any) -> Any:
         started.append(len(source))
@@ -329,7 +329,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int | None) -> list[int]:
             raise KeyboardInterrupt
         yield from answers
 
-    monkeypatch.setattr(run, "stream", counted)
+    monkeypatch.setattr(parts, "stream", counted)
     return started
 
 

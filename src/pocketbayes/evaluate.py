@@ -62,10 +62,7 @@ def evaluate(
         measures(passes, y)
         if on_batch:
             on_batch(len(y))
-    first, *others = [found for found in team.gather(measures) if found is not None]
-    for other in others:
-        first.merge(other)
-    return dict(first.compute())
+    return team.merge(measures).compute()
 
 
 def stream(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from pocketbayes.progress import Show, display
 from pocketbayes.search import search_beta
 from pocketbayes.shard import Shard
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
-from pocketbayes.team import ALONE, Team
+from pocketbayes.team import ALONE, Team, is_first
 from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
@@ -187,11 +186,6 @@ def _searched(
     )  # fmt: skip
     chosen = type(recipe.method)(**{**dict(recipe.method), "beta": found.beta})
     return recipe.model_copy(update={"search": None, "method": chosen})
-
-
-def is_first() -> bool:
-    """Whether this is the first of the processes that train together, the one that writes and speaks."""
-    return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
 
 
 def measure(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
+from pocketbayes.team import is_first
+
 Show = bool | Literal["bar"] | None
 
 
@@ -62,12 +64,12 @@ class Bar:
 
 @contextmanager
 def display(show: Show = None) -> Iterator[Display]:
-    """A bar on stderr.
+    """A bar on stderr, of the first process where several work together.
 
     Args:
         show: Whether to; None for yes if stderr is a terminal, "bar" likewise, but without the lines above the bar.
     """
-    if not (sys.stderr.isatty() if show in (None, "bar") else show):
+    if not (is_first() and (sys.stderr.isatty() if show in (None, "bar") else show)):
         yield Silent()
         return
     from rich.console import Console

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from pocketbayes.errors import UserError
 
 SIGNS = ("gloo", "nccl", "connection", "timed out", "socket", "store")
 """Words in the message of a RuntimeError by which a collective operation fails."""
+T = TypeVar("T")
 
 
 class LostProcessError(UserError):
@@ -61,6 +63,33 @@ class Team:
         torch.distributed.all_gather_object(everyone, value)
         return everyone
 
+    def merge(self, own: T | None) -> T:
+        """One accumulator (anything with `merge`) of what all have seen, merged in the order of their ranks.
+
+        A process that has seen nothing may bring None; one at least has seen something.
+        """
+        first, *others = [found for found in self.gather(own) if found is not None]
+        for other in others:
+            first.merge(other)
+        merged: T = first
+        return merged
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, on every one of them; a mistake of the user's is told to all alike."""
+        if self.size == 1:
+            return make()
+        found: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                found[0] = make()
+            except UserError as error:
+                found[1] = error
+        torch.distributed.broadcast_object_list(found)
+        if found[1] is not None:
+            raise found[1]
+        made: T = found[0]
+        return made
+
     @torch.no_grad()
     def align(self, module: nn.Module) -> None:
         """Gives every process the first one's parameters and buffers."""
@@ -96,6 +125,23 @@ class Team:
 
 
 ALONE = Team()
+
+
+@contextmanager
+def joined() -> Iterator[Team]:
+    """The processes that torchrun started together with this one, if it did; else those that work together already."""
+    known = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
+    if not known or torch.distributed.is_initialized():
+        yield Team.current()
+        return
+    torch.distributed.init_process_group("gloo")
+    yield Team.current()
+    torch.distributed.destroy_process_group()  # not after an error: the others may be gone
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that work together, the one that writes and speaks."""
+    return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
 
 
 class JointBatchNorm(TorchFunctionMode):

@@ -13,10 +13,9 @@ from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from pocketbayes.config import DataPart
     from pocketbayes.data import Dataset
+    from pocketbayes.team import Team
 
 
 def evaluate(
@@ -53,16 +52,19 @@ def evaluate(
     """Measure trained networks: accuracy, likelihood, calibration, other data, shifted data, size.
 
     Results are kept in evaluation.json, part by part: an evaluation that was stopped goes on where it stopped. Of
-    several networks, one is called better only with the test that says so, on the same images.
+    several networks, one is called better only with the test that says so, on the same images. Processes that torchrun
+    starts share out the images.
 
     Examples:
       pocketbayes evaluate runs/digits-bbb
       pocketbayes evaluate a.pocket b.pocket --data mnist --samples 100
       pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
+      torchrun --nproc-per-node 4 -m pocketbayes evaluate runs/resnet20 --shift corruptions
     """
     from pocketbayes.config import network_file
     from pocketbayes.network import check_propagation
     from pocketbayes.suite import SHIFTS, compare, over_seeds, read_values
+    from pocketbayes.team import joined
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
@@ -74,22 +76,23 @@ def evaluate(
             raise UnknownNameError("shift", name, SHIFTS)
     files = [network_file(path) for path in nets]
     results: list[dict[str, Any]] = []
-    values: list[dict[str, Tensor]] = []
-    for path, file in zip(nets, files):
-        document = _document_file(file, out)
-        try:
-            results.append(
-                _evaluate_one(
-                    path, file, document, data=data, split=split, ood=_names(ood), shift=shifts, humans=humans,
-                    samples=samples, propagation=propagation, seed=seed, data_dir=data_dir, settings=settings or [],
-                    overwrite=overwrite,
-                )
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            again = "; the same command goes on from there" if document.is_file() else ""
-            raise KeyboardInterrupt(f"stopped{again}") from None
-        values.append(read_values(document))
-    comparisons = compare(results, values)
+    with joined() as team, team.guarded("the same command goes on where it stopped"):
+        for path, file in zip(nets, files):
+            document = _document_file(file, out)
+            try:
+                results.append(
+                    _evaluate_one(
+                        path, file, document, data=data, split=split, ood=_names(ood), shift=shifts, humans=humans,
+                        samples=samples, propagation=propagation, seed=seed, data_dir=data_dir,
+                        settings=settings or [], overwrite=overwrite, team=team,
+                    )
+                )  # fmt: skip
+            except KeyboardInterrupt:
+                again = "; the same command goes on from there" if document.is_file() else ""
+                raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
+    if team.rank:
+        return
+    comparisons = compare(results, [read_values(_document_file(file, out)) for file in files])
     groups, tests = over_seeds(results)
     if json:
         show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
@@ -120,6 +123,7 @@ def _evaluate_one(
     data_dir: Path | None,
     settings: list[str],
     overwrite: bool,
+    team: Team,
 ) -> dict[str, Any]:
     from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
@@ -154,6 +158,7 @@ def _evaluate_one(
         out=document,
         overwrite=overwrite,
         about=about,
+        team=team,
     )
 
 

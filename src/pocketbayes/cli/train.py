@@ -63,8 +63,9 @@ def train(
     """
     from pocketbayes import checkpoint, experiment
     from pocketbayes.config import check, override, read_tree
-    from pocketbayes.experiment import is_first, run
+    from pocketbayes.experiment import run
     from pocketbayes.shard import Shard
+    from pocketbayes.team import is_first
 
     if merge:
         if out is None or recipe or shard or resume or overwrite:

@@ -29,16 +29,31 @@ SCORES = {
 
 
 class PerImage:
-    """A few numbers per image, on the CPU."""
+    """A few numbers per image, on the CPU.
+
+    Attributes:
+        classes: Of the answers.
+    """
 
     def __init__(self) -> None:
-        self.parts: dict[str, list[Tensor]] = {}
-        self.log_probs: list[Tensor] = []
-        self.kept = 0
+        self.classes = 0
+        self._batches: dict[int, dict[str, Tensor]] = {}
+        self._log_probs: dict[int, Tensor] = {}
+        self._kept = 0
 
-    def add(self, prediction: Prediction, labels: Tensor | None = None) -> None:
-        """Takes in a batch of answers (n, classes); labels only where they are of the network's classes."""
+    def __len__(self) -> int:
+        return sum(len(found["entropy"]) for found in self._batches.values())
+
+    def add(self, start: int, prediction: Prediction, labels: Tensor | None = None) -> None:
+        """Takes in a batch of answers (n, classes).
+
+        Args:
+            start: The place of its first image in the data.
+            prediction: The answers.
+            labels: Only where they are of the network's classes.
+        """
         probs = prediction.mean
+        self.classes = probs.shape[1]
         confidence, predicted = probs.max(1)
         spread = prediction.std.gather(1, predicted[:, None])[:, 0]
         found = {
@@ -56,16 +71,30 @@ class PerImage:
                 "predicted": predicted.to(torch.int32),
                 "label": labels.to(torch.int32),
             }
-            if self.kept < MOST_LOG_PROBS:
-                self.log_probs.append(probs.clamp(min=SMALLEST).log().float().cpu())
-                self.kept += probs.numel()
-        for name, value in found.items():
-            part = value.float() if value.is_floating_point() else value
-            self.parts.setdefault(name, []).append(part.detach().cpu())
+            if self._kept < MOST_LOG_PROBS:
+                self._log_probs[start] = probs.clamp(min=SMALLEST).log().float().cpu()
+                self._kept += probs.numel()
+        plain = {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
+        self._batches[start] = {name: value.detach().cpu() for name, value in plain.items()}
+
+    def merge(self, other: PerImage) -> None:
+        """Takes in what another has kept of other images of the same data."""
+        self.classes = max(self.classes, other.classes)
+        self._batches |= other._batches
+        self._log_probs |= other._log_probs
 
     def values(self) -> dict[str, Tensor]:
-        """All images' values by name."""
-        return {name: torch.cat(parts) for name, parts in self.parts.items()}
+        """All images' values by name, in the order of the data."""
+        batches = [found for _, found in sorted(self._batches.items())]
+        return {name: torch.cat([found[name] for found in batches]) for name in batches[0]}
+
+    def log_probs(self) -> Tensor:
+        """Those of the first images, (m, classes)."""
+        found: list[Tensor] = []
+        for _, part in sorted(self._log_probs.items()):  # each of several processes has kept as many as one would
+            if sum(map(torch.numel, found)) < MOST_LOG_PROBS:
+                found.append(part)
+        return torch.cat(found)
 
 
 def scores(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

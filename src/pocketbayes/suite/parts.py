@@ -4,24 +4,67 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pocketbayes.batches import Source, info_of, size_of
 from pocketbayes.errors import UserError
-from pocketbayes.evaluate import Measures, measures_for
+from pocketbayes.evaluate import Measures, measures_for, stream
 from pocketbayes.metrics import Classification, HumanAgreement
 from pocketbayes.network import Net
 from pocketbayes.predict import Passes
+from pocketbayes.progress import Display
 from pocketbayes.suite import answers
 from pocketbayes.suite.store import Store, data_print
+from pocketbayes.team import Team
 
-Answers = Iterable[tuple[Passes, Tensor]]
 ROW = ("accuracy", "nll", "ece", "brier", "entropy", "epistemic")
 """What a row of a shift has of all measures."""
+
+
+@dataclass
+class Answers:
+    """A network's answers to a data set, batch by batch, with every image and every pass shown on a bar.
+
+    Attributes:
+        net: The network.
+        source: The data.
+        bar: The bar.
+        settings: Of `stream`.
+        batch_size: Images in flight.
+        team: The processes that take turns at the batches.
+    """
+
+    net: Net
+    source: Source
+    bar: Display
+    settings: dict[str, Any]
+    batch_size: int
+    team: Team
+
+    def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
+        """The place of a batch's first image in the data, the answers to the batch, and its targets."""
+        passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.batch_size
+        if step is None and self.team.size > 1:
+            raise UserError("processes share out a DataLoader only where it has a batch_size: give a data set instead")
+
+        def on_pass() -> None:
+            nonlocal passed
+            passed += 1
+            self.bar.advance(0, passes=passed)
+
+        start = self.team.rank * (step or 0)
+        for passes, y in stream(
+            self.net, self.source, batch_size=self.batch_size, on_pass=on_pass, team=self.team, **self.settings
+        ):
+            yield start, passes, y
+            start += len(y) + (self.team.size - 1) * (step or 0)
+            self.bar.advance(len(y))
 
 
 class Part(ABC):
@@ -71,26 +114,25 @@ class Clean(Part):
         """Measures; for a classifier of whole images also curves, histograms and the values per image."""
         info = info_of(source)
         measures: Measures | None = None
-        images, humans, seen = answers.PerImage(), HumanAgreement(), 0
-        for passes, y in found:
+        images, humans = answers.PerImage(), HumanAgreement()
+        for start, passes, y in found:
             measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
             measures(passes, y)
             prediction = passes.summary()
             if prediction.probs is not None and prediction.probs.ndim == 2:
-                images.add(prediction, y)
+                images.add(start, prediction, y)
                 if self.humans is not None:
-                    humans.update(prediction.probs, self.humans[seen : seen + len(y)])
-            seen += len(y)
-        assert measures is not None
+                    humans.update(prediction.probs, self.humans[start : start + len(y)])
+        measures, images, humans = found.team.merge(measures), found.team.merge(images), found.team.merge(humans)
         document = store.document
         document["measures"] = measures.compute()
         if isinstance(measures.accumulators[0], Classification):
             document["reliability"] = answers.reliability_figures(measures.accumulators[0].reliability())
-        if not images.parts:
+        if not len(images):
             return
         store.values = values = images.values()
         document["risk_coverage"] = answers.risk_figures(values)
-        log_probs = torch.cat(images.log_probs)
+        log_probs = images.log_probs()
         if len(log_probs) > 1:
             document["temperature"] = answers.temperature_figures(log_probs, values["label"][: len(log_probs)])
         document["images"] = answers.shown_images(values, source)
@@ -113,12 +155,11 @@ class Outside(Part):
 
     def measure(self, net: Net, source: Source, found: Answers, store: Store) -> None:
         """Compares uncertainties with those of the clean data."""
-        images, classes = answers.PerImage(), 0
-        for passes, _ in found:
-            prediction = passes.summary()
-            images.add(prediction)
-            classes = prediction.mean.shape[1]
-        figures = answers.outside_figures(store.values, images.values(), classes)
+        images = answers.PerImage()
+        for start, passes, _ in found:
+            images.add(start, passes.summary())
+        images = found.team.merge(images)
+        figures = answers.outside_figures(store.values, images.values(), images.classes)
         store.document.setdefault("ood", {})[self.name] = {**figures, "data": self.data}
 
 
@@ -141,12 +182,11 @@ class Shifted(Part):
         """A row: measures, and the entropy of right and wrong answers apart."""
         measures: Measures | None = None
         images = answers.PerImage()
-        for passes, y in found:
+        for start, passes, y in found:
             measures = measures or measures_for(net, passes, y, 1.0)
             measures(passes, y)
-            images.add(passes.summary(), y)
-        assert measures is not None
-        computed, values = measures.compute(), images.values()
+            images.add(start, passes.summary(), y)
+        computed, values = found.team.merge(measures).compute(), found.team.merge(images).values()
         right = values["correct"].bool()
         row: dict[str, float | None] = {self.level[0]: self.level[1], **{name: computed[name] for name in ROW}}
         row |= {"entropy_right": _mean(values["entropy"][right]), "entropy_wrong": _mean(values["entropy"][~right])}

@@ -15,13 +15,13 @@ from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shifted import corrupted as corrupt_pictures
 from pocketbayes.data.shifted import noisy, rotated
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.evaluate import stream
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.objective import Categorical
 from pocketbayes.predict import likelihood_of
 from pocketbayes.progress import Show, display
-from pocketbayes.suite.parts import Clean, Outside, Part, Shifted, check_humans
+from pocketbayes.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
 from pocketbayes.suite.store import Store, data_print, network_print
+from pocketbayes.team import ALONE, Team
 
 DEGREES = tuple(range(0, 181, 15))
 DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
@@ -49,6 +49,7 @@ def evaluate_suite(
     overwrite: bool = False,
     about: Mapping[str, Any] | None = None,
     progress: Show = None,
+    team: Team = ALONE,
 ) -> dict[str, Any]:
     """Everything that tells whether a network can be trusted, in one document.
 
@@ -75,6 +76,8 @@ def evaluate_suite(
         overwrite: Discards what `out` holds.
         about: More to say at the head of the document.
         progress: Whether to show a bar; None for yes if stderr is a terminal.
+        team: The processes that take turns at the batches, such as `Team.current()`. All of them get the document of
+            all data; the first one reads and writes `out`.
     """
     source = as_source(data)
     _check(net, source, ood or {}, shift)
@@ -97,48 +100,25 @@ def evaluate_suite(
         "propagation": propagation,
         "seed": seed,
     }
-    store = Store(None if out is None else Path(out), settings, head, overwrite)
+    path = None if out is None else Path(out)
+    store = team.first(lambda: Store(path, settings, head, overwrite))
+    if team.rank:
+        store.path = None
     parts: list[Part] = [Clean(source, given)]
     parts += [Outside(name, as_source(other)) for name, other in (ood or {}).items()]
     for name in shift:
         parts += SHIFTS[name](source, corrupted)
     missing = [part for part in parts if not part.done(store)]
+    passes = {"samples": samples, "propagation": propagation, "seed": seed}
     with display(progress) as bar:
         for number, part in enumerate(missing, len(parts) - len(missing) + 1):
             here = part.source()
             if shift_images is not None and isinstance(part, Shifted):
                 here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
-            bar.begin(f"[{number}/{len(parts)}] {part.title}", size_of(here))
-            part.run(net, here, _Watched(net, here, bar, samples, propagation, batch_size, seed), store)
+            bar.begin(f"[{number}/{len(parts)}] {part.title}", -(-size_of(here) // team.size))
+            part.run(net, here, Answers(net, here, bar, passes, batch_size, team), store)
     store.keep()
     return store.document
-
-
-class _Watched:
-    """The answers to a data set, batch by batch, with every image and every pass shown on a bar."""
-
-    def __init__(
-        self, net: Net, source: Source, bar: Any, samples: int, propagation: str | None, batch_size: int, seed: int
-    ) -> None:
-        self.bar, self.passes = bar, 0
-        self.answers = stream(
-            net,
-            source,
-            samples=samples,
-            propagation=propagation,
-            batch_size=batch_size,
-            seed=seed,
-            on_pass=self._passed,
-        )
-
-    def _passed(self) -> None:
-        self.passes += 1
-        self.bar.advance(0, passes=self.passes)
-
-    def __iter__(self) -> Any:
-        for passes, y in self.answers:
-            yield passes, y
-            self.bar.advance(len(y))
 
 
 def _corruptions(source: Source, ready: Corrupted | None) -> list[Part]:
