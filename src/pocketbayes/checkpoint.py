@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,29 @@ def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1)
     container.write(folder / FILE, {"progress": asdict(progress), **tree}, KIND)
 
 
-def read(folder: Path) -> tuple[Progress, dict[str, Any]] | None:
-    """The newest checkpoint of a folder that is not damaged, or None if there is none yet."""
+def read(
+    folder: Path, check: Callable[[Progress, dict[str, Any]], object] | None = None, *, remove: bool = False
+) -> tuple[Progress, dict[str, Any]] | None:
+    """The newest checkpoint of a folder that is not damaged, or None if there is none yet.
+
+    Args:
+        folder: Of the run.
+        check: Told what a checkpoint holds; one that it fails with counts as damaged.
+        remove: Removes damaged ones newer than the one that is read, which they would push out at the next `write`.
+
+    Raises:
+        UserError: If all are damaged, with the file and the reason of the last.
+    """
     found = files(folder)
     for number, path in enumerate(found, 1):
         try:
-            return _read(path)
+            with refusing(path, "a readable checkpoint"):
+                progress, tree = _read(path)
+                if check is not None:
+                    check(progress, tree)
+            for damaged in found[: number - 1] if remove else ():
+                damaged.unlink(missing_ok=True)
+            return progress, tree
         except UserError as error:  # noqa: PERF203 (a file each)
             if number == len(found):
                 raise
@@ -77,12 +95,11 @@ def read(folder: Path) -> tuple[Progress, dict[str, Any]] | None:
 
 
 def _read(path: Path) -> tuple[Progress, dict[str, Any]]:
-    with refusing(path, "a readable checkpoint"):
-        tree = container.read(path, KIND)
-        if lacking := {"net", "optimizer", "random", "best"} - tree.keys():
-            raise ValueError(f"it has no {min(lacking)!r}")
-        plain = tree.pop("progress")
-        return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
+    tree = container.read(path, KIND)
+    if lacking := {"net", "optimizer", "random", "best"} - tree.keys():
+        raise ValueError(f"it has no {min(lacking)!r}")
+    plain = tree.pop("progress")
+    return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
 
 
 def random_state() -> dict[str, Any]:

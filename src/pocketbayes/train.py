@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import Categorical, GaussianNoise, Likelihood
 from pocketbayes.progress import Display, Show, display
+from pocketbayes.resume import check_optimizer, check_progress, check_random, part
 from pocketbayes.team import Team
 from pocketbayes.training import Plateau, Training
 
@@ -166,7 +168,9 @@ class _Run:
         for name in self.base.stages:
             if name not in names:
                 raise UnknownNameError("stage", name, names)
-        found = checkpoint.read(self.folder) if resume and self.folder else None
+        found = None
+        if resume and self.folder:
+            found = checkpoint.read(self.folder, partial(self._check, stages), remove=self.fabric.is_global_zero)
         seed_generators(self.seed)
         if found is None:
             net = self.method.start(self.model)
@@ -177,9 +181,7 @@ class _Run:
             tree = None
         else:
             self.at, tree = found
-            plain = self.model.to_module() if isinstance(self.model, Network) else self.model
-            net = artifact.rebuild(tree["net"], plain)
-            self.best = tree["best"]
+            net, self.best = self._rebuild(tree["net"]), tree["best"]
         self._tidy()
         for number in range(self.at.stage, len(stages)):
             self.at.stage, self._stage = number, stages[number]
@@ -194,11 +196,37 @@ class _Run:
             artifact.save(net, self.folder / MODEL_FILE)
         return net.eval()
 
-    def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
+    def _rebuild(self, described: Mapping[str, Any]) -> Net:
+        """The network in a checkpoint."""
+        plain = self.model.to_module() if isinstance(self.model, Network) else self.model
+        return artifact.rebuild(described, plain)
+
+    def _check(self, stages: Sequence[Stage], at: Progress, tree: Mapping[str, Any]) -> None:
+        """Raises: ValueError: If the run cannot go on from a checkpoint, with the part that is at fault."""
+        with part("progress"):
+            check_progress(at, len(stages))
+        with part("net"):
+            net = self._rebuild(tree["net"])
+            if (bad := finite_net(net)) is not None:
+                raise ValueError(f"a weight of {bad!r} is not finite")
+        with part("best"):
+            if tree["best"] is not None:
+                self._rebuild(tree["best"])
+        with part("optimizer"):
+            stage = stages[at.stage]
+            check_optimizer(tree["optimizer"], self._training(stage).make_optimizer(stage.network(net)))
+        with part("random"):
+            check_random(tree["random"])
+
+    def _training(self, stage: Stage) -> Training:
+        """The settings of a stage."""
         settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
         epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
         own = self.base.stages.get(stage.name, {})
-        training = self.base.but({**settings, **epochs, **own, **stage.fixed})
+        return self.base.but({**settings, **epochs, **own, **stage.fixed})
+
+    def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
+        training = self._training(stage)
         net = net.to(self.fabric.device)
         if not self.at.begun:
             net = self._alike(stage.begin, net)
