@@ -258,6 +258,10 @@ def test_evaluate_on_other_and_shifted_data(trained: Trained, images: np.ndarray
     assert result["measures"]["count"] == 30
     shown = call(*command, "--set", "ood.subset=40", "--set", "data.subset=30").stdout
     assert "AUROC" in shown
+    few = ["--set", "data.subset=30", "--shift", "noise", "--shift-images", 4]
+    (fewer,) = call_json("evaluate", trained.folder, "--out", tmp_path / "few", *few)["results"]
+    assert {round(4 * row["accuracy"], 6) % 1 for row in fewer["shift"]["noise"]} == {0.0}
+    assert fewer["measures"] == result["measures"]
 
 
 def test_other_data_are_normalised_as_the_networks_own(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ def evaluate(
         str, typer.Option("--ood", help="Other data sets to tell apart, such as svhn,cifar100 or an .npz file.")
     ] = "",
     shift: Annotated[str, typer.Option("--shift", help="Any of corruptions,rotation,noise.")] = "",
+    shift_images: Annotated[
+        int | None, typer.Option("--shift-images", min=1, help="How many images are shifted; else all.")
+    ] = None,
     humans: Annotated[
         Path | None,
         typer.Option("--humans", help="An .npy file (n, classes): how many people chose each class, as in CIFAR-10H."),
@@ -82,7 +85,8 @@ def evaluate(
             try:
                 results.append(
                     _evaluate_one(
-                        path, file, document, data=data, split=split, ood=_names(ood), shift=shifts, humans=humans,
+                        path, file, document, data=data, split=split, ood=_names(ood), shift=shifts,
+                        shift_images=shift_images, humans=humans,
                         samples=samples, propagation=propagation, seed=seed, data_dir=data_dir,
                         settings=settings or [], overwrite=overwrite, team=team,
                     )
@@ -116,6 +120,7 @@ def _evaluate_one(
     split: str,
     ood: list[str],
     shift: list[str],
+    shift_images: int | None,
     humans: Path | None,
     samples: int | None,
     propagation: str | None,
@@ -150,6 +155,7 @@ def _evaluate_one(
         dataset,
         ood=others,
         shift=shift,
+        shift_images=shift_images,
         humans=None if humans is None else _read_humans(humans, part),
         corrupted=_published(part, split, data_dir) if "corruptions" in shift else None,
         samples=samples or (recipe.samples if recipe else 30),
