@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import json
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from pocketbayes import artifact, checkpoint, container, data
-from pocketbayes.config import check
+from pocketbayes import container
 from pocketbayes.environment import environment
 from pocketbayes.errors import refusing
-from pocketbayes.experiment import census_json, run
-from pocketbayes.methods import Deterministic
 from pocketbayes.progress import Show
 from pocketbayes.shard import Shard
+from pocketbayes.studies.rows import RowMaker
 from pocketbayes.studies.study import Study
-from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
-from pocketbayes.train import MODEL_FILE, fit
-
-KEPT = (
-    "accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count",
-)  # fmt: skip
-"""The measures of a row."""
 
 
 def reproduce(
@@ -81,6 +66,7 @@ def reproduce(
     }
     if own != read_result(path):
         _write(path, result)
+    maker = RowMaker(study, quick, work, data_dir, progress)
     chosen_seeds = study.seeds[: 1 if quick else seeds]
     networks = [(row, seed) for seed in study.seeds for row, chosen in study.rows.items() if chosen.of is None]
     for seed in chosen_seeds:
@@ -88,7 +74,7 @@ def reproduce(
             network = networks.index((study.rows[row].of or row, seed))
             if str(seed) in done.get(row, {}).get("seeds", {}) or (shard is not None and not shard.takes(network)):
                 continue
-            figures = _one(study, row, seed, quick, work, data_dir, progress)
+            figures = maker.figures(row, seed)
             entry = result["rows"].setdefault(row, {"settings": _settings(study, row, seed, quick), "seeds": {}})
             entry["seeds"] = _in_order({**entry["seeds"], str(seed): figures})
             result["rows"] = {known: result["rows"][known] for known in study.rows if known in result["rows"]}
@@ -150,72 +136,3 @@ def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
         "ood": list(study.ood),
         "shift": list(study.shift),
     }
-
-
-def _one(
-    study: Study, row: str, seed: int, quick: bool, work: Path, data_dir: str | Path | None, progress: Show
-) -> dict[str, Any]:
-    chosen = study.rows[row]
-    recipe = study.recipe(row, seed, quick)
-    folder, figures = _trained(study, chosen.of or row, seed, quick, work, data_dir, progress)
-    net = artifact.load(folder / MODEL_FILE)
-    own = recipe.data.settings
-    images = own.get("subset") if quick else study.test_images or own.get("subset")
-    few: dict[str, Any] = {} if images is None else {"subset": images}
-    test = data.load(recipe.data.name, "test", data_dir, **{**own, **few})
-    others = {other: data.load(other, "test", data_dir, **_like(own), **few) for other in study.ood}
-    way = "" if chosen.propagation is None else f"{chosen.propagation}."
-    document = evaluate_suite(
-        net,
-        test,
-        ood=others,
-        shift=() if quick else study.shift,
-        shift_images=study.shift_images,
-        samples=chosen.samples or study.samples,
-        propagation=chosen.propagation,
-        out=folder / f"{way}{EVALUATION_FILE}",
-        progress=progress,
-    )
-    figures |= {key: document["measures"][key] for key in KEPT if key in document["measures"]}
-    for other, found in document.get("ood", {}).items():
-        figures[f"auroc {other}"] = found["scores"]["entropy"]["auroc"]
-    means = document.get("shift", {}).get("corruptions_mean")
-    if means:
-        figures["corruption accuracy"] = means["of 15"]["accuracy"]
-    figures["predict_seconds"] = document["seconds"]["test, of CPU"]
-    figures["bytes"] = (folder / MODEL_FILE).stat().st_size
-    figures["values"] = census_json(net.census())["values"]
-    return figures
-
-
-def _trained(
-    study: Study, row: str, seed: int, quick: bool, work: Path, data_dir: str | Path | None, progress: Show
-) -> tuple[Path, dict[str, Any]]:
-    """The folder of a row's network, and the seconds of CPU that training took, if it was trained here and now."""
-    folder, start = work / f"{_folder(row)}-{seed}", study.rows[row].start
-    if (folder / MODEL_FILE).is_file():
-        return folder, {}
-    recipe = study.recipe(row, seed, quick)
-    if start is not None:
-        before, _ = _trained(study, start, seed, quick, work, data_dir, progress)
-        recipe = check({**recipe.to_tree(), "model": str(before)})
-    begun = bool(checkpoint.files(folder))
-    _warm()
-    work_before = time.process_time()
-    run(recipe, folder, data_dir, resume=begun, measured=False, progress=progress)
-    return folder, {} if begun else {"train_seconds": round(time.process_time() - work_before, 2)}
-
-
-@functools.cache
-def _warm() -> None:
-    """Lets the process load, before a time is taken, what its first training loads."""
-    fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)
-
-
-def _like(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How the network wants its inputs, for data that are not its own."""
-    return {key: settings[key] for key in ("mean", "std") if key in settings}
-
-
-def _folder(row: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
