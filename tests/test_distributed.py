@@ -18,8 +18,12 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import tiny_data, tiny_model
+from pocketbayes.batches import as_source, batches
+from pocketbayes.batches import share as weight_of
 from pocketbayes.evaluate import evaluate
 from pocketbayes.guards import fingerprint
+from pocketbayes.methods.addition import Passes
+from pocketbayes.methods.laplace import _Problem
 from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
 from pocketbayes.sensitivity import sensitivities
@@ -176,6 +180,10 @@ def share(size: int) -> dict[str, Any]:
     net, (x, y) = nets()["classification"]
     for kind in ("gradient", "squared", "output"):
         found[kind] = sensitivities(net, zip(x.split(4), y.split(4)), kind, team=team)  # type: ignore[arg-type]
+    source = as_source((x[:14], y[:14]))  # three batches, the last one of two examples: the third rank has none
+    batch = list(batches(source, 6, rank=team.rank, world=size))[-1]
+    passes = Passes(net, lambda: [[batch]], "mean", team, weight_of(source, 6, 2, team.rank, size))
+    found["swap"] = torch.cat(list(passes.gradients()))
     torch.manual_seed(6)
     mean, std = 0.05 * torch.randn(3000), 0.01 * torch.rand(3000) + 1e-3
     found["plane"] = survey(mean, std, mean.square(), PlaneSettings(k=8, n_min=5), team)
@@ -191,7 +199,7 @@ def test_shares_of_three_ranks_make_the_whole(tmp_path: Path) -> None:
         for task in ("classification", "segmentation", "regression", "few"):
             assert found[task] == pytest.approx(alone[task], rel=1e-12)
             assert found[task]["count"] == alone[task]["count"]
-        for kind in ("gradient", "squared", "output"):
+        for kind in ("gradient", "squared", "output", "swap"):
             torch.testing.assert_close(found[kind], alone[kind])
             assert torch.equal(found[kind], several[0][kind])
         mine, theirs = found["plane"], alone["plane"]
@@ -199,6 +207,53 @@ def test_shares_of_three_ranks_make_the_whole(tmp_path: Path) -> None:
         assert torch.equal(mine.ellipses, theirs.ellipses)
         torch.testing.assert_close(mine.mixture.means, theirs.mixture.means, rtol=1e-9, atol=1e-12)
         assert torch.equal(mine.mixture.covs, several[0]["plane"].mixture.covs)
+
+
+def laplace(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The posterior at a network as it is, and how many examples this process has looked at."""
+    seen, usual = [], _Problem.examples
+
+    def counted(self: Any) -> Any:
+        for x, y in usual(self):
+            seen.append(len(y))
+            yield x, y
+
+    _Problem.examples = counted  # type: ignore[method-assign]
+    method = pb.Laplace(bayesian_bias=True, **settings)
+    net = pb.fit(method, nets()["classification"][0], tiny_data(EXAMPLES), accelerator="cpu", batch_size=16)
+    return {"print": fingerprint(net), "state": net.posterior.state_dict(), "prior": net.prior.std, "seen": sum(seen)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"hessian": "full"}, {"hessian": "kron"}, {"hessian": "full", "subset": "subnetwork", "subnetwork_size": 20}],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_ranks_share_out_the_examples_of_a_laplace_approximation(settings: dict[str, Any], tmp_path: Path) -> None:
+    (alone,) = ranks.run(laplace, 1, tmp_path / "one", tmp_path, settings)
+    several = ranks.run(laplace, 3, tmp_path / "three", tmp_path, settings)
+    assert isinstance(alone, dict), alone
+    for found in several:
+        assert isinstance(found, dict), found
+        assert found["print"] == several[0]["print"]
+        assert found["prior"] == pytest.approx(alone["prior"], rel=1e-4)
+        factors = [state["factor"] @ state["factor"].T for state in (found["state"], alone["state"])]
+        torch.testing.assert_close(*factors, rtol=1e-3, atol=1e-5)
+    assert sum(found["seen"] for found in several) == alone["seen"]
+    assert max(found["seen"] for found in several) <= alone["seen"] / 3 + 4
+
+
+def train_few(folder: Path) -> dict[str, Any]:
+    return train("ssvi", folder, told=tiny_data(34))
+
+
+def test_a_swap_at_a_batch_that_leaves_a_rank_without_examples(tmp_path: Path) -> None:
+    (alone,) = ranks.run(train_few, 1, tmp_path / "a", tmp_path / "one")
+    several = ranks.run(train_few, 3, tmp_path / "b", tmp_path / "three")
+    for found in (alone, *several):
+        assert isinstance(found, dict), found
+        torch.testing.assert_close(found["mean"], alone["mean"], rtol=1e-3, atol=1e-4)
+        assert torch.equal(found["state"]["posterior.index"], alone["state"]["posterior.index"])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

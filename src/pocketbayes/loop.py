@@ -84,7 +84,7 @@ class Loop:
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = steps * self.training.epochs
         part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
-        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total)
+        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
         nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
         kl = self.network.kl()
         if replaced is None and beta and kl.requires_grad:

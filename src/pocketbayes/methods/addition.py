@@ -26,7 +26,8 @@ class Passes:
         net: The network in training; nothing of it changes.
         batches: Makes the batches anew, the same ones whenever it is called.
         at: Where the gradient is taken: at a "sample" of the weights, a fresh one for every batch, or at the "mean".
-        team: Processes whose batches are parts of one, over which gradients are averaged.
+        team: Processes over which gradients are averaged; the first of their batches are parts of one.
+        weight: What this process's part of it counts: 1 where all are equally large.
         nll: The first batch's NLL, once a gradient has been taken.
     """
 
@@ -34,6 +35,7 @@ class Passes:
     batches: Callable[[], Iterable[Batch]]
     at: str
     team: Team = ALONE
+    weight: float = 1.0
     nll: float = float("nan")
 
     def gradients(self, layerwise: bool = False) -> Iterator[Tensor]:
@@ -57,8 +59,7 @@ class Passes:
         for number, batch in enumerate(self.batches()):
             gradients, nll = self._of_batch(group, batch)
             if self.team.size > 1:
-                own = sum(len(y) for _, y in batch)
-                fraction = own / float(self.team.sum(gradients[0].new_tensor(float(own))))
+                fraction = (1.0 if number else self.weight) / self.team.size
                 gradients = [self.team.sum(gradient.mul_(fraction)) for gradient in gradients]
             sizes = [gradient.abs_() for gradient in gradients]
             if not number:

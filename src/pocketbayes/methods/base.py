@@ -121,6 +121,7 @@ class Method(ABC):
         optimizer: torch.optim.Optimizer,
         step: int,
         steps: int,
+        weight: float = 1.0,
     ) -> float | None:
         """Something in place of an optimiser step, such as a change of the posterior's structure.
 
@@ -134,6 +135,8 @@ class Method(ABC):
             optimizer: Its state may be changed along.
             step: The number of steps of the stage that are over.
             steps: The stage's total.
+            weight: What this process's part of the batch counts beside those of the others: 1 where all are equally
+                large, 0 where no example was left for it, which then has one for company.
 
         Returns:
             The batch's NLL if the step is replaced; None for a step as usual.

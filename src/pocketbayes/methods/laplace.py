@@ -19,6 +19,7 @@ from pocketbayes.posteriors import Point
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.priors import Normal
 from pocketbayes.sensitivity import largest
+from pocketbayes.team import ALONE, Team
 
 MAX_DENSE = 2**14
 """The most weights with a dense covariance: 1 GiB."""
@@ -34,6 +35,7 @@ class Laplace(Method):
     the layout only; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given
     the bias. Prediction draws weights and runs the network; laplace-torch's default linearises it, which is the same
     for a last layer and not for a subnetwork. Kronecker factors are kept as the dense covariance they stand for.
+    Processes that train together share out the examples and add up their matrices.
 
     Attributes:
         subset: "last-layer", or "subnetwork": the weights with the largest variance under a diagonal Laplace
@@ -100,9 +102,8 @@ class Laplace(Method):
         """The approximation for a linear head on the features it gets, on the CPU, where the head is small."""
         layer, head, index = problem.last_layer()
         self._check_dense(len(index))
-        loader = _Loader(lambda: problem.features(layer), problem.run.examples)
         fitted = _laplace_torch(head, problem.kind, "all", self.hessian, **self._settings(problem))
-        fitted.fit(loader)
+        problem.fit(fitted, lambda: problem.features(layer))
         return fitted, index
 
     def _fit_subnetwork(self, problem: _Problem) -> tuple[Any, Tensor]:
@@ -110,9 +111,8 @@ class Laplace(Method):
         positions = problem.train_layout_only()
         size = min(self.subnetwork_size, len(positions))
         self._check_dense(size)
-        loader = _Loader(lambda: problem.batches(len(positions)), problem.run.examples)
         diagonal = _laplace_torch(problem.module, problem.kind, "all", "diag", **self._settings(problem))
-        diagonal.fit(loader)
+        problem.fit(diagonal, lambda: problem.batches(len(positions)))
         variance = torch.where(diagonal.H > 0, diagonal.posterior_variance, -1)
         chosen = largest(variance, size)
         fitted = _laplace_torch(
@@ -123,7 +123,7 @@ class Laplace(Method):
             subnetwork_indices=chosen.cpu(),
             **self._settings(problem),
         )
-        fitted.fit(loader)
+        problem.fit(fitted, lambda: problem.batches(len(positions)))
         return fitted, positions[chosen.cpu()]
 
     def _settings(self, problem: _Problem) -> dict[str, Any]:
@@ -180,6 +180,36 @@ class _Problem:
                 return cls(module, network, run, "regression", float(likelihood.moments(output)[1].flatten()[0]))
         raise UserError("Laplace knows classes without class weights, and Gaussian noise that is learned or given")
 
+    @property
+    def team(self) -> Team:
+        """The processes that share out the examples, if there are enough for all."""
+        return self.run.team if self.run.examples >= self.run.team.size else ALONE
+
+    def fit(self, fitted: Any, make: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
+        """Fits to the examples of all processes; `make` gives those of this one."""
+        fitted.fit(_Loader(make, self.run.examples))
+        if self.team.size == 1:
+            return
+
+        def total(value: Tensor) -> Tensor:
+            return self.team.sum(value.to(self.network.device)).to(value.device)
+
+        fitted.loss = total(torch.as_tensor(fitted.loss))
+        if isinstance(fitted.H, Tensor):
+            fitted.H = total(fitted.H)
+        else:
+            fitted.H_facs.kfacs = [[total(factor) for factor in factors] for factors in fitted.H_facs.kfacs]
+            fitted.H = fitted.H_facs.decompose(damping=fitted.damping)
+
+    def examples(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's examples of every batch."""
+        seen = 0
+        for x, y in self.run.batches():
+            first = (self.team.rank - seen) % self.team.size
+            seen += len(x)
+            if first < len(x):
+                yield x[first :: self.team.size], y[first :: self.team.size]
+
     def targets(self, output: Tensor, y: Tensor) -> Tensor:
         """The targets in the outputs' shape."""
         return match_target(output, y) if self.kind == "regression" else y
@@ -212,7 +242,7 @@ class _Problem:
         seen: list[Tensor] = []
         hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
-            for x, y in self.run.batches():
+            for x, y in self.examples():
                 with torch.no_grad():
                     output = self.module(x)
                 yield seen.pop().cpu(), self.targets(output, y).cpu()
@@ -232,7 +262,7 @@ class _Problem:
 
     def batches(self, weights: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The data in batches so small that their Jacobian fits in memory."""
-        for x, y in self.run.batches():
+        for x, y in self.examples():
             with torch.no_grad():
                 output = self.module(x[:1])
             # laplace-torch goes back through the whole batch for each of its outputs: small batches cost less.

@@ -156,14 +156,21 @@ class SparseTraining(Method):
         return 0.5 * self.swap_fraction * (1 + math.cos(math.pi * step / end))
 
     def replace_step(
-        self, net: Network, run: Run, batch: Batch, optimizer: torch.optim.Optimizer, step: int, steps: int
+        self,
+        net: Network,
+        run: Run,
+        batch: Batch,
+        optimizer: torch.optim.Optimizer,
+        step: int,
+        steps: int,
+        weight: float = 1.0,
     ) -> float | None:
         """A swap, every `swap_every` steps."""
         fraction = self.fraction(step, steps)
         if not fraction:
             return None
         assert isinstance(net.posterior, Sparse)
-        passes = self._passes(net, run, batch, step)
+        passes = self._passes(net, run, batch, step, weight)
         self.swap(net.posterior, passes.gradients(self.addition_layerwise), fraction, optimizer)
         return passes.nll
 
@@ -215,7 +222,7 @@ class SparseTraining(Method):
         free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
         return [free] if free else []
 
-    def _passes(self, net: Network, run: Run, batch: Batch, step: int) -> Passes:
+    def _passes(self, net: Network, run: Run, batch: Batch, step: int, weight: float = 1.0) -> Passes:
         """The step's batch, or with others in an order of the step's own."""
 
         def batches() -> Iterator[Batch]:
@@ -224,7 +231,7 @@ class SparseTraining(Method):
                 others = run.batches(shuffle=True, turn=step)
                 yield from ([pair] for pair in itertools.islice(others, self.addition_batches - 1))
 
-        return Passes(net, batches, "mean" if self.addition == "mean" else "sample", run.team)
+        return Passes(net, batches, "mean" if self.addition == "mean" else "sample", run.team, weight)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
