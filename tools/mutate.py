@@ -158,8 +158,12 @@ def sample(name: str, count: int, seed: int) -> list[Mutant]:
 
 def survivors(name: str, row: dict[str, Any]) -> list[Mutant]:
     """Those that survived last time, as far as the source still has their places."""
-    left = [(mutant["file"], mutant["before"], mutant["after"]) for mutant in row["survivors"]]
-    return [mutant for mutant in every(name) if (mutant.file, mutant.before, mutant.after) in left]
+    found: list[Mutant] = []
+    for left in row["survivors"]:
+        same = ("file", "before", "after")
+        alike = [mutant for mutant in every(name) if all(getattr(mutant, part) == left[part] for part in same)]
+        found += sorted(alike, key=lambda mutant: abs(mutant.start - left["start"]))[:1]
+    return found
 
 
 def main() -> None:
@@ -191,7 +195,7 @@ def main() -> None:
             came = outcome(mutant, tests)
             found[came].append(mutant)
             print(name, came, f"{mutant.file}:{mutant.line}", mutant.before[:60], "->", mutant.after[:60], flush=True)
-        left = [{k: v for k, v in asdict(mutant).items() if k != "start"} for mutant in found["survived"]]
+        left = [asdict(mutant) for mutant in found["survived"]]
         counts = {came: len(group) for came, group in found.items()}
         if before:
             counts |= {

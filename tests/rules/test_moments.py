@@ -213,6 +213,14 @@ def test_first_order_rules_are_the_squared_jacobian(name: str) -> None:
     torch.testing.assert_close(result.variance, expected_variance(function, a))
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_slopes_at_kinks_are_those_of_torch(name: str) -> None:
+    """Means of exactly 0 are common: padding, and whatever a ReLU has cut off."""
+    kinks = torch.tensor([0.0, -3.0, 3.0, 6.0, -0.5, 0.5, -0.3, 0.4, 0.1], dtype=torch.float64)
+    a = Gaussian(kinks, torch.full_like(kinks, 0.2), rules=MOMENTS)
+    torch.testing.assert_close(ACTIVATIONS[name](a).variance, expected_variance(ACTIVATIONS[name], a))
+
+
 def test_weight_norm_is_a_length_times_a_direction() -> None:
     v, g = gaussian(3, 4), plain(3, 1)
     result = torch._weight_norm(v, g, 0)
@@ -393,6 +401,8 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] 
     "mul_ itself": (lambda a: a.mul_(a), lambda a: a * a),
     "add_ itself": (lambda a: a.add_(a), lambda a: a + a),
     "clamp_": (lambda a: a.clamp_(min=0.0), lambda a: a.clamp(min=0.0)),
+    "copy_": (lambda a: a.copy_(2 * a), lambda a: 2 * a),
+    "copy_ of a plain one": (lambda a: a.copy_(plain(3, 4)), lambda a: 0 * a + plain(3, 4)),
     "masked_fill_": (lambda a: a.masked_fill_(mask, 1.0), lambda a: a.masked_fill(mask, 1.0)),
 }  # fmt: skip
 
