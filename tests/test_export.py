@@ -364,6 +364,22 @@ def test_the_command_line_exports_what_it_trained_and_the_file_says_what_it_is(t
     assert b"test_export" not in text
 
 
+def test_the_command_line_takes_the_shape_that_a_network_does_not_know(tmp_path: Path) -> None:
+    net = pb.bayesianize(pb.models.build("mlp", in_features=6, hidden=[4], out_features=3), pb.MeanFieldVI())
+    net.likelihood = pb.Categorical()
+    pb.save(net, tmp_path / "net.pocket")
+    out = tmp_path / "[red]" / "[" / "red].onnx"  # rich would take "[/red]" for the end of a style
+    command = ["export", str(tmp_path / "net.pocket"), "--out", str(out), "--mode", "mean"]
+    run = CliRunner().invoke(app, [*command, "--shape", "2,3"])
+    assert run.exit_code == 0, run.output
+    assert str(out) in run.stdout.replace("\n", "")
+    assert [value.shape[1:] for value in ir.load(out).graph.inputs] == [(2, 3)]
+    for shape in ("2,x", "0", ""):
+        run = CliRunner().invoke(app, [*command, "--shape", shape])
+        assert run.exit_code == 2
+        assert "the sizes of one input" in run.stderr
+
+
 def test_the_command_line_names_mistakes(tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["export", str(tmp_path / "none.pocket"), "--out", str(tmp_path / "net.onnx")])
     assert run.exit_code == 2

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import note, show, show_json, styled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,7 +68,7 @@ def demo(
     ]
     count = int(next(iter(outcomes.values())).measures["count"])
     show(table(rows, title=f"{count} test digits"), *_drawings(uncertain))
-    show(f"[bold]{page}[/] shows all of it: open it in a browser")
+    show(styled("bold", page, " shows all of it: open it in a browser"))
     note(f"the networks are in {out}; ask one: pocketbayes predict {out / (PREFIX + uncertain['method'])} FILE")
 
 

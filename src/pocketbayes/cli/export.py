@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import note, show, show_json, styled
 from pocketbayes.errors import UserError
 
 
@@ -53,7 +53,7 @@ def export(
     if json:
         show_json(found)
     else:
-        show(f"[bold]{out}[/] {mode}, {size:,} B")
+        show(styled("bold", out, f" {mode}, {size:,} B"))
 
 
 def _sizes(text: str) -> list[int]:

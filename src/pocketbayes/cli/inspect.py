@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import show, show_json
+from pocketbayes.cli.output import show, show_json, styled
 from pocketbayes.errors import refusing
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _show(found: dict[str, Any]) -> None:
 
     networks = found["networks"]
     if len(networks) > 1:
-        show(f"[bold]a mixture of {len(networks)} networks[/]; the first of them:")
+        show(styled("bold", f"a mixture of {len(networks)} networks", "; the first of them:"))
     network = networks[0]
     total = {key: sum(n["census"][key] for n in networks) for key in ("weights", "random", "points", "values")}
     stored: dict[str, int] = {}
@@ -168,7 +168,7 @@ def _show(found: dict[str, Any]) -> None:
         table([_weight(weight) for weight in network["weights"][:MOST_ROWS]]),
     )
     if len(network["weights"]) > MOST_ROWS:
-        show(f"[dim]and {len(network['weights']) - MOST_ROWS} more: --json has them all[/]")
+        show(styled("dim", f"and {len(network['weights']) - MOST_ROWS} more: --json has them all"))
     reasons: dict[str, list[str]] = {}
     for point in network["points"]:
         reasons.setdefault(point["reason"], []).append(point["name"])
@@ -178,7 +178,7 @@ def _show(found: dict[str, Any]) -> None:
         show("What each score would remove of every layer's weakest 30 %: intersection over union, score by score")
         show(table([{"score": name, **row} for name, row in network["removal_iou"].items()]))
     for text in network["census"]["notes"]:
-        show(f"[dim]{text}[/]")
+        show(styled("dim", text))
 
 
 def _largest(parts: Mapping[str, int], most: int = 6) -> dict[str, int]:
@@ -201,7 +201,6 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(facts: Mapping[str, Any]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     from pocketbayes.report.table import write
@@ -211,7 +210,7 @@ def _pairs(facts: Mapping[str, Any]) -> Any:
     made.add_column(style="cyan")
     made.add_column(justify="right" if numbers else "left", overflow="fold")
     for name, value in facts.items():
-        made.add_row(name, escape(write(name, value)))
+        made.add_row(name, write(name, value))
     return made
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import show, show_json
+from pocketbayes.cli.output import show, show_json, styled
 from pocketbayes.errors import UnknownNameError
 
 
@@ -30,7 +30,7 @@ def list_(
         return
     show(table([{key: _words(value) for key, value in row.items()} for row in rows]))
     if what == "models":
-        show("[dim]and any model of torchvision or timm: torchvision:NAME, timm:NAME[/]")
+        show(styled("dim", "and any model of torchvision or timm: torchvision:NAME, timm:NAME"))
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -12,12 +12,19 @@ PIPE_WIDTH = 160
 
 
 def show(*things: Any) -> None:
-    """Prints tables and text for people on stdout."""
+    """Prints tables and text for people on stdout; brackets in a name are brackets, not rich's markup."""
     from rich.console import Console
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for thing in things:
         console.print(thing)
+
+
+def styled(style: str, text: object, rest: str = "") -> Any:
+    """A text in a style, and more without."""
+    from rich.text import Text
+
+    return Text.assemble((str(text), style), rest)
 
 
 def show_json(value: Any) -> None:

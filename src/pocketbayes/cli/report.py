@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import note, show, show_json, styled
 
 
 def report(
@@ -46,4 +46,5 @@ def report(
     for run in found.runs:
         for problem in run.problems:
             note(f"{run.name}: {problem}")
-    show(f"[bold]{found.page}[/]: {len(found.runs)} runs" + (f", {len(found.figures)} figures" if figures else ""))
+    drawn = f", {len(found.figures)} figures" if figures else ""
+    show(styled("bold", found.page, f": {len(found.runs)} runs{drawn}"))

@@ -82,10 +82,8 @@ def _summary(result: Document) -> dict[str, Any]:
 
 
 def _sentence(results: Sequence[Document], row: Mapping[str, Any]) -> str:
-    from rich.markup import escape
-
     measure = HEADINGS.get(row["measure"], row["measure"])
-    first, second = (escape(str(results[row[side]]["network"])) for side in ("first", "second"))
+    first, second = (str(results[row[side]]["network"]) for side in ("first", "second"))
     percent = row["measure"] in PERCENT
     low, high = sorted((abs(row["low"]), abs(row["high"])))
     correction = f", corrected for {row['pairs']} pairs" if row["pairs"] > 1 else ""

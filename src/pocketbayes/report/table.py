@@ -98,8 +98,7 @@ def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     return min(values) if name in LOW_IS_GOOD else None
 
 
-def _cell(name: str, value: Any, best: Any) -> str:
-    from rich.markup import escape
+def _cell(name: str, value: Any, best: Any) -> Any:
+    from rich.text import Text
 
-    text = escape(write(name, value))
-    return f"[bold green]{text}[/]" if best is not None and value == best else text
+    return Text(write(name, value), "bold green" if best is not None and value == best else "")
