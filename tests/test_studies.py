@@ -36,6 +36,12 @@ SMALL = {
 }
 
 
+def work_of(folder: Path, study: str, row: str) -> Path:
+    """The folder of the one network of a row, seed 0."""
+    (found,) = (folder / "work" / study).glob(f"{row}-0-*")
+    return found
+
+
 @pytest.mark.parametrize("name", studies.names())
 def test_every_shipped_study_is_valid(name: str) -> None:
     study = studies.read(name)
@@ -80,6 +86,9 @@ def test_rows_seeds_and_what_is_done_stays_done(tmp_path: Path) -> None:
     changed = merged(SMALL, {"samples": 3})
     make(studies.Study.model_validate(changed), rows=("map",))
     assert done == [("map", 0), ("map", 1)]  # its settings are others now
+    longer = merged(SMALL, {"base": {"training": {"epochs": 3}}})
+    again = make(studies.Study.model_validate(longer), rows=("map",))  # and so is the network, for all that lies there
+    assert again["rows"]["map"]["seeds"]["0"]["nll"] != first["rows"]["map"]["seeds"]["0"]["nll"]
 
 
 def test_a_row_of_an_unknown_row_is_refused() -> None:
@@ -95,7 +104,7 @@ def test_a_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
     tree = {**SMALL, "rows": {"bbb": SMALL["rows"]["bbb"], **rows}, "seeds": [0]}
     study = studies.Study.model_validate(tree)
     result = studies.reproduce("small", study, tmp_path, tmp_path / "work", progress=False)
-    whole, integers = (pb.load(tmp_path / "work" / "small" / f"{row}-0" / "model.pocket") for row in ("bbb", "int8"))
+    whole, integers = (pb.load(work_of(tmp_path, "small", row) / "model.pocket") for row in ("bbb", "int8"))
     assert isinstance(whole, pb.Network)
     assert isinstance(integers, pb.Network)
     mean, rounded = (net.posterior.moments()[0].detach() for net in (whole, integers))
@@ -119,7 +128,7 @@ def test_fewer_images_and_seeds(tmp_path: Path) -> None:
     result = studies.reproduce("small", study, tmp_path, tmp_path / "work", seeds=1, rows=("map",), progress=False)
     assert list(result["rows"]["map"]["seeds"]) == ["0"]
     assert result["rows"]["map"]["seeds"]["0"]["count"] == 40
-    document = json.loads((tmp_path / "work" / "small" / "map-0" / "evaluation.json").read_text())
+    document = json.loads((work_of(tmp_path, "small", "map") / "evaluation.json").read_text())
     assert {round(20 * row["accuracy"], 6) % 1 for row in document["shift"]["noise"]} == {0.0}
 
 
@@ -131,7 +140,7 @@ def test_the_quick_version_from_the_command_line(tmp_path: Path) -> None:
     assert set(result["rows"]) == {"map", "2dgbnn"}
     assert 0 <= result["rows"]["2dgbnn"]["seeds"]["0"]["accuracy"] <= 1
     assert (tmp_path / "digits-quick.json").is_file()
-    assert pb.load(tmp_path / "work" / "digits-quick" / "map-0" / "model.pocket")
+    assert pb.load(work_of(tmp_path, "digits-quick", "map") / "model.pocket")
     assert CliRunner().invoke(app, ["reproduce", "digit", "--out", str(tmp_path)]).exit_code == 2
 
 

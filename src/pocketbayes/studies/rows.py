@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -64,13 +66,12 @@ class RowMaker:
 
     def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:
         """The folder of a row's network, and the seconds of CPU that the whole of its training took just now."""
-        name = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
-        folder, start = self.work / f"{name}-{seed}", self.study.rows[row].start
+        recipe, start = self.study.recipe(row, seed, self.quick), self.study.rows[row].start
+        before = None if start is None else self._trained(start, seed)[0]
+        folder = self.work / _folder_name(row, recipe, before)
         if (folder / MODEL_FILE).is_file():
             return folder, None
-        recipe = self.study.recipe(row, seed, self.quick)
-        if start is not None:
-            before, _ = self._trained(start, seed)
+        if before is not None:
             recipe = check({**recipe.to_tree(), "model": str(before)})
         begun = bool(checkpoint.files(folder))
         _warm()
@@ -94,6 +95,13 @@ class RowMaker:
             out=folder / f"{way}{EVALUATION_FILE}",
             progress=self.progress,
         )
+
+
+def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
+    """For people the row and the seed; for us whatever decides the network, so that none is taken for another."""
+    text = json.dumps([recipe.to_tree(), start and start.name], sort_keys=True)
+    name = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
+    return f"{name}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 @functools.cache
