@@ -58,6 +58,7 @@ format: venv
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/peers.py
 	$(BIN)/python benchmarks/tables.py
 
 tables: venv

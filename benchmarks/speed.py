@@ -77,7 +77,7 @@ def peer_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
     return step
 
 
-def thirty_passes(model: nn.Module, x: Tensor) -> Callable[[], object]:
+def thirty_passes(model: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
     def predict() -> Tensor:
         with torch.no_grad():
             return torch.stack([model(x).softmax(1) for _ in range(30)]).mean(0)

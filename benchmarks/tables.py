@@ -16,6 +16,7 @@ from typing import Any
 
 from corruption_tables import TABLES as CORRUPTION_TABLES
 from pbn_tables import PBN_TABLES
+from peer_tables import PEER_TABLES
 from pocket_tables import POCKET_TABLES
 from propagation_tables import TABLES as PROPAGATION_TABLES
 from robustness_tables import ROBUSTNESS_TABLES
@@ -215,6 +216,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         for name, (file, make) in ROBUSTNESS_TABLES.items()
     },
     **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in SCALE_TABLES.items()},
+    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PEER_TABLES.items()},
     **PROPAGATION_TABLES,
     **CORRUPTION_TABLES,
 }

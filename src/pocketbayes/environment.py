@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-PACKAGES = frozenset(
-    {"torch", "torchvision", "bayesian-torch", "torch-uncertainty", "numpy", "scikit-learn", "pocketbayes"}
-)
+PEERS = ("bayesian-torch", "torch-uncertainty", "blitz-bayesian-pytorch", "ivon-opt", "fastbnns", "laplace-torch")
+PACKAGES = frozenset({"torch", "torchvision", "numpy", "scikit-learn", "pocketbayes", *PEERS})
 
 
 def environment() -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""How cost grows: weights and Gaussians in stage 2 of 2DGBNN, samples, density and batch elsewhere.
+
+python benchmarks/growth.py [--sweep weights] [--sweep gaussians] [--sweep samples] [--sweep density] [--sweep batch]
+
+CPU seconds, which are those of an idle machine also where others use it. Stage 2 is measured by `plane.py`, each size
+in a process of its own and on all processors, their seconds added up; the rest in this process, one thread, interleaved
+medians. The places of a sweep stand in the order in which one goes: the exponent of its last three is that of the far
+end. Each sweep is written to results/growth.json when it is done; the others in the file stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from measure import RESULTS, interleaved, write_result
+from plane import measure_survey
+from sparse import step_of
+
+NAME = "growth"
+WEIGHTS = tuple(round(10 ** (half / 2)) for half in range(10, 17))
+GAUSSIANS = (16, 64, 256, 1000, 2000, 4000, 6000)
+SAMPLES = (1, 3, 10, 30, 100)
+DENSITIES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+BATCHES = (1, 4, 16, 64, 256, 1024)
+SHAPE = (1, 28, 28)
+
+
+def exponent(places: Sequence[float], values: Sequence[float]) -> float:
+    """b of the least-squares fit value = a place^b."""
+    return statistics.linear_regression([math.log(p) for p in places], [math.log(v) for v in values]).slope
+
+
+def sweep(places: Sequence[float], conditions: str, **costs: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The curves of each cost (`seconds`, `megabytes`) with their exponents."""
+    return {
+        "conditions": conditions,
+        "places": list(places),
+        "costs": {
+            cost: {
+                name: {
+                    "values": list(values),
+                    "exponent": exponent(places, values),
+                    "exponent, last three": exponent(places[-3:], values[-3:]),
+                }
+                for name, values in curves.items()
+            }
+            for cost, curves in costs.items()
+        },
+    }
+
+
+def surveys(cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Stage 2 for every (weights, Gaussians)."""
+    found = []
+    for case in cases:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(measure_survey, case))
+        print(found[-1], flush=True)
+    return found
+
+
+def by_weights() -> dict[str, Any]:
+    rows = surveys([(n, 2000) for n in WEIGHTS])
+    seconds, megabytes = ([row[key] for row in rows] for key in ("cpu_seconds", "megabytes_above_the_weights"))
+    return sweep(WEIGHTS, "2000 Gaussians", seconds={"stage 2": seconds}, megabytes={"stage 2": megabytes})
+
+
+def by_gaussians() -> dict[str, Any]:
+    seconds = [row["cpu_seconds"] for row in surveys([(1_000_000, k) for k in GAUSSIANS])]
+    return sweep(GAUSSIANS, "a million weights", seconds={"stage 2": seconds})
+
+
+def cpu_seconds(grid: Mapping[str, Sequence[Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+    """Medians for every curve and place, all of them interleaved."""
+    actions = {f"{name}|{number}": action for name, row in grid.items() for number, action in enumerate(row)}
+    seconds = interleaved(actions, rounds, clock=time.process_time)
+    return {name: [seconds[f"{name}|{number}"] for number in range(len(row))] for name, row in grid.items()}
+
+
+def networks(model: nn.Module, methods: Sequence[pb.Method]) -> list[pb.Network]:
+    nets = [pb.bayesianize(model, method) for method in methods]
+    for net in nets:
+        net.likelihood = pb.Categorical()
+    return nets
+
+
+def training_step(net: pb.Network, batch: int) -> Callable[[], object]:
+    return step_of(net, pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net), *inputs(batch))
+
+
+def prediction(net: pb.Network, batch: int, samples: int = 30, how: str = "sample") -> Callable[[], object]:
+    x = inputs(batch)[0]
+    return lambda: pb.predict(net.eval(), x, samples, how)
+
+
+def inputs(batch: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(batch, *SHAPE), torch.arange(batch) % 10
+
+
+def by_samples() -> dict[str, Any]:
+    grid = {
+        f"prediction, {name}": [prediction(net, 128, samples) for samples in SAMPLES]
+        for name in ("lenet5", "lenet300")
+        for net in networks(pb.models.build(name), [pb.MeanFieldVI()])
+    }
+    return sweep(SAMPLES, "batch 128", seconds=cpu_seconds(grid, 5))
+
+
+def by_density() -> dict[str, Any]:
+    model = pb.models.build("mlp", in_features=784, out_features=10, hidden=(1024, 1024))
+    methods = [pb.SSVI(density=d) if d < 1 else pb.MeanFieldVI(propagation="local") for d in DENSITIES]
+    nets = networks(model, methods)
+    grid = {
+        "training step": [training_step(net, 128) for net in nets],
+        "prediction, 30 samples": [prediction(net, 128) for net in nets],
+    }
+    conditions = "a perceptron 784-1024-1024-10, batch 128; density 1 is dense VI"
+    return sweep(DENSITIES, conditions, seconds=cpu_seconds(grid, 5))
+
+
+def by_batch() -> dict[str, Any]:
+    (net,) = networks(pb.models.build("lenet5"), [pb.MeanFieldVI()])
+    grid = {
+        "training step": [training_step(net, batch) for batch in BATCHES],
+        "prediction, 30 samples": [prediction(net, batch) for batch in BATCHES],
+        "prediction, moments": [prediction(net, batch, how="moments") for batch in BATCHES],
+        "prediction, linear": [prediction(net, batch, how="linear") for batch in BATCHES],
+    }
+    return sweep(BATCHES, "LeNet-5", seconds=cpu_seconds(grid, 5))
+
+
+SWEEPS = {
+    "weights": by_weights,
+    "gaussians": by_gaussians,
+    "samples": by_samples,
+    "density": by_density,
+    "batch": by_batch,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweep", choices=SWEEPS, action="append")
+    chosen = parser.parse_args().sweep or list(SWEEPS)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    path = RESULTS / f"{NAME}.json"
+    found: dict[str, Any] = json.loads(path.read_text())["sweeps"] if path.exists() else {}
+    for name in chosen:
+        found[name] = SWEEPS[name]()
+        print(name, json.dumps(found[name]), flush=True)
+        write_result(NAME, {"sweeps": {key: found[key] for key in SWEEPS if key in found}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Our training steps and predictions beside those of other libraries, all as multiples of deterministic PyTorch's.
+
+python benchmarks/peers.py [--models lenet5,lenet300,resnet20,resnet18,vit-ti] [--section "training step"] [--threads 1]
+
+bayesian-torch, torch-uncertainty, blitz, IVON, fastbnns and laplace-torch live together in the extra `bench`, so that
+all of them run interleaved in one process. What a peer cannot do is written down with its own error message. Medians
+of CPU seconds: with one thread they are near those of an idle machine also where others use it. Each model is written
+to results/peers.json when it is done; other models and sections in the file stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import time
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pocketbayes as pb
+from measure import RESULTS, interleaved, ratios, write_result
+from peer_models import SAMPLED, STEPS, UNSAMPLED, Action, without_gradients
+from speed import deterministic_step
+
+NAME = "peers"
+SECTIONS = ("training step", "30 samples", "no samples")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its inputs, and how often each step and pass is timed; 30 samples as often as a third of that."""
+
+    batch: int
+    shape: tuple[int, int, int] = (3, 32, 32)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 9
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        return torch.randn(self.batch, *self.shape), torch.arange(self.batch) % 10
+
+
+CASES = {
+    "lenet5": Case(128, (1, 28, 28), rounds=21),
+    "lenet300": Case(128, (1, 28, 28), rounds=21),
+    "resnet20": Case(32),
+    "resnet18": Case(8, settings={"classes": 10}),
+    "vit-ti": Case(8, settings={"classes": 10, "image_size": 32, "patch_size": 4}),
+}
+
+
+def measure(name: str, sections: Collection[str]) -> dict[str, Any]:
+    """Multiples of deterministic PyTorch for each section, and what does not run."""
+    case = CASES[name]
+    torch.manual_seed(0)
+    model = pb.models.build(name, **case.settings)
+    x, y = case.data()
+    plain = copy.deepcopy(model).eval()
+    one_pass = without_gradients(lambda: plain(x))
+    step = deterministic_step(copy.deepcopy(model).train(), x, y)
+    plans: dict[str, tuple[Action, Mapping[str, Callable[..., Action]], tuple[Tensor, ...], int]] = {
+        "training step": (step, STEPS, (x, y), case.rounds),
+        "30 samples": (one_pass, SAMPLED, (x,), case.rounds // 3),
+        "no samples": (one_pass, UNSAMPLED, (x,), case.rounds),
+    }
+    result: dict[str, Any] = {"batch": case.batch, "rounds": case.rounds, "not run": {}}
+    for section in sections:
+        base, table, inputs, rounds = plans[section]
+        actions = {"deterministic": base}
+        for peer, make in table.items():
+            copied = copy.deepcopy(model).train(section == "training step")
+            action = tried(lambda make=make, copied=copied, inputs=inputs: make(copied, *inputs))
+            if isinstance(action, str):
+                result["not run"][f"{peer}: {section}"] = action
+            else:
+                actions[peer] = action
+        times = interleaved(actions, rounds, warmup=0, clock=time.process_time)
+        result[section] = ratios(times, "deterministic")
+    return result
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old model's sections, those that are in the new one replaced."""
+    kept = {key: why for key, why in old.get("not run", {}).items() if key.rpartition(": ")[2] not in new}
+    return {**old, **new, "not run": {**kept, **new["not run"]}}
+
+
+def tried(make: Callable[[], Action]) -> Action | str:
+    """The action, once it has run; or why it does not, in one line."""
+    try:
+        action = make()
+        action()
+        return action
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:160]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--section", choices=SECTIONS, action="append")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    warnings.simplefilter("ignore")  # the peers' own
+    path = RESULTS / f"{NAME}.json"
+    models: dict[str, Any] = json.loads(path.read_text())["models"] if path.exists() else {}
+    for name in arguments.models.split(","):
+        models[name] = merged(models.get(name, {}), measure(name, arguments.section or SECTIONS))
+        print(name, json.dumps(models[name], indent=1), flush=True)
+        write_result(NAME, {"models": {key: models[key] for key in CASES if key in models}})
+
+
+if __name__ == "__main__":
+    main()
