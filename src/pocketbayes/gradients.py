@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,6 +42,7 @@ class Use:
         bias: The slot of its bias, if that is selected.
         version: How often its input had been changed in place.
         edge: Where in the graph the gradient of its output arrives; None without gradients.
+        output: What it gave, without gradients; with them None, for the graph keeps what it needs.
     """
 
     op: Op
@@ -51,6 +52,7 @@ class Use:
     bias: int | None
     version: int
     edge: GradientEdge | None
+    output: Tensor | None
 
     @property
     def batch(self) -> int:
@@ -91,7 +93,8 @@ class _Tap(torch.Tensor):
                 edge = get_gradient_edge(result)
         weight, bias = (tap.slot if isinstance(tap, _Tap) else None for tap in (call.weight, call.bias))
         settings = {**dict(zip(("stride", "padding", "dilation", "groups"), args[3:])), **kwargs}
-        taps[0].record.append(Use(func, call, settings, weight, bias, call.input._version, edge))
+        kept = None if edge else result
+        taps[0].record.append(Use(func, call, settings, weight, bias, call.input._version, edge, kept))
         return result
 
 
@@ -107,23 +110,33 @@ class Plan:
     """How the batch lies in the inputs of each use, and what a pass costs.
 
     Attributes:
+        slots: Those with random weights: only where these are used gradients are wanted.
+        span: The first position of these slots in the flat vector, and the one after the last.
         inner: Per use, the entries along the batch axes that follow the one of the examples.
         channels_last: Whether the model runs in that memory format, which is the fastest for convolutions.
         size: Numbers that an example leaves behind in a pass.
     """
 
+    slots: tuple[int, ...]
+    span: tuple[int, int]
     inner: tuple[int, ...]
     channels_last: bool
     size: int
 
 
-def tapped_pass(model: nn.Module, layout: Layout, mean: Tensor, x: Tensor) -> tuple[Any, list[Use | None]]:
-    """The model's output at the mean, and its linear operations in order; None stands for a use of another kind."""
+def tapped_pass(
+    model: nn.Module, layout: Layout, mean: Tensor, x: Tensor, slots: Collection[int]
+) -> tuple[Any, list[Use | None]]:
+    """The model's output at the mean, and the linear operations on these slots in order.
+
+    None stands for a use of another kind.
+    """
     record: list[Use | None] = []
-    taps = [view.as_subclass(_Tap) for view in layout.views(mean.detach())]
-    for number, tap in enumerate(taps):
+    weights = layout.views(mean.detach())
+    for number in slots:
+        tap = weights[number] = weights[number].as_subclass(_Tap)
         tap.slot, tap.record = number, record
-    with placed(model, {site: tap for slot, tap in zip(layout.slots, taps) for site in slot.sites}):
+    with placed(model, {site: weight for slot, weight in zip(layout.slots, weights) for site in slot.sites}):
         return model(x), record
 
 
@@ -135,20 +148,22 @@ def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
     """
     if not x.is_floating_point():
         return None
-    mean = posterior.moments()[0]
+    mean, layout = posterior.moments()[0], posterior.layout
+    slots = tuple(posterior.random_slots() or range(len(layout)))
     three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
     three[1] = math.nan
     for channels_last in (True, False) if x.ndim == 4 else (False,):
         with torch.no_grad():
             try:
-                _, record = tapped_pass(model, posterior.layout, mean, arranged(three, channels_last))
+                _, record = tapped_pass(model, layout, mean, arranged(three, channels_last), slots)
             except RuntimeError:  # such as view(), which wants its own memory format
                 continue
         inner = [None if use is None else _inner(use) for use in record]
         if not inner or None in inner:
             return None
         size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
-        return Plan(tuple(i for i in inner if i is not None), channels_last, size)
+        span = layout.slots[slots[0]].start, layout.slots[slots[-1]].stop
+        return Plan(slots, span, tuple(i for i in inner if i is not None), channels_last, size)
     return None
 
 
@@ -176,6 +191,7 @@ class Pass:
 
     Attributes:
         output: The model's output, (b, ...).
+        span: Where the weights begin and end whose gradients `gradient` gives.
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: Plan) -> None:
@@ -183,12 +199,12 @@ class Pass:
         self.examples = len(x)
         mean, self.std = (moment.detach() for moment in posterior.moments())
         with torch.enable_grad():
-            output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last))
+            output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last), plan.slots)
         self.output: Tensor = output
         self.uses = [use for use in record if use is not None]
         if len(self.uses) != len(plan.inner) or len(record) != len(self.uses):
             raise NotTappedError("the model's flow differs from that of its first call")
-        self.inner = plan.inner
+        self.inner, self.span = plan.inner, plan.span
 
     def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
         """The gradients of sum(direction * output) of every example with respect to every use's output."""
@@ -231,8 +247,9 @@ class Pass:
         return total
 
     def gradient(self, direction: Tensor, keep: bool = False) -> Tensor:
-        """The gradients (b, n) themselves."""
-        flat = self.output.new_zeros(self.examples, self.layout.size)
+        """The gradients themselves, with respect to the weights from `span[0]` to `span[1]`."""
+        first, last = self.span
+        flat = self.output.new_zeros(self.examples, last - first)
         for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
             if delta is None:
                 continue
@@ -243,7 +260,7 @@ class Pass:
                     step = max(1, _BLOCK // rows.work(index))
                     for start in range(0, self.examples, step):
                         part = slice(start, start + step)
-                        flat[part, slot.start : slot.stop] += rows.restored(index, part)
+                        flat[part, slot.start - first : slot.stop - first] += rows.restored(index, part)
         return flat
 
 

@@ -20,7 +20,7 @@ CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
 _MEMORY = 1 << 26
 """Numbers in flight at once: 256 MB in single precision."""
 
-_PLANS: WeakKeyDictionary[nn.Module, dict[torch.Size, Plan | None]] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], Plan | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def _chunk(
     gradients = 0 if plan and posterior.independent else 1
     if classes == "covariance":
         gradients = run_at(model, posterior.layout, mean, x[:1])[0].numel()
-    per_example = (plan.size if plan else 0) + gradients * posterior.layout.size
+    first, last = plan.span if plan else (0, posterior.layout.size)
+    per_example = (plan.size if plan else 0) + gradients * (last - first)
     x = x[: max(1, _MEMORY // max(per_example, 1))]
     state: Pass | None = None
     if plan is not None:
@@ -118,9 +119,10 @@ def _chunk(
 
 def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
     plans = _PLANS.setdefault(model, {})
-    if x.shape[1:] not in plans:
-        plans[x.shape[1:]] = make_plan(model, posterior, x)
-    return plans[x.shape[1:]]
+    key = (*x.shape[1:], *posterior.random_slots())
+    if key not in plans:
+        plans[key] = make_plan(model, posterior, x)
+    return plans[key]
 
 
 def _directions(output: Tensor, classes: str) -> tuple[list[Tensor], Tensor]:
@@ -149,8 +151,10 @@ def _by_gradients(
         return Linearised(output, torch.stack(variances, 1), index, None, classes)
     projected = []
     for direction, keep in zip(directions, keeps):
-        gradient = state.gradient(direction, keep) if state else looped_gradient(model, posterior, x, direction)
-        projected.append(posterior.project(gradient))
+        if state:
+            projected.append(posterior.project(state.gradient(direction, keep), state.span[0]))
+        else:
+            projected.append(posterior.project(looped_gradient(model, posterior, x, direction)))
     if classes != "covariance":
         return Linearised(output, torch.stack([u.square().sum(1) for u in projected], 1), index, None, classes)
     stacked = torch.stack(projected, 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pocketbayes.errors import UserError
 from pocketbayes.gaussian import Correlated, Gaussian
+from pocketbayes.head import Head
 from pocketbayes.layout import evaluating
 from pocketbayes.linear import Linearised, check_classes
 from pocketbayes.network import TURNS, Net, Network, check_propagation, members
@@ -278,10 +279,11 @@ def outputs_of(
                 every = isinstance(network.likelihood, GaussianNoise)  # each number of a regression has its own
                 yield network.linear(inputs, "all" if every else classes, samples, seed)
                 continue
+            head = Head.of(network, inputs) if count > 1 else None
             for index in range(count):
                 if index == 0 or network.is_random:
                     with _seeded(seed * 1_000_003 + number * share + index, network.device):
-                        output = _in_parts(network, inputs)
+                        output = head.draw() if head else _in_parts(network, inputs)
                 yield output
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -98,13 +99,22 @@ class Posterior(nn.Module, ABC):
         finally:
             self._held = None
 
+    def held_moments(self) -> tuple[Tensor, Tensor]:
+        """The moments; within `frozen`, those of the first call."""
+        if self._held is None:
+            return self.moments()
+        self._held = self._held or [*self.moments()]
+        mean, std = self._held
+        return mean, std
+
+    def random_slots(self) -> list[int]:
+        """The slots of the layout that have a weight with std > 0."""
+        stds = self.layout.views(self.held_moments()[1].detach())
+        return [number for number, std in enumerate(stds) if bool((std > 0).any())]
+
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """One draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
-        if self._held is None:
-            mean, std = self.moments()
-        else:
-            self._held = self._held or [*self.moments()]
-            mean, std = self._held
+        mean, std = self.held_moments()
         return torch.addcmul(mean, std, self._noise(noise, mean))
 
     @property
@@ -112,12 +122,21 @@ class Posterior(nn.Module, ABC):
         """Whether the weights are drawn independently of one another, as by the `sample` of this class."""
         return type(self).sample is Posterior.sample
 
-    def project(self, gradient: Tensor) -> Tensor:
+    def project(self, gradient: Tensor, start: int = 0) -> Tensor:
         """Gradients with respect to the noise of a draw, at the mean, from those with respect to the weights.
 
-        To first order |.|^2 is the variance, over draws, of the quantity whose gradients (b, n) these are, and inner
-        products are covariances: where one noise serves many weights, their gradients add up.
+        To first order |.|^2 is the variance, over draws, of the quantity whose gradients these are, and inner products
+        are covariances: where one noise serves many weights, their gradients add up.
+
+        Args:
+            gradient: (b, n), or (b, m) for the m weights from position `start` on, if no others are random.
+            start: The position of its first weight.
         """
+        rest = self.layout.size - start - gradient.shape[1]
+        return self._project(F.pad(gradient, (start, rest)) if start or rest else gradient)
+
+    def _project(self, gradient: Tensor) -> Tensor:
+        """From the gradients (b, n) of all weights."""
         if self.independent:
             return gradient * self.moments()[1]
         origin = torch.zeros(self.noise_size, dtype=gradient.dtype, device=gradient.device)

@@ -68,7 +68,7 @@ class Dropped(Posterior):
             parts.append(view.flatten())
         return torch.cat(parts)
 
-    def project(self, gradient: Tensor) -> Tensor:
+    def _project(self, gradient: Tensor) -> Tensor:
         """sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over the weights i of each unit: a mask has no derivative."""
         spread = (self.rate / (1 - self.rate)) ** 0.5
         parts = [gradient.new_zeros(len(gradient), 0)]

@@ -57,6 +57,13 @@ class LowRank(Posterior):
         change = torch.addcmul(self.factor @ shared, self.std, own)
         return self.mean + change if self.index is None else self.mean.index_add(0, self.index, change)
 
+    def project(self, gradient: Tensor, start: int = 0) -> Tensor:
+        """std g and F^T g of the random weights."""
+        places = torch.arange(self.layout.size, device=gradient.device) if self.index is None else self.index
+        given = (places >= start) & (places < start + gradient.shape[1])
+        random = gradient[:, places[given] - start]
+        return torch.cat([random * self.std[given], random @ self.factor[given]], 1)
+
     def kl(self, prior: Prior) -> Tensor:
         """KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q: exact, for priors are independent."""
         return super().kl(prior) + self.total_correlation()

@@ -1,0 +1,114 @@
+"""Networks whose last layer alone is random: one pass of the rest, and the same answers to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from pocketbayes.head import Head
+
+
+class Features(nn.Module):
+    """Counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5)
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return self.layer(x).relu()
+
+
+class Body(nn.Module):
+    """Features, a layer, and what the case does around it."""
+
+    def __init__(self, end: Callable[[nn.Linear, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.features, self.fc, self.end = Features(), nn.Linear(5, 3), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.fc, self.features(x))
+
+
+def last_layer_only(model: nn.Module, bias: bool = False) -> pb.Network:
+    net = pb.bayesianize(model, pb.MeanFieldVI(select="fc", bayesian_bias=bias, std_init=0.3))
+    assert isinstance(net, pb.Network)
+    return net.eval()
+
+
+def twice(layer: nn.Linear, h: Tensor) -> Tensor:
+    return layer(h) + layer(2 * h)
+
+
+def noisy(layer: nn.Linear, h: Tensor) -> Tensor:
+    return layer(h + torch.randn_like(h))
+
+
+def changed(layer: nn.Linear, h: Tensor) -> Tensor:
+    out = layer(h)
+    h.add_(1)
+    return out
+
+
+def without_head(net: pb.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> pb.Prediction:
+    with monkeypatch.context() as patch:
+        patch.setattr(Head, "of", classmethod(lambda cls, *_: None))
+        return pb.predict(net, x, samples=7)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_rest_runs_once_and_the_answer_is_the_same_bit_for_bit(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, x = last_layer_only(Body(lambda layer, h: layer(h)), bias), torch.randn(9, 6)
+    slow = without_head(net, x, monkeypatch)
+    net.model.features.runs = 0
+    fast = pb.predict(net, x, samples=7)
+    assert net.model.features.runs == 1
+    assert torch.equal(fast.mean, slow.mean)
+    assert torch.equal(fast.std, slow.std)
+
+
+def test_a_last_layer_among_point_weights_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    start = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.Deterministic())
+    start.likelihood = pb.Categorical()
+    net = pb.fit(pb.Laplace(prior_precision=1.0), start, (x, y), progress=False)
+    assert isinstance(net, pb.Network)
+    slow = without_head(net, x, monkeypatch)
+    net.model.features.runs = 0
+    assert torch.equal(pb.predict(net, x, samples=7).std, slow.std)
+    assert net.model.features.runs == 1
+
+
+@pytest.mark.parametrize(
+    "end", [twice, noisy, changed, lambda layer, h: layer(h).relu(), lambda layer, h: F.normalize(layer.weight) @ h.T]
+)
+def test_layers_that_are_not_the_end_of_one_flow_run_in_full(
+    end: Callable[[nn.Linear, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    net, x = last_layer_only(Body(end)), torch.randn(3, 6)
+    assert Head.of(net, x) is None
+    assert torch.equal(pb.predict(net, x, samples=7).std, without_head(net, x, monkeypatch).std)
+
+
+def test_several_random_layers_have_no_head() -> None:
+    net = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.MeanFieldVI()).eval()
+    assert Head.of(net, torch.randn(2, 6)) is None
+    assert net.model.features.runs == 0
+
+
+def test_gradients_are_taken_where_weights_are_random_only() -> None:
+    torch.manual_seed(0)
+    net, x = last_layer_only(Body(lambda layer, h: layer(h))), torch.randn(4, 6)
+    everything = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.PBN(rate=1.0))
+    assert net.linear(x, "all").variance.shape == (4, 3)
+    assert everything.linear(x, "all").variance.shape == (4, 3)
