@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
+from pocketbayes.gradients import looped_gradient, make_plan
 from pocketbayes.head import Head
 
 
@@ -41,6 +42,16 @@ def last_layer_only(model: nn.Module, bias: bool = False) -> pb.Network:
     net = pb.bayesianize(model, pb.MeanFieldVI(select="fc", bayesian_bias=bias, std_init=0.3))
     assert isinstance(net, pb.Network)
     return net.eval()
+
+
+def laplace_of(model: nn.Module) -> pb.Network:
+    """All weights in the layout, those of the last layer random."""
+    start = pb.bayesianize(model, pb.Deterministic())
+    start.likelihood = pb.Categorical()
+    data = torch.randn(40, 6), torch.arange(40) % 3
+    net = pb.fit(pb.Laplace(prior_precision=1.0), start, data, progress=False)
+    assert isinstance(net, pb.Network)
+    return net
 
 
 def twice(layer: nn.Linear, h: Tensor) -> Tensor:
@@ -77,11 +88,7 @@ def test_the_rest_runs_once_and_the_answer_is_the_same_bit_for_bit(bias: bool, m
 
 def test_a_last_layer_among_point_weights_of_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    x, y = torch.randn(40, 6), torch.arange(40) % 3
-    start = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.Deterministic())
-    start.likelihood = pb.Categorical()
-    net = pb.fit(pb.Laplace(prior_precision=1.0), start, (x, y), progress=False)
-    assert isinstance(net, pb.Network)
+    net, x = laplace_of(Body(lambda layer, h: layer(h))), torch.randn(9, 6)
     slow = without_head(net, x, monkeypatch)
     net.model.features.runs = 0
     assert torch.equal(pb.predict(net, x, samples=7).std, slow.std)
@@ -108,7 +115,12 @@ def test_several_random_layers_have_no_head() -> None:
 
 def test_gradients_are_taken_where_weights_are_random_only() -> None:
     torch.manual_seed(0)
-    net, x = last_layer_only(Body(lambda layer, h: layer(h))), torch.randn(4, 6)
-    everything = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.PBN(rate=1.0))
-    assert net.linear(x, "all").variance.shape == (4, 3)
-    assert everything.linear(x, "all").variance.shape == (4, 3)
+    net, x = laplace_of(Body(lambda layer, h: layer(h))), torch.randn(4, 6)
+    plan = make_plan(net.model, net.posterior, x)
+    assert plan is not None
+    assert [net.layout.slots[number].name for number in plan.slots] == ["fc.weight"]
+    found = net.linear(x, "predicted")
+    direction = F.one_hot(found.index[:, 0], 3).float()
+    gradient = looped_gradient(net.model, net.posterior, x, direction)
+    expected = net.posterior.project(gradient).square().sum(1)
+    torch.testing.assert_close(found.variance[:, 0], expected)
