@@ -7,7 +7,7 @@ python benchmarks/propagation.py --data-dir DATA --weights resnet20-12fca82f.th 
   on MNIST by local reparameterisation, with the stds that training gave; ResNet-20 on CIFAR-10 with the given weights
   and a ViT-Ti trained on MNIST, every weight with a std of 2 % and 10 % of the weights' own std in its layer.
 - memory: the most bytes that live tensors hold in a pass and in a training step, counted: the same in every run.
-- time: ratios to a deterministic pass or step, everything interleaved; for a machine that does nothing else.
+- time: ratios to a deterministic pass or step, everything interleaved, seconds of CPU.
 
 Each finished row is written to results/propagation.json at once, and a row that is there is not run again.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import torch
@@ -356,7 +357,10 @@ def steps() -> dict[str, dict[str, Callable[[], object]]]:
 
 def time(bench: Bench, rounds: int, note: str) -> None:
     bench.keep("time", "conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
+    done = set(bench.result["time"])
     for name, (model, x) in cases(bench).items():
+        if name in done:
+            continue
         net = with_spread(model, 0.02)
         actions: dict[str, Callable[[], object]] = {
             "forward": plain(model, x),
@@ -365,15 +369,19 @@ def time(bench: Bench, rounds: int, note: str) -> None:
             "linear, predicted class": lambda net=net, x=x: net.linear(x, "predicted"),
             "linear, margin": lambda net=net, x=x: net.linear(x, "margin"),
         }
-        row = ratios(interleaved(actions, rounds), "forward")
+        row = ratios(interleaved(actions, rounds, clock=process_time), "forward")
         peer = peer_model(model)
         if peer is not None:
             few = {"moments": actions["moments"], "peer": thirty_passes(peer.eval(), x)}
-            seconds = interleaved(few, max(rounds // 3, 3))
+            seconds = interleaved(few, max(rounds // 3, 3), clock=process_time)
             row["moments over 30 samples by bayesian-torch"] = seconds["moments"] / seconds["peer"]
         bench.keep("time", name, row)
     for name, actions in steps().items():
-        bench.keep("time", f"training step, {name}", ratios(interleaved(actions, rounds), "deterministic"))
+        if f"training step, {name}" in done:
+            continue
+        bench.keep(
+            "time", f"training step, {name}", ratios(interleaved(actions, rounds, clock=process_time), "deterministic")
+        )
 
 
 def memory(bench: Bench) -> None:

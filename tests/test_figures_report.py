@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pocketbayes.figures.calibration import confidence_boxes, reliability, risk_coverage
 from pocketbayes.figures.layers import layer_fractions, sigma_map
 from pocketbayes.figures.ood import ood_histograms
-from pocketbayes.figures.pareto import pareto, pareto_front
+from pocketbayes.figures.pareto import beside, pareto, pareto_front
 from pocketbayes.figures.shift import shift_curves
 from pocketbayes.figures.training import training_curves
 
@@ -114,7 +114,24 @@ def test_the_front_is_what_nothing_beats() -> None:
     drawn(figure)
     families = pareto({"a, 4 bits": (1.0, 3.0), "a, 5 bits": (4.0, 1.0), "b": (5.0, 2.0)}, "bytes").axes[0]
     assert [text.get_text() for text in families.legend_.texts] == ["front", "a", "b"]
-    assert [text.get_text() for text in families.texts] == ["4 bits", "5 bits", ""]
+    assert [text.get_text() for text in families.texts] == ["4 bits", "5 bits"]
+
+
+def test_texts_beside_points_cover_neither_points_nor_texts() -> None:
+    places = {str(number): (100.0, 100.0 + 4 * number) for number in range(6)} | {"far": (200.0, 100.0)}
+    sizes = dict.fromkeys(places, (30.0, 7.0))
+    found = beside(places, sizes, left=60)
+    boxes = [
+        (places[n][0] + dx, places[n][1] + dy, places[n][0] + dx + 30, places[n][1] + dy + 7)
+        for n, (dx, dy) in found.items()
+    ]
+    points = [(x - 3, y - 3, x + 3, y + 3) for x, y in places.values()]
+    for number, (left, bottom, right, top) in enumerate(boxes):
+        assert left >= 60
+        for other in [*points, *boxes[:number]]:
+            assert left >= other[2] or other[0] >= right or bottom >= other[3] or other[1] >= top
+    assert found["far"] == (6.0, -2.5)  # room enough: right beside it
+    assert beside({"edge": (70.0, 0.0)}, {"edge": (30.0, 7.0)}, left=60)["edge"][0] > 0
 
 
 @settings(deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -37,21 +38,59 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
     front = pareto_front(list(points.values()))
     panel.step(*zip(*front), where="post", color=INK, linewidth=0.9, linestyle="--", alpha=0.6, label="front")
     families: dict[str, list[str]] = {}
+    colours: dict[str, str] = {}
     for name in points:
         families.setdefault(name.partition(", ")[0], []).append(name)
     for order, (family, names) in enumerate(families.items()):
         colour = PALETTE[order % len(PALETTE)]
-        for place, name in enumerate(names):
-            panel.plot(*zip(points[name]), "o", color=colour, markersize=6, label=None if place else family)
-            aside = (5, 5 if (order + place) % 2 else -11)  # neighbours' texts on different sides
-            rest = name.partition(", ")[2]
-            panel.annotate(rest, points[name], aside, textcoords="offset points", fontsize=7, color=colour)
+        colours |= dict.fromkeys(names, colour)
+        panel.plot(*zip(*(points[name] for name in names)), "o", color=colour, markersize=6, label=family)
     panel.set_xscale("log")
     for which in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
         which(EngFormatter())
-    panel.xaxis.set_minor_locator(LogLocator(subs=(2, 3, 5, 7)))
+    panel.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     panel.tick_params(which="minor", labelsize=8)
     panel.margins(0.12)
     panel.set(xlabel=x_label, ylabel=y_label)
     panel.legend(fontsize=7, frameon=False)
+    figure.canvas.draw()  # lays out the panel: from here on places on it are known
+    shown = [name for name in points if name.partition(", ")[2]]
+    spots = panel.transData.transform([points[name] for name in points]) * 72 / figure.dpi
+    places = dict(zip(points, [(float(x), float(y)) for x, y in spots]))
+    sizes = {name: (4.3 * len(name.partition(", ")[2]), 7.0) for name in shown}
+    for name, aside in beside(places, sizes, panel.bbox.x0 * 72 / figure.dpi).items():
+        text = name.partition(", ")[2]
+        panel.annotate(text, points[name], aside, textcoords="offset points", fontsize=7, color=colours[name])
     return figure
+
+
+def beside(places: Mapping[str, Point], sizes: Mapping[str, Point], left: float = -math.inf) -> dict[str, Point]:
+    """Where to write beside each point: the nearest place that covers no point and no text written before.
+
+    Args:
+        places: The points by name.
+        sizes: Width and height of the texts of some of them.
+        left: No text begins further left.
+
+    Returns:
+        By name, the lower left corner of the text as seen from its point.
+    """
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in places.values()]
+    found: dict[str, Point] = {}
+    for name, (width, height) in sizes.items():
+        x, y = places[name]
+        sides = [side for side in (6.0, -width - 6) if side > 0 or x + side >= left]
+        tries = [(side, rise) for rise in (-2.5, 5, -10, 13, -18, 21, -26) for side in sides]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in tries]
+        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = covered.index(min(covered))
+        found[name] = tries[best]
+        taken.append(boxes[best])
+    return found
+
+
+def _overlap(one: tuple[float, ...], two: tuple[float, ...]) -> float:
+    """The area that two boxes (left, bottom, right, top) share."""
+    width = min(one[2], two[2]) - max(one[0], two[0])
+    height = min(one[3], two[3]) - max(one[1], two[1])
+    return max(width, 0.0) * max(height, 0.0)
