@@ -45,7 +45,8 @@ def regression(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[list
         cells = [f"{mean(seeds, 'rmse'):.2f} / {mean(seeds, 'log_likelihood'):.2f}" if seeds else "" for seeds in found]
         sizes = [round(mean(seeds, "bytes")) for seeds in found if seeds]
         lines.append([method, *cells, f"{sizes[0]:,}"])
-    return ["RMSE / log-likelihood", *sets, f"bytes, {next(iter(sets))}"], lines
+    heads = [f"{name}, {min(map(len, rows.values()))} splits" for name, rows in sets.items()]
+    return ["RMSE / log-likelihood", *heads, f"bytes, {next(iter(sets))}"], lines
 
 
 def rows_of(result: dict[str, Any]) -> dict[str, Seeds]:
