@@ -48,8 +48,8 @@ CASES = {
     "lenet5": Case(128, (1, 28, 28), rounds=21),
     "lenet300": Case(128, (1, 28, 28), rounds=21),
     "resnet20": Case(32),
-    "resnet18": Case(8, settings={"classes": 10}),
-    "vit-ti": Case(8, settings={"classes": 10, "image_size": 32, "patch_size": 4}),
+    "resnet18": Case(8, settings={"classes": 10}, rounds=3),
+    "vit-ti": Case(8, settings={"classes": 10, "image_size": 32, "patch_size": 4}, rounds=6),
 }
 
 
@@ -67,7 +67,7 @@ def measure(name: str, sections: Collection[str]) -> dict[str, Any]:
         "30 samples": (one_pass, SAMPLED, (x,), case.rounds // 3),
         "no samples": (one_pass, UNSAMPLED, (x,), case.rounds),
     }
-    result: dict[str, Any] = {"batch": case.batch, "rounds": case.rounds, "not run": {}}
+    result: dict[str, Any] = {"batch": case.batch, "rounds": {}, "not run": {}}
     for section in sections:
         base, table, inputs, rounds = plans[section]
         actions = {"deterministic": base}
@@ -79,14 +79,15 @@ def measure(name: str, sections: Collection[str]) -> dict[str, Any]:
             else:
                 actions[peer] = action
         times = interleaved(actions, rounds, warmup=0, clock=time.process_time)
-        result[section] = ratios(times, "deterministic")
+        result[section], result["rounds"][section] = ratios(times, "deterministic"), rounds
     return result
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """The old model's sections, those that are in the new one replaced."""
     kept = {key: why for key, why in old.get("not run", {}).items() if key.rpartition(": ")[2] not in new}
-    return {**old, **new, "not run": {**kept, **new["not run"]}}
+    rounds = {**old.get("rounds", {}), **new["rounds"]}
+    return {**old, **new, "rounds": rounds, "not run": {**kept, **new["not run"]}}
 
 
 def tried(make: Callable[[], Action]) -> Action | str:
@@ -108,9 +109,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")  # the peers' own
     path = RESULTS / f"{NAME}.json"
-    models: dict[str, Any] = json.loads(path.read_text())["models"] if path.exists() else {}
     for name in arguments.models.split(","):
-        models[name] = merged(models.get(name, {}), measure(name, arguments.section or SECTIONS))
+        measured = measure(name, arguments.section or SECTIONS)
+        models: dict[str, Any] = json.loads(path.read_text())["models"] if path.exists() else {}
+        models[name] = merged(models.get(name, {}), measured)
         print(name, json.dumps(models[name], indent=1), flush=True)
         write_result(NAME, {"models": {key: models[key] for key in CASES if key in models}})
 

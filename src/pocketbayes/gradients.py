@@ -148,7 +148,7 @@ def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
     """
     if not x.is_floating_point():
         return None
-    mean, layout = posterior.moments()[0], posterior.layout
+    mean, layout = posterior.held_moments()[0], posterior.layout
     slots = tuple(posterior.random_slots() or range(len(layout)))
     three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
     three[1] = math.nan
@@ -197,7 +197,7 @@ class Pass:
     def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: Plan) -> None:
         self.layout = posterior.layout
         self.examples = len(x)
-        mean, self.std = (moment.detach() for moment in posterior.moments())
+        mean, self.std = (moment.detach() for moment in posterior.held_moments())
         with torch.enable_grad():
             output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last), plan.slots)
         self.output: Tensor = output
@@ -379,7 +379,7 @@ def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> 
 def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction: Tensor) -> Tensor:
     """The gradients (b, n), one example after the other: for models that nothing else covers."""
     rows = []
-    mean = posterior.moments()[0].detach()
+    mean = posterior.held_moments()[0].detach()
     for example, row in zip(x.split(1), direction.split(1)):
         with torch.enable_grad():
             flat = mean.clone().requires_grad_()

@@ -61,8 +61,9 @@ class LowRank(Posterior):
         """std g and F^T g of the random weights."""
         places = torch.arange(self.layout.size, device=gradient.device) if self.index is None else self.index
         given = (places >= start) & (places < start + gradient.shape[1])
-        random = gradient[:, places[given] - start]
-        return torch.cat([random * self.std[given], random @ self.factor[given]], 1)
+        random = gradient.new_zeros(len(gradient), len(places))
+        random[:, given] = gradient[:, places[given] - start]
+        return torch.cat([random * self.std, random @ self.factor], 1)
 
     def kl(self, prior: Prior) -> Tensor:
         """KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q: exact, for priors are independent."""
