@@ -102,7 +102,7 @@ def test_ranking_survives_where_scores_overflow_or_underflow() -> None:
         assert bool((removal_score("exp-snr", ratio * tiny, tiny).diff() < 0).all()), ratio
 
 
-def test_the_series_of_a_weight_far_from_zero_is_that_of_a_lognormal_number() -> None:
+def test_the_score_of_a_weight_far_from_zero_is_that_of_a_lognormal_number() -> None:
     """Var exp(l w) / (E exp(l w))^2 = exp((l std)^2) - 1."""
     for std in (9e-5, 1e-6):  # below the width at which the series takes over
         score = removal_score("exp-snr", *(torch.tensor([v], dtype=torch.float64) for v in (40 * std, std)), log=True)
