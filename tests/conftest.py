@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-# No test depends on the clock.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# No test depends on the clock, and every run tries the same examples; HYPOTHESIS_PROFILE=explore tries others.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -174,6 +174,7 @@ JSON = st.recursive(
 
 
 @settings(deadline=None)
+@example({"data": {}, "network": None, "measures": {"": 0}}, {})
 @given(
     st.dictionaries(st.sampled_from(PARTS), JSON), st.dictionaries(st.sampled_from(["method", "data", "seed"]), JSON)
 )

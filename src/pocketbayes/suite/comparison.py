@@ -87,9 +87,10 @@ def _same_images(
 ) -> bool:
     """Whether they are the same images in the same order, however each network wants them normalised."""
     a, b = (
-        (document["data"]["name"], document["data"].get("path"), document.get("split")) for document in (first, second)
+        (document["data"].get("name"), document["data"].get("path"), document.get("split"))
+        for document in (first, second)
     )
-    return a == b and labels is not None and others is not None and torch.equal(labels, others)
+    return a == b and a[0] is not None and labels is not None and others is not None and torch.equal(labels, others)
 
 
 def _recipe_and_data(document: Mapping[str, Any]) -> str:
