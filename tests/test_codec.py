@@ -147,9 +147,20 @@ def test_constants_cost_nothing() -> None:
     assert len(codec.pack_ints(np.full(100_000, 7, dtype=np.int64))) <= 4
 
 
-def test_exact_floats_are_smaller_than_they_were() -> None:
-    weights = np.random.default_rng(0).normal(0, 0.05, 20_000).astype("<f4")
-    assert len(codec.pack_exactly(weights.view(np.uint8).reshape(-1, 4))) < 0.86 * weights.nbytes
+def test_exact_floats_are_smaller_than_they_were_and_come_back() -> None:
+    rows = np.random.default_rng(0).normal(0, 0.05, 20_000).astype("<f4").view(np.uint8).reshape(-1, 4)
+    packed = codec.pack_exactly(rows)
+    assert len(packed) < 0.86 * rows.nbytes
+    assert np.array_equal(codec.unpack_exactly(packed, len(rows), 4), rows)
+
+
+@pytest.mark.parametrize("beyond", [-1, 256])
+def test_numbers_beyond_a_byte_are_refused(beyond: int) -> None:
+    numbers = codec.pack_ints(np.array([*range(9), beyond], dtype=np.int64))
+    with pytest.raises(CodecError, match="beyond 255"):
+        codec.unpack_exactly(bytes([len(numbers)]) + numbers, 10, 1)
+    with pytest.raises(CodecError, match="impossible steps"):
+        codec.unpack_in_steps(np.array([0, 1], dtype="<f4").tobytes() + numbers, 10)
 
 
 @quick
