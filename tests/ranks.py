@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 
 import torch
 
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "lightning_fabric", "pocketbayes", "laplace", "ranks"])
 SECONDS = 300
@@ -59,3 +63,12 @@ def _rank(work: Callable[..., Any], rank: int, size: int, port: int, folder: Pat
     (folder / f"{rank}.part").rename(folder / f"{rank}.pt")
     if torch.distributed.is_initialized() and isinstance(found, str):
         os._exit(1)  # no farewell to those who are gone
+
+
+def by_command_line(options: list[str], out: Path, *, torchrun: bool) -> Any:
+    """The JSON that `pocketbayes OPTIONS --out OUT` prints, run by one process or by torchrun's two."""
+    command = [sys.executable, *(TORCHRUN if torchrun else ()), "-m", "pocketbayes", *options, "--out", str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)

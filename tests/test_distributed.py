@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -355,13 +353,8 @@ def test_torchrun_trains_by_the_command_line(tmp_path: Path) -> None:
     """Two processes and one print the same table; only the first writes and speaks."""
     settings = ["data.subset=200", "training.epochs=1", "training.accelerator=cpu", "training.batch_size=64"]
     options = ["train", "digits-map", "--json", *(item for s in settings for item in ("--set", s))]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    found = []
-    for name, way in (("two", launch), ("one", [])):
-        command = [sys.executable, *way, "-m", "pocketbayes", *options, "--out", str(tmp_path / name)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found.append(json.loads(done.stdout)["measures"])
+    found = [
+        ranks.by_command_line(options, tmp_path / name, torchrun=name == "two")["measures"] for name in ("two", "one")
+    ]
     assert found[0]["count"] == found[1]["count"]
     assert found[0]["nll"] == pytest.approx(found[1]["nll"], rel=1e-3)

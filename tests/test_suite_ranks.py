@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +103,9 @@ def test_torchrun_evaluates_by_the_command_line(tmp_path: Path) -> None:
     pb.save(make_net(), tmp_path / "net.pocket")
     options = ["evaluate", str(tmp_path / "net.pocket"), "--data", "digits", "--shift", "noise", "--samples", "2"]
     options += ["--set", "data.subset=300", "--json"]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     found = []
-    for name, way in (("two", launch), ("one", [])):
-        command = [sys.executable, *way, "-m", "pocketbayes", *options, "--out", str(tmp_path / name)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        (result,) = json.loads(done.stdout)["results"]
+    for name in ("two", "one"):
+        (result,) = ranks.by_command_line(options, tmp_path / name, torchrun=name == "two")["results"]
         assert result == json.loads((tmp_path / name / "net.evaluation.json").read_text())
         found.append(without_times(result))
     assert_alike(*found)
