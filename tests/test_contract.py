@@ -63,6 +63,17 @@ def test_a_draw_is_a_function_of_its_noise(case: Case) -> None:
 
 
 @each_case
+def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
+    """Of all weights, and of one layer's."""
+    network = members(fitted(case))[0]
+    posterior, slot = network.posterior, network.layout.slots[-1]
+    noise = torch.randn(3, posterior.noise_size)
+    each = torch.stack([posterior.sample(row) for row in noise])
+    torch.testing.assert_close(posterior.draws(noise), each)
+    torch.testing.assert_close(posterior.draws(noise, slot.start, slot.stop), each[:, slot.start : slot.stop])
+
+
+@each_case
 def test_training_lowers_the_loss(case: Case, tmp_path: Path) -> None:
     net = fitted(case)
     start = pb.bayesianize(tiny_model(), case.make())

@@ -47,7 +47,10 @@ PROPAGATIONS = {
     "moments": "carry mean\nand variance",
     "linear": "first order, all\ncorrelations",
 }
-SAME = {"trajectory": "low-rank", "row-stds": "mean-field", "moments-exact": "moments", "moments-full": "moments"}
+SAME = {
+    **{"trajectory": "low-rank", "kronecker": "low-rank", "row-stds": "mean-field"},
+    **{"moments-exact": "moments", "moments-full": "moments"},
+}
 """Variants that share a row or a column with what they vary."""
 
 

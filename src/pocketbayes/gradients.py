@@ -148,7 +148,7 @@ def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
     """
     if not x.is_floating_point():
         return None
-    mean, layout = posterior.held_moments()[0], posterior.layout
+    mean, layout = posterior.weight_means(), posterior.layout
     slots = tuple(posterior.random_slots() or range(len(layout)))
     three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
     three[1] = math.nan
@@ -163,7 +163,9 @@ def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
             return None
         size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
         span = layout.slots[slots[0]].start, layout.slots[slots[-1]].stop
-        return Plan(slots, span, tuple(i for i in inner if i is not None), channels_last, size)
+        # The order serves gradients of convolutions; without these it only makes the pass slower.
+        convolves = any(use is not None and use.op is not F.linear for use in record)
+        return Plan(slots, span, tuple(i for i in inner if i is not None), channels_last and convolves, size)
     return None
 
 
@@ -195,9 +197,9 @@ class Pass:
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: Plan) -> None:
-        self.layout = posterior.layout
+        self.posterior, self.layout = posterior, posterior.layout
         self.examples = len(x)
-        mean, self.std = (moment.detach() for moment in posterior.held_moments())
+        mean = posterior.weight_means()
         with torch.enable_grad():
             output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last), plan.slots)
         self.output: Tensor = output
@@ -219,7 +221,7 @@ class Pass:
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
         """sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
         total = self.output.new_zeros(self.examples)
-        views = self.layout.views(self.std.square())
+        views = self.layout.views(self.posterior.held_moments()[1].detach().square())
         by_slot: dict[int, list[tuple[int, Tensor]]] = {}
         for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
             for slot in (use.weight, use.bias):
@@ -379,7 +381,7 @@ def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> 
 def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction: Tensor) -> Tensor:
     """The gradients (b, n), one example after the other: for models that nothing else covers."""
     rows = []
-    mean = posterior.held_moments()[0].detach()
+    mean = posterior.weight_means().detach()
     for example, row in zip(x.split(1), direction.split(1)):
         with torch.enable_grad():
             flat = mean.clone().requires_grad_()

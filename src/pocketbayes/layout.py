@@ -154,6 +154,11 @@ class Layout:
         sizes = torch.tensor([slot.size for slot in self.slots], device=device)
         return torch.repeat_interleave(torch.arange(len(self.slots), device=device), sizes)
 
+    def slots_of(self, positions: Tensor) -> list[int]:
+        """The numbers of the slots that these positions of the flat vector lie in."""
+        stops = torch.tensor([slot.stop for slot in self.slots], device=positions.device)
+        return torch.searchsorted(stops, positions, right=True).unique().tolist()  # type: ignore[no-any-return]
+
     def check(self, model: nn.Module) -> None:
         """Raises an error naming the first weight whose shape differs in the model."""
         for slot in self.slots:

@@ -100,7 +100,7 @@ def _chunk(
 ) -> tuple[Linearised, int]:
     """The result for as many examples as memory holds, and their number."""
     plan = _plan(model, posterior, x)
-    mean = posterior.held_moments()[0].detach()
+    mean = posterior.weight_means().detach()
     gradients = 0 if plan and posterior.independent else 1
     if classes == "covariance":
         gradients = run_at(model, posterior.layout, mean, x[:1])[0].numel()
@@ -168,7 +168,7 @@ def _by_derivatives(
     """The mean square of J (w - mean) over draws of w: for outputs too many to have a gradient each."""
     if classes not in ("predicted", "all"):
         raise UserError(f"classes={classes!r} needs one row of outputs per example, not outputs {tuple(output.shape)}")
-    mean = posterior.held_moments()[0].detach()
+    mean = posterior.weight_means().detach()
     total = torch.zeros_like(output)
     generator = torch.Generator(mean.device).manual_seed(seed)
     for _ in range(draws):

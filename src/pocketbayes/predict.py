@@ -57,7 +57,7 @@ class Passes(ABC):
 
     @abstractmethod
     def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
-        """Takes in the output of one pass: a tensor, or a distribution where a pass needs no sampling."""
+        """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
 
     @abstractmethod
     def summary(self) -> Prediction:
@@ -65,19 +65,25 @@ class Passes(ABC):
 
 
 class _RunningMoments:
-    """Welford's mean and variance: no cancellation however small the variance."""
+    """Welford's mean and variance, in Chan's form for many values: no cancellation however small the variance."""
 
     def __init__(self) -> None:
         self.mean: Tensor | None = None
         self.squares: Tensor | None = None
 
-    def add(self, value: Tensor, count: int) -> None:
+    def add(self, values: Tensor, count: int) -> None:
+        """Takes in values (s, ...), with which there are `count`."""
+        if len(values) == 1:
+            mean, squares = values[0], torch.zeros_like(values[0])
+        else:
+            squares, mean = torch.var_mean(values, 0, correction=0)
+            squares *= len(values)
         if self.mean is None or self.squares is None:
-            self.mean, self.squares = value.clone(), torch.zeros_like(value)
+            self.mean, self.squares = mean.clone(), squares
             return
-        change = value - self.mean
-        self.mean += change / count
-        self.squares += change * (value - self.mean)
+        change, share = mean - self.mean, len(values) / count
+        self.mean += change * share
+        self.squares += squares.addcmul_(change, change, value=(1 - share) * len(values))
 
     def read(self, count: int) -> tuple[Tensor, Tensor]:
         assert self.mean is not None
@@ -95,8 +101,8 @@ class ClassPasses(Passes):
         self.probs, self.within, self.entropy = _RunningMoments(), _RunningMoments(), _RunningMoments()
 
     def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
-        """Takes in logits (n, classes, ...), or their distribution."""
-        self.count += 1
+        """Takes in logits (s, n, classes, ...), or their distribution."""
+        self.count += 1 if isinstance(output, (Linearised, Gaussian)) else len(output)
         if isinstance(output, Linearised):
             moments = output.mean.float(), output.per_output().float()
             covariance = None if output.covariance is None else output.covariance.float()
@@ -104,12 +110,12 @@ class ClassPasses(Passes):
             moments = output.loc.float(), output.variance.float()
             covariance = output.covariance.float() if isinstance(output, Correlated) else None
         else:
-            probs = output.float().softmax(1)
-            self._take(probs, torch.special.entr(probs).sum(1))
+            probs = output.float().softmax(2)
+            self._take(probs, torch.special.entr(probs).sum(2))
             return
         read = read_out(*moments, covariance, how=self.readout, seed=self.seed)
-        self._take(read.probs, torch.special.entr(read.probs).sum(1) - read.information)
-        self.within.add(read.var, self.count)
+        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None])
+        self.within.add(read.var[None], self.count)
 
     def _take(self, probs: Tensor, aleatoric: Tensor) -> None:
         self.probs.add(probs, self.count)
@@ -135,19 +141,20 @@ class RealPasses(Passes):
 
     def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
         """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
-        self.count += 1
         if isinstance(output, Linearised):
             output = Gaussian(output.mean, output.per_output())
-        mean, noise = self.likelihood.moments((output.loc if isinstance(output, Gaussian) else output).float())
+        values = output.loc[None] if isinstance(output, Gaussian) else output
+        self.count += len(values)
+        mean, noise = self.likelihood.moments(values.float())
         self.mean.add(mean, self.count)
         self.noise_var.add(noise.square(), self.count)
         if isinstance(output, Gaussian):
-            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
+            var = output.variance.float()[None, ..., : mean.shape[-1]]  # what follows may be predicted noise
             self.within.add(var, self.count)
             noise = (var + noise.square()).sqrt()
         if target is not None:
-            score = (match_target(mean, target) - mean) / noise
-            each = -0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)
+            score = (match_target(mean[0], target) - mean) / noise
+            each = (-0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)).logsumexp(0)
             self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
 
     def summary(self) -> Prediction:
@@ -226,9 +233,11 @@ def run_passes(
     check_classes(classes)
     passes = passes_for(members(net)[0], readout, seed)
     for output in outputs_of(net, x, samples, propagation, seed, classes):
+        before = passes.count
         passes.add(scaled(output, variance_scale), target)
-        if on_pass:
-            on_pass()
+        if on_pass is not None:
+            for _ in range(passes.count - before):
+                on_pass()
     return passes
 
 
@@ -263,7 +272,7 @@ def scaled(output: Tensor | Linearised, factor: float) -> Tensor | Linearised:
 def outputs_of(
     net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str
 ) -> Iterator[Tensor | Linearised]:
-    """As many outputs of each network, so that each has the same say; one if none of them draws anything."""
+    """What `Passes.add` takes: as many passes of each network, so that each has the same say; one if none draws."""
     networks = members(net)
     share = math.ceil(samples / len(networks))
     how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
@@ -279,12 +288,15 @@ def outputs_of(
                 every = isinstance(network.likelihood, GaussianNoise)  # each number of a regression has its own
                 yield network.linear(inputs, "all" if every else classes, samples, seed)
                 continue
-            head = Head.of(network, inputs) if count > 1 else None
+            first = seed * 1_000_003 + number * share
+            if count > 1 and (head := Head.of(network, inputs)):
+                yield from head.draws(range(first, first + count))
+                continue
             for index in range(count):
                 if index == 0 or network.is_random:
-                    with _seeded(seed * 1_000_003 + number * share + index, network.device):
-                        output = head.draw() if head else _in_parts(network, inputs)
-                yield output
+                    with _seeded(first + index, network.device):
+                        output = _in_parts(network, inputs)
+                yield output if isinstance(output, Gaussian) else output[None]
 
 
 def _in_parts(network: Network, inputs: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.layout import Layout
 from pocketbayes.methods.base import Method, Run, Stage, Start
 from pocketbayes.network import Net, Network
 from pocketbayes.objective import Categorical, GaussianNoise, match_target
 from pocketbayes.posteriors import Point
+from pocketbayes.posteriors.kronecker import Kronecker
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.priors import Normal
 from pocketbayes.sensitivity import largest
@@ -34,8 +36,8 @@ class Laplace(Method):
     A deterministic network is trained first, unless `fit` is given a trained Network. The posterior covers weights of
     the layout only; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given
     the bias. Prediction draws weights and runs the network; laplace-torch's default linearises it, which is the same
-    for a last layer and not for a subnetwork. Kronecker factors are kept as the dense covariance they stand for.
-    Processes that train together share out the examples and add up their matrices.
+    for a last layer and not for a subnetwork. Processes that train together share out the examples and add up their
+    matrices.
 
     Attributes:
         subset: "last-layer", or "subnetwork": the weights with the largest variance under a diagonal Laplace
@@ -91,11 +93,10 @@ class Laplace(Method):
                 fitted, index = self._fit_subnetwork(problem)
             if self.prior_precision == "marglik":
                 fitted.optimize_prior_precision(method="marglik")
-            std, factor = _covariance(fitted, self.hessian, len(index))
-        mean = net.posterior.moments()[0]
+            kind = _kronecker if self.hessian == "kron" else _dense
+            posterior = kind(net.layout, net.posterior.moments()[0], fitted, index)
         precision = float(fitted.prior_precision)
         run.note(random_weights=len(index), prior_precision=precision)
-        posterior = LowRank(net.layout, mean, std.to(mean), factor.to(mean), index.to(mean.device))
         return Network(net.model, posterior, prior=Normal(precision**-0.5), likelihood=net.likelihood)
 
     def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
@@ -131,10 +132,10 @@ class Laplace(Method):
         return {"prior_precision": prior, "sigma_noise": problem.noise}
 
     def _check_dense(self, size: int) -> None:
-        if self.hessian != "diag" and size > MAX_DENSE:
+        if self.hessian == "full" and size > MAX_DENSE:
             raise UserError(
-                f"hessian={self.hessian!r} over {size} weights needs a covariance of {size}^2 values: set "
-                f"hessian='diag', or subset='subnetwork' with a subnetwork_size of at most {MAX_DENSE}"
+                f"hessian='full' over {size} weights needs a covariance of {size}^2 values: set hessian='kron' (last "
+                f"layer) or 'diag', or subset='subnetwork' with a subnetwork_size of at most {MAX_DENSE}"
             )
 
 
@@ -144,17 +145,27 @@ def _laplace_torch(*args: Any, **settings: Any) -> Any:
     return LaplaceTorch(*args, **settings)
 
 
-def _covariance(fitted: Any, hessian: str, size: int) -> tuple[Tensor, Tensor]:
-    """Std (k,) and F (k, rank) with diag(std^2) + F F^T the posterior covariance."""
-    if hessian == "diag":
-        std = fitted.posterior_variance.sqrt()
-        return std, std.new_zeros(size, 0)
-    if hessian == "full":
-        factor = fitted.posterior_scale
+def _dense(layout: Layout, mean: Tensor, fitted: Any, index: Tensor) -> LowRank:
+    """The approximation with a std for each weight, or with a dense covariance F F^T."""
+    scale = fitted.posterior_scale
+    if scale.ndim == 1:
+        std, factor = scale, scale.new_zeros(len(index), 0)
     else:
-        identity = torch.eye(size).unsqueeze(0)
-        factor = fitted.posterior_precision.bmm(identity, exponent=-0.5).view(size, size)
-    return factor.new_zeros(size), factor
+        std, factor = scale.new_zeros(len(index)), scale
+    return LowRank(layout, mean, std.to(mean), factor.to(mean), index.to(mean.device))
+
+
+def _kronecker(layout: Layout, mean: Tensor, fitted: Any, index: Tensor) -> Kronecker:
+    """The approximation whose precision has, per slot, eigenvectors R x C and eigenvalues r_i c_j + a."""
+    precision = fitted.posterior_precision
+    stds, rows, columns = [], [], []
+    for values, vectors, prior in zip(precision.eigenvalues, precision.eigenvectors, precision.deltas):
+        of_columns = values[1] if len(values) == 2 else values[0].new_ones(1)
+        stds.append((values[0][:, None] * of_columns + prior).rsqrt())
+        rows.append(vectors[0])
+        columns.append(vectors[1] if len(vectors) == 2 else values[0].new_ones(1, 1))
+    std, row, column = (torch.cat([part.flatten() for part in parts]).to(mean) for parts in (stds, rows, columns))
+    return Kronecker(layout, mean, layout.slots_of(index), std, row, column)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pocketbayes.errors import UnknownNameError
 from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Census, Posterior
 from pocketbayes.posteriors.dropped import Dropped
+from pocketbayes.posteriors.kronecker import Kronecker
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
@@ -23,13 +24,14 @@ from pocketbayes.posteriors.trajectory import Trajectory
 
 POSTERIORS: dict[str, type[Posterior]] = {
     cls.name: cls
-    for cls in (Point, MeanField, RowStds, Partial, Shared, Sparse, Dropped, LowRank, Trajectory, Quantized)
+    for cls in (Point, MeanField, RowStds, Partial, Shared, Sparse, Dropped, LowRank, Kronecker, Trajectory, Quantized)
 }
 
 __all__ = [
     "POSTERIORS",
     "Census",
     "Dropped",
+    "Kronecker",
     "LowRank",
     "MeanField",
     "Partial",

@@ -107,8 +107,12 @@ class Posterior(nn.Module, ABC):
         mean, std = self._held
         return mean, std
 
+    def weight_means(self) -> Tensor:
+        """The mean of every weight, (n,), where the stds are not wanted; within `frozen`, that of the first call."""
+        return self.held_moments()[0]
+
     def random_slots(self) -> list[int]:
-        """The slots of the layout that have a weight with std > 0."""
+        """The slots of the layout outside of which every std is 0."""
         stds = self.layout.views(self.held_moments()[1].detach())
         return [number for number, std in enumerate(stds) if bool((std > 0).any())]
 
@@ -116,6 +120,10 @@ class Posterior(nn.Module, ABC):
         """One draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
         mean, std = self.held_moments()
         return torch.addcmul(mean, std, self._noise(noise, mean))
+
+    def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """A draw for each row of noise (s, noise_size), of the weights from one edge of a slot to another: (s, m)."""
+        return torch.stack([self.sample(row)[start:stop] for row in noise])
 
     @property
     def independent(self) -> bool:

@@ -46,6 +46,14 @@ class LowRank(Posterior):
             std = torch.zeros_like(self.mean).index_copy(0, self.index, std)
         return self.mean, std
 
+    def weight_means(self) -> Tensor:
+        """As they are stored."""
+        return self.mean
+
+    def random_slots(self) -> list[int]:
+        """Those that the random weights lie in."""
+        return super().random_slots() if self.index is None else self.layout.slots_of(self.index)
+
     @property
     def noise_size(self) -> int:
         """k numbers for the diagonal, one per column of F."""
@@ -56,6 +64,16 @@ class LowRank(Posterior):
         own, shared = self._noise(noise, self.mean).split([self.std.numel(), self.factor.shape[1]])
         change = torch.addcmul(self.factor @ shared, self.std, own)
         return self.mean + change if self.index is None else self.mean.index_add(0, self.index, change)
+
+    def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """One product with F for all draws, and no copy of weights that were not asked for."""
+        own, shared = noise.split([self.std.numel(), self.factor.shape[1]], dim=1)
+        change = torch.addcmul(shared @ self.factor.T, self.std, own)
+        mean = self.mean[start:stop].expand(len(noise), -1)
+        if self.index is None:
+            return mean + change[:, start:stop]
+        given = (self.index >= start) & (self.index < start + mean.shape[1])
+        return mean.index_add(1, self.index[given] - start, change[:, given])
 
     def project(self, gradient: Tensor, start: int = 0) -> Tensor:
         """std g and F^T g of the random weights."""

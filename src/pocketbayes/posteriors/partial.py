@@ -35,6 +35,14 @@ class Partial(Posterior):
         """The means, and softplus(rho) at the chosen weights, 0 elsewhere."""
         return self.mean, torch.zeros_like(self.mean).index_copy(0, self.index, F.softplus(self.rho))
 
+    def weight_means(self) -> Tensor:
+        """As they are stored."""
+        return self.mean
+
+    def random_slots(self) -> list[int]:
+        """Those that the random weights lie in."""
+        return self.layout.slots_of(self.index)
+
     @property
     def noise_size(self) -> int:
         """One number per random weight."""
