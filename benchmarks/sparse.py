@@ -2,7 +2,7 @@
 
 python benchmarks/sparse.py [--rounds 21] [--threads 1]
 
-Times are medians of interleaved rounds, given as dense time over sparse time. `kernels` is what the rule of
+Times are medians of interleaved rounds, in seconds of CPU, given as dense time over sparse time. `kernels` is what the rule of
 `pocketbayes.posteriors.sparse` for CSR products rests on; `convolutions` is why they have none.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ CONVOLUTIONS = ((32, 32, 3, 16), (64, 64, 3, 8), (512, 512, 3, 4), (512, 256, 1,
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.2)
 BATCH = 128
 EXAMPLES = 50_000
+
+timed = partial(interleaved, clock=time.process_time)
 
 
 def networks(model: str, density: float) -> dict[str, pb.Network]:
@@ -88,8 +92,8 @@ def times(model: str, density: float, rounds: int) -> dict[str, Any]:
     nets = networks(model, density)
     x, y = torch.randn(BATCH, *SHAPES[model]), torch.arange(BATCH) % 10
     optimizers = {name: pb.Training(optimizer="sgd").make_optimizer(net) for name, net in nets.items()}
-    steps = interleaved({name: step_of(net, optimizers[name], x, y) for name, net in nets.items()}, rounds)
-    predictions = interleaved({name: _predict(net, x) for name, net in nets.items()}, max(rounds // 3, 3))
+    steps = timed({name: step_of(net, optimizers[name], x, y) for name, net in nets.items()}, rounds)
+    predictions = timed({name: _predict(net, x) for name, net in nets.items()}, max(rounds // 3, 3))
     return {
         "density": density,
         "batch": BATCH,
@@ -123,8 +127,8 @@ def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
             def sparse(pattern=pattern, values=values, x=x, bias=bias) -> Tensor:  # type: ignore[no-untyped-def]
                 return F.linear(x, SparseMatrix(pattern, values), bias)
 
-            forward = interleaved({"dense": no_grad(dense), "csr": no_grad(sparse)}, rounds)
-            both = interleaved({"dense": with_backward(dense), "csr": with_backward(sparse)}, rounds)
+            forward = timed({"dense": no_grad(dense), "csr": no_grad(sparse)}, rounds)
+            both = timed({"dense": with_backward(dense), "csr": with_backward(sparse)}, rounds)
             row[str(density)] = [part["dense"] / part["csr"] for part in (forward, both)]
     return result
 
@@ -165,7 +169,7 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
                 product = matrix @ patches
                 return product.view(len(product), len(x), *x.shape[2:]).transpose(0, 1).contiguous()
 
-            seconds = interleaved({"dense": no_grad(dense), "csr": no_grad(sparse)}, max(rounds // 3, 3))
+            seconds = timed({"dense": no_grad(dense), "csr": no_grad(sparse)}, max(rounds // 3, 3))
             row[str(density)] = seconds["dense"] / seconds["csr"]
     return result
 
