@@ -2,8 +2,8 @@
 
 python benchmarks/sparse.py [--rounds 21] [--threads 1]
 
-Times are medians of interleaved rounds, in seconds of CPU, given as dense time over sparse time. `kernels` is what the rule of
-`pocketbayes.posteriors.sparse` for CSR products rests on; `convolutions` is why they have none.
+Times are medians of interleaved rounds, in seconds of CPU, given as dense time over sparse time. `kernels` is what the
+rule of `pocketbayes.posteriors.sparse` for CSR products rests on; `convolutions` is why they have none.
 """
 
 from __future__ import annotations
