@@ -45,8 +45,8 @@ class Case:
 
 
 CASES = {
-    "lenet5": Case(128, (1, 28, 28), rounds=21),
-    "lenet300": Case(128, (1, 28, 28), rounds=21),
+    "lenet5": Case(128, (1, 28, 28), rounds=61),
+    "lenet300": Case(128, (1, 28, 28), rounds=61),
     "resnet20": Case(32),
     "resnet18": Case(8, settings={"classes": 10}, rounds=3),
     "vit-ti": Case(8, settings={"classes": 10, "image_size": 32, "patch_size": 4}, rounds=6),
