@@ -92,7 +92,7 @@ UCI_METHODS = ("deterministic", "ensemble", "PBN", "VI", "subnetwork Laplace", "
 
 
 def uci(bench: Bench) -> None:
-    """RMSE and log-likelihood of four methods on each of the standard splits."""
+    """RMSE and log-likelihood of six methods on each of the standard splits."""
     for split in range(UCI["splits"]):
         for name in UCI_SETS:
             _uci_split(bench, name, split)

@@ -185,7 +185,7 @@ class Section:
 
     def costs(self, net: pb.Network, method: pb.Method) -> dict[str, Any]:
         """FLOPs of the whole training by both counts, live bytes after a step, bytes of the file."""
-        x, y = self.train[:128] if not hasattr(self.train, "__getitems__") else self.train.__getitems__(range(128))
+        x, y = self.train[:128]
         counts = training_flops(net, x[:2])
         steps = steps_per_epoch(self.train, self.setting["training"]["batch_size"]) * self.setting["epochs"]
         examples = len(self.train) * self.setting["epochs"]
@@ -239,7 +239,6 @@ def overlap(section: Section) -> None:
             continue
         seen: list[Any] = []
         method = Watched(**LENET, **LENET_PRIOR, density=0.1, seen=seen)
-        torch.manual_seed(seed)
         section.fit(name, method, seed, keep_folder=False)
         rounded = [[[round(value, 4) for value in line] for line in matrix] for _, matrix in seen]
         section.keep(name, {"criteria": list(SCORES), "steps": [step for step, _ in seen], "iou": rounded})

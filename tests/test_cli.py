@@ -204,6 +204,16 @@ def test_resume_refuses_another_run(trained: Trained, change: list[object]) -> N
     assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it as it was")
 
 
+# -- predict: the run's own samples ---------------------------------------------------------------------------------
+
+
+def test_predict_takes_as_many_samples_as_the_run_says(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "digit.npy", images[:1])
+    asked = {"run": (), "given": ("--samples", 5)}
+    found = {name: call_json("predict", trained.folder, tmp_path / "digit.npy", *more) for name, more in asked.items()}
+    assert {name: answer["samples"] for name, answer in found.items()} == {"run": 3, "given": 5}
+
+
 # -- evaluate -------------------------------------------------------------------------------------------------------
 
 
@@ -631,6 +641,10 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "digits-map", "--out", "text.txt/run"], "Not a directory"),
         (["train", "digits-map", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", "out", "--resume"], "nothing to resume"),
+        (["train", "--out", ".", "--resume"], "nothing to resume: . holds no recipe.yaml"),
+        (["train", "--out", ".", "--resume", "--shard", "1/5"], "nothing to resume: shard-1-of-5"),
+        (["train", "--out", ".", "--merge", "--seed", "0"], "no other run's options"),
+        (["compress", "RUN", "--out", "small.json"], "name the network small.pocket"),
         (["train", "--resume"], "--out"),
         (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),
         (["evaluate", "none.pocket"], "none.pocket"),

@@ -294,3 +294,13 @@ def test_a_trained_network_may_stand_in_for_a_model(tmp_path: Path) -> None:
 def test_a_model_without_weights_is_refused() -> None:
     with pytest.raises(UserError, match="no weights to make Bayesian"):
         pb.fit("bbb", torch.nn.ReLU(), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), epochs=1, progress=False)
+
+
+def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
+    """The same image, in a data set with statistics of its own, must reach the network as the same numbers."""
+    own = pb.data.load("digits", "test", mean=[0.1], std=[0.7])
+    np.savez(tmp_path / "same.npz", x=own.images.numpy(), y=own.labels.numpy())
+    for other in (config.load_like(own, "digits"), config.load_like(own, str(tmp_path / "same.npz"))):
+        assert (other.info.mean, other.info.std) == (own.info.mean, own.info.std)
+        assert torch.equal(other[3][0], own[3][0])
+    assert len(config.load_like(own, "digits", subset=5)) == 5

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -383,6 +384,22 @@ def test_more_can_be_asked_for_later(
     assert started == [50, 20], "another data set under the same name is measured"
 
 
+def test_settings_that_are_left_out_are_other_settings(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    evaluate_suite(net, digits, samples=SAMPLES, shift=["noise"], shift_images=4, out=path)
+    with pytest.raises(UserError, match=r"another shift_images \(4, now None\)"):
+        evaluate_suite(net, digits, samples=SAMPLES, shift=["noise"], out=path)
+
+
+def test_corruptions_without_pillow_are_refused_before_the_first_pass(
+    net: pb.Network, digits: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(UserError, match=r"needs PIL: pip install 'pocketbayes\[vision\]'"):
+        evaluate_suite(net, digits, samples=SAMPLES, shift=["corruptions"], out=tmp_path / "evaluation.json")
+    assert not (tmp_path / "evaluation.json").exists()
+
+
 def test_parts_of_other_settings_are_never_taken_up(
     net: pb.Network, digits: Pictures, noise_data: Pictures, tmp_path: Path
 ) -> None:
@@ -396,6 +413,8 @@ def test_parts_of_other_settings_are_never_taken_up(
     before = path.read_text()
     with pytest.raises(UserError, match=r"another samples \(3, now 5\).*--overwrite"):
         evaluate_suite(second, digits, samples=5, out=path)
+    with pytest.raises(UserError, match=r"another shift_images \(None, now 4\)"):
+        evaluate_suite(second, digits, samples=SAMPLES, shift_images=4, out=path)
     with pytest.raises(UserError, match="another network"):
         evaluate_suite(net, digits, samples=SAMPLES, out=path)
     with pytest.raises(UserError, match="another data"):

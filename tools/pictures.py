@@ -2,8 +2,8 @@
 
 python tools/pictures.py
 
-The grid places each method of the registry where its untrained network says that it is; the front comes from the JSON
-files in benchmarks/results.
+The grid places each method of the registry where its network, after an epoch, says that it is; the front comes from the
+JSON files in benchmarks/results.
 """
 
 from __future__ import annotations

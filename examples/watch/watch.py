@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pocketbayes as pb
 from pocketbayes.data.folders import SUFFIXES
+from pocketbayes.network import Net, members
 
 
 def arrivals(folder: Path, seconds: float | None) -> Iterator[Path]:
@@ -31,14 +32,15 @@ def arrivals(folder: Path, seconds: float | None) -> Iterator[Path]:
         time.sleep(seconds)
 
 
-def answer(net: pb.Network, path: Path, threshold: float) -> dict[str, object]:
+def answer(net: Net, path: Path, threshold: float) -> dict[str, object]:
     """What the network makes of an image, and whether someone should look at it."""
+    info = members(net)[0].info
     try:
-        x = pb.data.read_inputs(path, net.info)
+        x = pb.data.read_inputs(path, info)
     except pb.UserError as error:
         return {"file": path.name, "ask": True, "why": str(error)}
     said = pb.predict(net, x)
-    names = net.info.class_names or range(net.info.classes)
+    names = info.class_names or range(info.classes)
     doubt = {part: round(getattr(said, part).item(), 4) for part in ("entropy", "epistemic", "aleatoric")}
     best = int(said.probs.argmax())
     why = {} if doubt["entropy"] <= threshold else {"why": f"more than {threshold:g} nats of doubt"}

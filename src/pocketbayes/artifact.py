@@ -18,6 +18,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.layout import Layout
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.packing import Precision
+from pocketbayes.posteriors import Posterior
 
 KIND = "network"
 MALFORMED = (
@@ -107,16 +108,20 @@ def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str
         raise UserError(f"{source} does not describe a network: {error}") from error
 
 
+def posterior_in(network: Mapping[str, Any]) -> Posterior:
+    """The posterior of one network that `describe` described; no model is needed."""
+    layout, part = Layout.from_json(network["layout"]), network["posterior"]
+    return posteriors.restore(part["name"], layout, part["tensors"], part["config"])
+
+
 def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> Network:
-    layout = Layout.from_json(tree["layout"])
-    posterior_, prior, likelihood = tree["posterior"], tree["prior"], tree["likelihood"]
-    posterior = posteriors.restore(posterior_["name"], layout, posterior_["tensors"], posterior_["config"])
+    posterior, prior, likelihood = posterior_in(tree), tree["prior"], tree["likelihood"]
     try:
         posterior.check()
     except UserError as error:
         raise UserError(f"{source} has {error}") from error
     module = _module_for(tree, model, source)
-    layout.check(module)
+    posterior.layout.check(module)
     net = Network(
         module,
         posterior,

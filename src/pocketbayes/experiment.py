@@ -192,20 +192,15 @@ def measure(
     net: Net,
     dataset: data.Dataset,
     samples: int,
-    propagation: str | None = None,
     *,
-    seed: int = 0,
-    title: str = "evaluate",
     progress: Show = None,
     team: Team = ALONE,
 ) -> dict[str, float]:
     """`evaluate` with a bar."""
     with display(progress) as bar:
-        bar.begin(title, -(-len(dataset) // team.size))
+        bar.begin("evaluate", -(-len(dataset) // team.size))
         with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
-            return evaluate(
-                net, dataset, samples=samples, propagation=propagation, seed=seed, on_batch=bar.advance, team=team
-            )
+            return evaluate(net, dataset, samples=samples, on_batch=bar.advance, team=team)
 
 
 def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -49,6 +50,25 @@ def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
         part = data.load("imagefolder", split, tmp_path, size=16)  # type: ignore[arg-type]
         assert len(part) == 6
         assert all(path.startswith(split.encode()) for path in part.paths.tolist())  # type: ignore[attr-defined]
+
+
+def test_nested_folders_come_in_one_order_whatever_the_file_system_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tree(tmp_path, ("train",), each=2)
+    one = tmp_path / "train" / CLASSES[0]
+    image = next(path for path in one.rglob("*") if path.is_file())
+    for name in ("b", "a"):
+        (one / name).mkdir()
+        (one / name / image.name).write_bytes(image.read_bytes())
+
+    def orders() -> list[bytes]:
+        return data.load("imagefolder", "train", tmp_path, val_fraction=0).paths.tolist()  # type: ignore[attr-defined,no-any-return]
+
+    first, walk = orders(), os.walk
+    monkeypatch.setattr(os, "walk", lambda top: reversed(list(walk(top))))
+    assert orders() == first
+    assert first[:4] == sorted(first[:4])
 
 
 def test_a_flat_tree_is_split(tmp_path: Path) -> None:
@@ -143,5 +163,5 @@ def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
 def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path, ("train",), each=1)
     monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
-    with pytest.raises(UserError, match=r"need torchvision: pip install 'pocketbayes\[vision\]'"):
+    with pytest.raises(UserError, match=r"needs torchvision: pip install 'pocketbayes\[vision\]'"):
         data.load("imagefolder", "train", tmp_path, val_fraction=0)

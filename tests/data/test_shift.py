@@ -369,6 +369,9 @@ class TestPublishedFiles:
         np.save(tmp_path / "frost.npy", np.array([{"code": 1}], dtype=object), allow_pickle=True)
         with pytest.raises(UserError, match=r"frost\.npy: not a plain"):
             shift.read_cifar_c(tmp_path, "frost", 1)
+        np.save(tmp_path / "jpeg_compression.npy", np.uint8(3))
+        with pytest.raises(UserError, match="not a CIFAR-C file"):
+            shift.read_cifar_c(tmp_path, "jpeg_compression", 1)
         np.save(tmp_path / "snow.npy", np.zeros((9, 32, 32, 3), np.uint8))
         with pytest.raises(UserError, match="not a CIFAR-C file"):
             shift.read_cifar_c(tmp_path, "snow", 1)

@@ -63,6 +63,8 @@ def compress(
     from pocketbayes.packing import Precision
     from pocketbayes.report.table import table
 
+    if out.suffix in (".json", ".png"):
+        raise UserError(f"--out {out} is where the curve goes: name the network {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or another --out")
     if precision is not None:

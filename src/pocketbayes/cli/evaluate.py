@@ -132,6 +132,7 @@ def _evaluate_one(
 ) -> dict[str, Any]:
     from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.config import load_like
     from pocketbayes.experiment import census_json
     from pocketbayes.suite import evaluate_suite
 
@@ -140,7 +141,7 @@ def _evaluate_one(
     part, other_settings = data_of(file, net, recipe, data, settings)
     dataset = part.load(split, data_dir)  # type: ignore[arg-type]
     check_fit(file, net, dataset)
-    others = {name: _other(name, dataset, other_settings, data_dir) for name in ood}
+    others = {name: load_like(dataset, name, data_dir, **other_settings) for name in ood}
     for other in others.values():
         check_fit(file, net, other, labels=False)
     about: dict[str, Any] = {"network": str(path)}
@@ -157,7 +158,7 @@ def _evaluate_one(
         shift=shift,
         shift_images=shift_images,
         humans=None if humans is None else _read_humans(humans, part),
-        corrupted=_published(part, split, data_dir) if "corruptions" in shift else None,
+        corrupted=_published(part, split, data_dir),
         samples=samples or (recipe.samples if recipe else 30),
         propagation=propagation,
         seed=seed,
@@ -182,23 +183,6 @@ def _document_file(file: Path, out: Path | None) -> Path:
         return file.parent / EVALUATION_FILE
     name = file.resolve().parent.name if of_run else file.stem
     return (file.parent if out is None else out) / f"{name}.{EVALUATION_FILE}"
-
-
-def _other(name: str, dataset: Dataset, settings: dict[str, Any], data_dir: Path | None) -> Dataset:
-    """The test part of another data set, sized and normalised as the network's own data are."""
-    from pocketbayes.config import check_data
-    from pocketbayes.config.parts import types_of
-    from pocketbayes.data.dataset import Pictures
-    from pocketbayes.data.registry import LOADERS
-
-    tree: dict[str, Any] = {"name": name, **settings}
-    if name.endswith(".npz"):
-        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, **settings}
-    if isinstance(dataset, Pictures) and name in LOADERS:
-        known = types_of(LOADERS[name])
-        like = {"mean": dataset.info.mean, "std": dataset.info.std, "size": dataset.info.input_shape[-1]}
-        tree = {**{key: value for key, value in like.items() if key in known}, **tree}
-    return check_data(tree).load("test", data_dir)
 
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:

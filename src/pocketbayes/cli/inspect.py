@@ -12,7 +12,7 @@ import typer
 
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
-from pocketbayes.errors import refusing
+from pocketbayes.errors import UserError, refusing
 
 if TYPE_CHECKING:
     from pocketbayes.layout import Layout
@@ -33,7 +33,7 @@ def inspect(
 
     file = network_file(path)
     tree = read(file)
-    networks = [_network(part) for part in tree.get("networks", [tree])]
+    networks = [_network(part, file) for part in tree.get("networks", [tree])]
     found: dict[str, Any] = {
         "file": str(file),
         "bytes": file.stat().st_size,
@@ -47,19 +47,15 @@ def inspect(
         _show(found)
 
 
-def _network(tree: Mapping[str, Any]) -> dict[str, Any]:
+def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """What one network of a file is, without building its model."""
-    from pocketbayes import posteriors
-    from pocketbayes.errors import UserError
+    from pocketbayes.artifact import posterior_in
     from pocketbayes.experiment import census_json
-    from pocketbayes.layout import Layout
     from pocketbayes.posteriors import Census
 
     try:
-        layout = Layout.from_json(tree["layout"])
-        part = tree["posterior"]
-        posterior = posteriors.restore(part["name"], layout, part["tensors"], part["config"])
-        state = tree["state"]
+        posterior, part, state = posterior_in(tree), tree["posterior"], tree["state"]
+        layout = posterior.layout
         points = Census(
             weights=0,
             stored={},
@@ -83,7 +79,7 @@ def _network(tree: Mapping[str, Any]) -> dict[str, Any]:
             "points": [{"name": name, "reason": reason} for name, reason in layout.points],
         }
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise UserError(f"the file does not describe a network: {error!r}") from error
+        raise UserError(f"{file} does not describe a network: {error!r}") from error
 
 
 def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from pocketbayes.cli.output import show, show_json
 from pocketbayes.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
+    from pocketbayes.config import DataPart
     from pocketbayes.data import Info
     from pocketbayes.network import Net
     from pocketbayes.predict import Prediction
@@ -57,6 +58,7 @@ def predict(
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
     """
     from pocketbayes.artifact import load
+    from pocketbayes.cli.datasets import data_of, recipe_beside
     from pocketbayes.config import network_file
     from pocketbayes.config.parts import check_input
     from pocketbayes.data import read_inputs
@@ -67,26 +69,29 @@ def predict(
         check_propagation(propagation)
     if abstain_above is not None and target_risk is not None:
         raise UserError("--abstain-above is a threshold, --target-risk chooses one: give one of them")
-    network = load(network_file(net))
+    file = network_file(net)
+    network, recipe = load(file), recipe_beside(file)
+    samples = samples or (recipe.samples if recipe else 30)
     first = members(network)[0]
-    inputs = {file: read_inputs(file, first.info) for file in files}
-    for file, x in inputs.items():
-        check_input(first, x[0].to(first.device), str(net), str(file))
+    inputs = {path: read_inputs(path, first.info) for path in files}
+    for path, x in inputs.items():
+        check_input(first, x[0].to(first.device), str(net), str(path))
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
-        given = {"samples": samples or 30, "propagation": propagation, "seed": seed}
-        abstention = _chosen(network_file(net), network, target_risk, data, split, data_dir, given)
+        given = {"samples": samples, "propagation": propagation, "seed": seed}
+        part, _ = data_of(file, network, recipe, data, [])
+        abstention = _chosen(file, network, target_risk, part, split, data_dir, given)
     rows = []
-    for file, x in inputs.items():
-        prediction = answer(network, x, samples or 30, propagation, seed=seed)
-        rows += [{"file": str(file), "index": i, **_answer(prediction, i, first.info)} for i in range(len(x))]
+    for path, x in inputs.items():
+        prediction = answer(network, x, samples, propagation, seed=seed)
+        rows += [{"file": str(path), "index": i, **_answer(prediction, i, first.info)} for i in range(len(x))]
     if abstention is not None:
         if "probs" not in rows[0]:
             raise UserError(f"{net} predicts numbers: only classifiers abstain, by their total uncertainty in nats")
         rows = [{**row, "abstains": row["entropy"] > abstention["threshold"]} for row in rows]
     if json:
         found = {} if abstention is None else {"abstention": abstention}
-        show_json({"network": str(net), "samples": samples or 30, **found, "predictions": rows})
+        show_json({"network": str(net), "samples": samples, **found, "predictions": rows})
         return
     show(_table(rows))
     if abstention is not None:
@@ -97,7 +102,7 @@ def _chosen(
     file: Path,
     net: Net,
     target_risk: float,
-    data: str | None,
+    part: DataPart,
     split: str,
     data_dir: Path | None,
     given: dict[str, Any],
@@ -107,14 +112,13 @@ def _chosen(
 
     import torch
 
-    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.cli.datasets import check_fit
     from pocketbayes.evaluate import stream
     from pocketbayes.metrics import abstention
     from pocketbayes.progress import display
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
-    part, _ = data_of(file, net, recipe_beside(file), data, [])
     try:
         dataset = part.load(split, data_dir)  # type: ignore[arg-type]
     except UserError as error:

@@ -62,13 +62,14 @@ def train(
       pocketbayes train --out runs/five --merge
     """
     from pocketbayes import checkpoint, experiment
-    from pocketbayes.config import check, override, read_tree
+    from pocketbayes.config import RECIPE_FILE, check, override, read_tree
     from pocketbayes.experiment import run
     from pocketbayes.shard import Shard
     from pocketbayes.team import is_first
 
     if merge:
-        if out is None or recipe or shard or resume or overwrite:
+        others = (recipe, method, model, data, epochs, seed, shard, settings or None)
+        if out is None or any(value is not None for value in others) or search_beta or resume or overwrite:
             raise UserError("--merge takes the folder of the jobs, --out, and no other run's options")
         _show(experiment.merge(out, data_dir), json)
         return
@@ -76,9 +77,11 @@ def train(
         raise UserError("--resume goes on with a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
         raise UserError("--resume needs to know the run: give its folder with --out")
-    source = recipe if recipe is not None else out if resume else None
-    if resume and recipe is None and out is not None and not out.is_dir():
-        raise UserError(f"nothing to resume: there is no folder {out}")
+    part = None if shard is None else Shard.parse(shard).name
+    own = out if out is None or part is None or (resume and (out / RECIPE_FILE).is_file()) else out / part
+    if resume and recipe is None and own is not None and not (own / RECIPE_FILE).is_file():
+        raise UserError(f"nothing to resume: {own} holds no {RECIPE_FILE}; give the folder of a run with --out")
+    source = recipe if recipe is not None else own if resume else None
     tree: dict[str, Any] = {} if source is None else read_tree(source)
     tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}
     for key, value in {"training.epochs": epochs, "seed": seed}.items():
@@ -93,9 +96,8 @@ def train(
             raise UserError("--shard shares out the members of an ensemble: choose --method ensemble")
         override(tree, f"method.shard={shard}")
     checked = check(tree)
-    folder = out or Path("runs") / _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
-    if shard is not None and not resume:
-        folder = folder / Shard.parse(shard).name
+    name = _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
+    folder = own or Path("runs") / name / (part or "")
     if is_first():
         note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
     try:
@@ -112,6 +114,7 @@ def train(
 
 def _show(outcome: Outcome, json: bool) -> None:
     from pocketbayes.report.table import shown, table
+    from pocketbayes.train import MODEL_FILE
 
     folder = outcome.folder
     if json:
@@ -119,11 +122,13 @@ def _show(outcome: Outcome, json: bool) -> None:
         return
     size = {"values": outcome.net.census().values, "bytes": outcome.bytes}
     show(table([{**shown(outcome.measures), **size}], title=f"{folder}, on its {outcome.split} data"))
-    note(f"saved {folder / 'model.pocket'} after {outcome.seconds:.0f} s; look inside: pocketbayes inspect {folder}")
+    note(f"saved {folder / MODEL_FILE} after {outcome.seconds:.0f} s; look inside: pocketbayes inspect {folder}")
 
 
 def _name(recipe: str | None, parts: list[str]) -> str:
+    from pocketbayes.config import RECIPE_FILE
+
     if recipe is None:
         return "-".join(Path(part).stem.replace(":", "-") for part in parts)
     path = Path(recipe)
-    return path.resolve().parent.name if path.name == "recipe.yaml" else path.stem if path.suffix else path.name
+    return path.resolve().parent.name if path.name == RECIPE_FILE else path.stem if path.suffix else path.name

@@ -264,7 +264,7 @@ def _to_tokens(values: Ints, direct: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _from_tokens(tokens: Ints, direct: int, data: Bytes) -> Ints:
-    if not len(tokens) or int(tokens.max()) < direct:
+    if int(tokens.max()) < direct:
         if len(data):
             raise CodecError("damaged numbers: bytes left over")
         return tokens

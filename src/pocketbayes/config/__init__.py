@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pocketbayes.config.files import RECIPE_FILE, names, network_file, override, read_tree
 from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart
-from pocketbayes.config.recipe import Recipe, check, check_data, read
+from pocketbayes.config.recipe import Recipe, check, check_data, load_like, read
 
 __all__ = [
     "RECIPE_FILE",
@@ -15,6 +15,7 @@ __all__ = [
     "Recipe",
     "check",
     "check_data",
+    "load_like",
     "names",
     "network_file",
     "override",

@@ -14,6 +14,8 @@ from torch import nn
 from pocketbayes import models
 from pocketbayes.config.files import override, read_tree
 from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
+from pocketbayes.data.dataset import Dataset, Pictures
+from pocketbayes.data.registry import LOADERS
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.search import BETAS
 from pocketbayes.training import Training
@@ -112,6 +114,18 @@ def check_data(value: Any) -> DataPart:
         return DataPart.model_validate(value)
     except ValidationError as found:
         raise _first_error(found) from None
+
+
+def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
+    """The test part of another data set, or of an npz file, sized and normalised as a network's own data are."""
+    tree: dict[str, Any] = {"name": name, **settings}
+    if name.endswith(".npz"):
+        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, **settings}
+    if isinstance(own, Pictures) and name in LOADERS:
+        known = types_of(LOADERS[name])
+        like = {"mean": own.info.mean, "std": own.info.std, "size": own.info.input_shape[-1]}
+        tree = {**{key: value for key, value in like.items() if key in known}, **tree}
+    return check_data(tree).load("test", data_dir)
 
 
 def _first_error(found: ValidationError) -> UserError:

@@ -158,13 +158,13 @@ def read_image(path: Path, mode: str | None = "RGB", kind: str = "a readable ima
 
 
 def require(module: str) -> ModuleType:
-    """Import what only images from disk need, or say how to get it."""
+    """Import what only some work with images needs, or say how to get it."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"images from disk need {module.split('.')[0]}: pip install 'pocketbayes[vision]'") from None
+        raise UserError(f"this needs {module.split('.')[0]}: pip install 'pocketbayes[vision]'") from None
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
@@ -179,9 +179,8 @@ def _list_images(root: Path, part: Path, class_names: tuple[str, ...]) -> tuple[
     labels: list[int] = []
     for label, name in enumerate(class_names):
         before = len(paths)
-        for folder, _, files in os.walk(part / name):
-            images = (Path(folder, file).relative_to(root) for file in files if file.lower().endswith(SUFFIXES))
-            paths += sorted(os.fsencode(image) for image in images)
+        found = (Path(folder, file) for folder, _, files in os.walk(part / name) for file in files)
+        paths += sorted(os.fsencode(path.relative_to(root)) for path in found if path.name.lower().endswith(SUFFIXES))
         labels += [label] * (len(paths) - before)
     if not paths:
         raise UserError(f"{part}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")

@@ -104,8 +104,8 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[
     """
     _check_choice(name, severity)
     images, labels = (_mapped(Path(folder) / f"{stem}.npy") for stem in (name, "labels"))
-    each, rest = divmod(len(images), len(SEVERITIES))
-    if rest or images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
+    each, rest = divmod(len(images), len(SEVERITIES)) if images.ndim == 4 else (0, 1)
+    if rest or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
         raise UserError(
             f"{Path(folder) / name}.npy is not a CIFAR-C file: expected bytes (5 n, h, w, c) and 5 n labels, "
             f"found {images.dtype} {images.shape} and labels {labels.shape}"
@@ -116,7 +116,7 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[
 
 def _mapped(path: Path) -> NDArray[Any]:
     if not path.is_file():
-        raise UserError(f"no file {path}: unpack CIFAR-10-C there, or use `corrupt`")
+        raise UserError(f"no file {path}: unpack the published files there, or use `corrupt`")
     with refusing(path, "a plain .npy file"):
         return np.asanyarray(np.load(path, mmap_mode="r", allow_pickle=False))
 

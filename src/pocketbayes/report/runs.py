@@ -34,7 +34,7 @@ class Run:
         epochs: The rows that training wrote.
         evaluation: The evaluation document; empty where there is none.
         weights: What the network's file says of its weights, see `report.weights`.
-        cost: `flops` and `latency` (seconds) of the answer to one input, and the `passes` that it took.
+        cost: `flops` and `latency` (seconds) of the answer to one input, and the `samples` asked for.
         problems: What could not be read, in words.
     """
 

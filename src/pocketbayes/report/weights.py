@@ -32,7 +32,7 @@ def weights_of(file: Path) -> dict[str, Any]:
     tree = artifact.read(file)
     networks = tree.get("networks", [tree])
     first = networks[0]
-    posterior = _posterior(first)
+    posterior = artifact.posterior_in(first)
     info = first.get("data") or {}
     model = first["model"]
     with torch.no_grad():
@@ -63,15 +63,7 @@ def posterior_of(file: Path) -> Posterior:
     from pocketbayes import artifact
 
     tree = artifact.read(file)
-    return _posterior(tree.get("networks", [tree])[0])
-
-
-def _posterior(network: Mapping[str, Any]) -> Posterior:
-    from pocketbayes import posteriors
-    from pocketbayes.layout import Layout
-
-    part = network["posterior"]
-    return posteriors.restore(part["name"], Layout.from_json(network["layout"]), part["tensors"], part["config"])
+    return artifact.posterior_in(tree.get("networks", [tree])[0])
 
 
 def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import torch
 from torch import nn
 
 from pocketbayes import artifact, checkpoint, data
-from pocketbayes.config import Recipe, check
-from pocketbayes.experiment import census_json, run
+from pocketbayes.config import Recipe, check, load_like
+from pocketbayes.experiment import run
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Net
 from pocketbayes.progress import Show
@@ -61,7 +60,7 @@ class RowMaker:
             found["corruption accuracy"] = means["of 15"]["accuracy"]
         found["predict_seconds"] = document["seconds"]["test, of CPU"]
         found["bytes"] = (folder / MODEL_FILE).stat().st_size
-        found["values"] = census_json(net.census())["values"]
+        found["values"] = net.census().values
         return found
 
     def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:
@@ -84,10 +83,11 @@ class RowMaker:
         images = own.get("subset") if self.quick else study.test_images or own.get("subset")
         few: dict[str, Any] = {} if images is None else {"subset": images}
         way = "" if chosen.propagation is None else f"{chosen.propagation}."
+        test = data.load(recipe.data.name, "test", self.data_dir, **{**own, **few})
         return evaluate_suite(
             net,
-            data.load(recipe.data.name, "test", self.data_dir, **{**own, **few}),
-            ood={other: data.load(other, "test", self.data_dir, **_like(own), **few) for other in study.ood},
+            test,
+            ood={other: load_like(test, other, self.data_dir, **few) for other in study.ood},
             shift=() if self.quick else study.shift,
             shift_images=study.shift_images,
             samples=chosen.samples or study.samples,
@@ -108,8 +108,3 @@ def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
 def _warm() -> None:
     """Lets the process load, before a time is taken, what its first training loads."""
     fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)
-
-
-def _like(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """How the network wants its inputs, for data that are not its own."""
-    return {key: settings[key] for key in ("mean", "std") if key in settings}

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from pocketbayes.suite.comparison import compare, over_seeds
 from pocketbayes.suite.run import SHIFTS, evaluate_suite
-from pocketbayes.suite.store import EVALUATION_FILE, VALUES_SUFFIX, read_document, read_values
+from pocketbayes.suite.store import EVALUATION_FILE, read_document, read_values
 
 __all__ = [
     "EVALUATION_FILE",
     "SHIFTS",
-    "VALUES_SUFFIX",
     "compare",
     "evaluate_suite",
     "over_seeds",

@@ -122,8 +122,10 @@ def evaluate_suite(
 
 
 def _corruptions(source: Source, ready: Corrupted | None) -> list[Part]:
+    from pocketbayes.data.folders import require
     from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES
 
+    require("PIL.Image")  # before the first pass, not at the first corruption that needs it
     assert isinstance(source, Pictures)
 
     def images(name: str, severity: int) -> Source:

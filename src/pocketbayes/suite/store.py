@@ -156,8 +156,8 @@ def _refuse_to_lose(path: Path, kept: Mapping[str, Any], settings: Mapping[str, 
     if not any(part in kept for part in COSTLY):
         return
     before = kept.get(SETTINGS) or {}
-    changed = next(name for name in settings if before.get(name) != settings[name])
-    was = "" if changed in ("network", "data") else f" ({before.get(changed)!r}, now {settings[changed]!r})"
+    changed = next(name for name in {**before, **settings} if before.get(name) != settings.get(name))
+    was = "" if changed in ("network", "data") else f" ({before.get(changed)!r}, now {settings.get(changed)!r})"
     raise UserError(
         f"{path} holds an evaluation with another {changed}{was}: choose another file (--out), or discard it "
         "(--overwrite)"

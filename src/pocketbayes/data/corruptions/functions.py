@@ -26,6 +26,7 @@ from pocketbayes.data.corruptions.imaging import (
     tint,
     zoom,
 )
+from pocketbayes.data.folders import require
 
 _WATER = np.array([175, 238, 238]) / 255
 _MUD = np.array([63, 42, 20]) / 255
@@ -198,23 +199,23 @@ def saturate(x: Array, rngs: Generators, factor: float, added: float) -> Array:
 
 def jpeg_compression(x: Array, rngs: Generators, quality: float) -> Array:
     """Through a JPEG file and back."""
-    from PIL import Image
+    pillow = require("PIL.Image")
 
     def through_file(image: Any) -> Any:
         file = io.BytesIO()
         image.save(file, "JPEG", quality=round(quality))
-        return Image.open(file)
+        return pillow.open(file)
 
     return by_pillow(x, through_file)
 
 
 def pixelate(x: Array, rngs: Generators, share: float) -> Array:
     """Down to a share of the side and up again, both by areas."""
-    from PIL import Image
+    pillow = require("PIL.Image")
 
     height, width = x.shape[1:3]
     small = max(1, int(width * share)), max(1, int(height * share))
-    box = Image.Resampling.BOX
+    box = pillow.Resampling.BOX
     return by_pillow(x, lambda image: image.resize(small, box).resize((width, height), box))
 
 

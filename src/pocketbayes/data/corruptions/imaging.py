@@ -11,6 +11,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from pocketbayes.data.folders import require
+
 Array = NDArray[np.float64]
 Generators = Sequence[Generator]
 
@@ -143,8 +145,8 @@ def glistening(liquid: Array) -> Array:
 
 def by_pillow(x: Array, change: Callable[[Any], Any]) -> Array:
     """Each image through Pillow as bytes."""
-    from PIL import Image
+    pillow = require("PIL.Image")
 
     bytes_ = np.rint(255 * x).astype(np.uint8)
-    images = [Image.fromarray(image[..., 0] if x.shape[-1] == 1 else image) for image in bytes_]
+    images = [pillow.fromarray(image[..., 0] if x.shape[-1] == 1 else image) for image in bytes_]
     return np.stack([np.asarray(change(image)) for image in images]).reshape(x.shape) / 255
