@@ -80,6 +80,14 @@ def test_the_search_halves_and_finds_the_weight_that_does_not_collapse() -> None
     assert all(math.isfinite(trial.nll) for trial in found.trials)
 
 
+def test_the_search_knows_regression() -> None:
+    x = torch.linspace(-1, 1, 40)[:, None]
+    data = x, x**2
+    method = pb.MeanFieldVI(prior_std=0.01)
+    found = search_beta(method, torch.nn.Linear(1, 1), data, data, betas=(0.01, 1.0), lr=1e-2, progress=False)
+    assert all(math.isfinite(trial.nll) for trial in found.trials)
+
+
 def test_only_variational_methods_have_a_weight_to_search_for() -> None:
     with pytest.raises(pb.UserError, match="'map' has no weight"):
         search_beta(pb.Deterministic(), tiny_model(), tiny_data(), tiny_data())

@@ -134,7 +134,9 @@ def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> 
     assert_mistake(result, "already holds a run")
     assert (out / "model.pocket").read_bytes() == before
     (out / "evaluation.json").write_text("of the network that is replaced")
+    (out / "checkpoint-1.safetensors").write_text("of its training")
     call_json("train", "digits-bbb", "--epochs", 0, "--out", out, "--overwrite", *TINY)
+    assert not (out / "checkpoint-1.safetensors").exists()
     assert not (out / "evaluation.json").exists()
     assert config.read(out).method.name == "bbb"
 

@@ -134,3 +134,12 @@ def test_the_figure_shows_every_trial() -> None:
     curve = figure.axes[0].lines[0]
     assert list(curve.get_xdata()) == [0.5, 1.0, 4.0]
     assert [len(points.get_offsets()) for points in figure.axes[0].collections] == [2, 1, 1]
+
+
+def test_regressions_are_compressed_by_their_log_likelihood() -> None:
+    x, _ = images(96, 0)
+    data = x, x[:, :1] - x[:, 1:2]
+    net = pb.fit(pb.MeanFieldVI(std_init=0.02), nn.Linear(40, 1), data, epochs=2, lr=1e-2, progress=False)
+    found = compress(net, data, data, max_nll_loss=1.0, epochs=0, samples=2)
+    assert found.before.nll == pytest.approx(-pb.evaluate(net, data, samples=2)["log_likelihood"])
+    assert found.chosen.accuracy is None

@@ -34,6 +34,21 @@ def test_the_callers_model_stays_as_it_is(case: Case) -> None:
 
 
 @each_case
+def test_a_network_that_is_given_stays_as_it_is_and_what_it_knows_of_its_data_goes_on(case: Case) -> None:
+    if case.name == "ensemble":
+        pytest.skip("its members start afresh")
+    given = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
+    given.info = pb.data.Info("mine", "classification", 3, ("a", "b", "c"), tuple(tiny_data()[0].shape[1:]))
+    before, likelihood = copy.deepcopy(given.state_dict()), given.likelihood
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tiny_data()), batch_size=16)
+    net = pb.fit(case.make(), given, loader, epochs=1, likelihood=pb.Categorical(), progress=False)
+    assert all(torch.equal(given.state_dict()[name], before[name]) for name in before)
+    assert given.likelihood is likelihood
+    assert all(network.info == given.info for network in members(net))
+    assert all(network.method == case.name for network in members(net))
+
+
+@each_case
 def test_moments_have_one_mean_and_std_per_weight(case: Case) -> None:
     for network in members(fitted(case)):
         mean, std = network.posterior.moments()

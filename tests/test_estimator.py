@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,13 +122,15 @@ def test_methods_and_models_by_name_and_by_hand() -> None:
         pb.PocketClassifier("bayes").fit(x, y)
 
 
-def test_the_same_random_state_gives_the_same_answers_and_leaves_torch_alone() -> None:
+def test_the_same_random_state_gives_the_same_answers_and_leaves_the_generators_alone() -> None:
     x, y = line(30)
-    before = torch.get_rng_state()
+    before, numbers, plain = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     one, two, other = (pb.PocketRegressor(epochs=2, random_state=seed).fit(x, y).predict(x) for seed in (1, 1, 2))
     assert (one == two).all()
     assert (one != other).any()
     assert torch.equal(torch.get_rng_state(), before)
+    assert (np.random.get_state()[1] == numbers).all()  # noqa: NPY002
+    assert random.getstate() == plain
 
 
 def test_pickles() -> None:

@@ -80,3 +80,10 @@ def test_infidelity_is_its_definition() -> None:
 def test_linear_propagation_is_refused() -> None:
     with pytest.raises(pb.UserError, match="no gradient"):
         explain.saliency(network(), tiny_data(2)[0], propagation="linear")
+
+
+def test_a_regression_has_no_class_to_explain() -> None:
+    net = pb.bayesianize(nn.Linear(3, 1), pb.MeanFieldVI())
+    net.likelihood = pb.GaussianNoise(0.1)
+    with pytest.raises(pb.UserError, match="predicts real numbers"):
+        explain.saliency(net, torch.zeros(2, 3))

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes import checkpoint
-from pocketbayes.guards import NotFiniteError, Signals, fingerprint, not_finite
+from pocketbayes.checkpoint import Progress
+from pocketbayes.guards import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
 from pocketbayes.team import LostProcessError
 
 
@@ -179,3 +181,16 @@ def test_the_layer_of_a_bad_value_is_named() -> None:
     with torch.no_grad():
         net.posterior.mean[slot.start] = float("nan")
     assert not_finite(net) == slot.name
+
+
+def test_each_rollback_halves_the_rate_once() -> None:
+    """Whatever good epochs lie between: a state taken after a rollback has the lower rate already."""
+    net = pb.bayesianize(nn.Linear(2, 2), pb.Deterministic())
+    optimizer, at = torch.optim.SGD(net.parameters(), 0.1), Progress()
+    good = Snapshot(net, optimizer, at)
+    assert good.restore(net, optimizer).plateau.factor == 0.5
+    again = good.restore(net, optimizer)
+    assert again.plateau.factor == 0.25
+    later = Snapshot(net, optimizer, again, good.used)
+    assert later.restore(net, optimizer).plateau.factor == 0.125
+    assert later.used == 3

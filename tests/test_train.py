@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,12 @@ def test_frozen_batch_norm_neither_moves_nor_looks_at_the_batch() -> None:
         assert torch.equal(norm.running_mean, torch.zeros(8)) is frozen
         assert int(norm.num_batches_tracked) == (0 if frozen else 3)
         assert not norm.training
+
+
+def test_data_without_a_length_are_named() -> None:
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter([(torch.zeros(2, 3), torch.zeros(2).long())])
+
+    with pytest.raises(pb.UserError, match="a Stream has no length"):
+        pb.fit(pb.MeanFieldVI(), nn.Linear(3, 2), torch.utils.data.DataLoader(Stream(), batch_size=None))

@@ -188,3 +188,10 @@ def test_rows_start_from_the_mean_of_their_stds() -> None:
     rows = pb.VDP(variance="row").init(net)
     for one, each in zip(net.layout.views(net.posterior.moments()[1]), rows.layout.views(rows.posterior.moments()[1])):
         torch.testing.assert_close(one.flatten(1).mean(1), each.flatten(1)[:, 0], rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("start", [-1, 0, "xaver"])
+@pytest.mark.parametrize("method", [pb.VDP, pb.MeanFieldVI, pb.WeightSharing])
+def test_stds_that_cannot_be_are_refused(method: type, start: object) -> None:
+    with pytest.raises(pb.UserError, match="std_init must be a positive number or 'xavier'"):
+        method(std_init=start)

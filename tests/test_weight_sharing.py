@@ -140,14 +140,14 @@ def test_refresh_moves_weights_to_the_gaussian_that_fits_them() -> None:
     posterior = shared(net)
     inside = posterior.index < posterior.gaussians
     before = posterior.index.clone()
-    refresh(posterior)
+    refresh(posterior, posterior.blend_index.shape[1])
     assert (posterior.index == before).float().mean() > 0.95, "nothing was trained: nearly all stay"
     order = torch.arange(posterior.gaussians).flip(0)
     with torch.no_grad():
         for parameter in (posterior.centre_mean, posterior.centre_std, posterior.raw_a, posterior.raw_c):
             parameter.copy_(parameter[order])
         posterior.off_diagonal.copy_(posterior.off_diagonal[order])
-    refresh(posterior)
+    refresh(posterior, posterior.blend_index.shape[1])
     moved = posterior.index[inside] == order[before[inside]]
     assert moved.float().mean() > 0.9, "the Gaussians changed places, and the weights follow"
     assert float(posterior.counts.sum()) == pytest.approx(1200 - posterior.outliers, abs=0.01)
@@ -180,3 +180,15 @@ def test_wrong_settings_say_so() -> None:
             pb.WeightSharing(**settings)
     with pytest.raises(pb.UserError, match="unknown draw 'all'"):
         pb.bayesianize(tiny_model(), pb.WeightSharing(**SMALL, draw="all"))
+
+
+@pytest.mark.parametrize("settings", [{"refresh_epochs": 0}, {"refresh_epochs": 1, "scope": "layer"}])
+def test_what_cannot_be_refreshed_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(pb.UserError, match="refresh_epochs"):
+        pb.WeightSharing(**settings)
+
+
+def test_a_network_with_stds_that_are_not_drawn_is_shared_as_it_is() -> None:
+    """Moments carry the stds of a mean-field network: it needs no mean-field stage."""
+    net = pb.bayesianize(nn.Linear(4, 3), pb.VDP(std_init=0.1))
+    assert [stage.name for stage in pb.WeightSharing(k=2, n_min=1).stages(net)] == ["shared"]

@@ -133,7 +133,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     net.method = None if tree.get("method") is None else str(tree["method"])
     net.info = None if tree.get("data") is None else Info(**_tuples(tree["data"]))
     _load_points(net.model, tree["state"], source)
-    return net.eval()
+    return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
 
 
 def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:

@@ -45,7 +45,10 @@ def as_source(value: Any) -> Source:
 def size_of(source: TorchDataset | DataLoader) -> int:
     """N, the number of examples."""
     data = source.dataset if isinstance(source, DataLoader) else source
-    return len(data)  # type: ignore[arg-type]
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(f"a {type(data).__name__} has no length, which KL / N needs: give it a __len__") from None
 
 
 def info_of(source: TorchDataset | DataLoader) -> Info | None:

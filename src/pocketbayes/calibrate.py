@@ -25,6 +25,7 @@ def fit_variance_scale(
     propagation: str = "moments",
     readout: Readout = "sample",
     classes: str = "predicted",
+    samples: int = 30,
     batch_size: int = 256,
     seed: int = 0,
 ) -> float:
@@ -39,6 +40,7 @@ def fit_variance_scale(
         propagation: One that answers with a variance: moments, moments-exact, moments-full or linear.
         readout: As in `predict`.
         classes: As in `predict`.
+        samples: As in `predict`: the draws behind the variance of outputs per pixel under "linear".
         batch_size: Examples in flight.
         seed: Of the draws of a readout.
     """
@@ -47,7 +49,7 @@ def fit_variance_scale(
     parts: list[tuple[list[Tensor | Linearised], Tensor]] = []
     for x, y in batches(as_source(val), batch_size):
         target = y.to(members(net)[0].device)
-        parts.append((list(outputs_of(net, x, 1, propagation, seed, classes)), target))
+        parts.append((list(outputs_of(net, x, samples, propagation, seed, classes)), target))
     if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
         raise UserError(f"{propagation} propagation gives this network no variance: there is nothing to scale")
 

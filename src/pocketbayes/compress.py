@@ -12,7 +12,7 @@ import torch
 from pocketbayes import artifact
 from pocketbayes.batches import as_source, batches
 from pocketbayes.errors import UserError
-from pocketbayes.evaluate import evaluate
+from pocketbayes.evaluate import evaluate, loss_of
 from pocketbayes.methods import Deterministic, WeightSharing
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.packing import Precision
@@ -38,10 +38,10 @@ PRECISIONS = (
     Precision("int3", "int2", "bfloat16"),
 )
 MEANS_ONLY_STD = 1e-3
+"""The std of every weight where only means are shared: any constant, for then it separates no weights."""
 # A centre moves thousands of weights at once, and batch statistics would hide such a shift.
 SMALL_STEPS: dict[str, Any] = {"lr": 1e-5, "freeze_batch_norm": True}
 SHARED_STDS = {"std_lr": 5e-2}
-"""The std of every weight where only means are shared: any constant, for then it separates no weights."""
 RECALIBRATION_BATCHES = 20
 DEFAULT_LOSS = 0.01
 
@@ -218,7 +218,7 @@ class _Sweep:
         nll, accuracy = float("inf"), None
         if not self.trials or limit is None or size <= limit:
             measures = evaluate(made, self.val, samples=self.samples, seed=self.seed)
-            nll, accuracy = measures["nll"], measures.get("accuracy")
+            nll, accuracy = loss_of(measures), measures.get("accuracy")
         bits = 8 * size / members(self.net)[0].layout.size
         self.trials.append(Trial(candidate, size, bits, nll, accuracy))
         self.bar.advance(1, bytes=size, nll=nll)

@@ -41,7 +41,7 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
     return len(data)
 
 
-def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any:
+def read(path: str | Path, kind: str) -> Any:
     """Reads what `write` wrote.
 
     Raises:
@@ -53,7 +53,7 @@ def read(path: str | Path, kind: str, device: str | torch.device = "cpu") -> Any
     if not path.is_file():
         raise UserError(f"no file {str(path)!r}")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
+        with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             if METADATA not in metadata:
                 raise UserError(f"{str(path)!r} is not a pocketbayes file: it has no {METADATA!r} in its metadata")

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 from typing_extensions import Self
 
-from pocketbayes import models
+from pocketbayes import checkpoint, models
 from pocketbayes.methods import Method, make
 from pocketbayes.network import Net
 from pocketbayes.predict import Prediction, predict
@@ -61,7 +61,8 @@ class _PocketEstimator(BaseEstimator):
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._mean, self._std = X.mean(axis=0), _spread(X)
         method = make(self.method) if isinstance(self.method, str) else self.method
-        with torch.random.fork_rng():
+        before = checkpoint.random_state()  # of torch, numpy and Python, which the caller may go on with
+        try:
             torch.manual_seed(self._seed)
             self.net_ = fit(
                 method,
@@ -74,13 +75,13 @@ class _PocketEstimator(BaseEstimator):
                 seed=self._seed,
                 progress=None if self.verbose else False,
             )
+        finally:
+            checkpoint.set_random_state(before)
 
     def _make_model(self, outputs: int) -> nn.Module:
         features = self.n_features_in_
-        if self.model is None:
-            return models.build_for("mlp", (features,), outputs)
-        if isinstance(self.model, str):
-            return models.build_for(self.model, (features,), outputs)
+        if self.model is None or isinstance(self.model, str):
+            return models.build_for(self.model or "mlp", (features,), outputs)
         return self.model(features, outputs)
 
     def _inputs(self, X: Array) -> torch.Tensor:

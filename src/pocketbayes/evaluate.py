@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -91,6 +91,11 @@ def stream(
             variance_scale=variance_scale, on_pass=on_pass,
         )  # fmt: skip
         yield passes, y
+
+
+def loss_of(measures: Mapping[str, float]) -> float:
+    """The mean negative log-likelihood, of classes or of real numbers."""
+    return measures["nll"] if "nll" in measures else -measures["log_likelihood"]
 
 
 class Measures:

@@ -223,6 +223,8 @@ def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if overwrite:
         for name in (*RUN_FILES, *EVALUATION_FILES):
             (folder / name).unlink(missing_ok=True)
+        for path in checkpoint.files(folder):
+            path.unlink()
     container.remove_leftovers(folder / RECIPE_FILE)
     text = recipe.to_yaml().encode()
     container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))

@@ -18,6 +18,7 @@ from pocketbayes.errors import UserError
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import evaluating
 from pocketbayes.network import Net, Network, members
+from pocketbayes.objective import GaussianNoise
 from pocketbayes.predict import default_propagation
 from pocketbayes.readout import read_out
 
@@ -34,6 +35,8 @@ def probabilities(
         seed: Of the draws.
     """
     networks = members(net)
+    if isinstance(networks[0].likelihood, GaussianNoise):
+        raise UserError("explanations are of class probabilities, and this network predicts real numbers")
     how = {network: propagation or default_propagation(network) for network in networks}
     if "linear" in how.values():
         raise UserError("propagation='linear' has no gradient with respect to the inputs: use 'moments' or 'sample'")
@@ -71,7 +74,7 @@ def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: boo
         absolute: Without the sign of the gradient.
         **settings: `samples`, `propagation` and `seed` of `probabilities`.
     """
-    answer = probabilities(net, **settings)
+    answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
     with _captum():
         from captum.attr import Saliency
     inputs = x.detach().clone().requires_grad_()
@@ -92,7 +95,7 @@ def infidelity(
         draws: Of the noise, for each input.
         **settings: Of `probabilities`.
     """
-    answer = probabilities(net, **settings)
+    answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
     target = _target(answer, x, target)
     gradient = saliency(net, x, target, absolute=False, **settings)
 
@@ -120,6 +123,7 @@ def sensitivity_max(
         draws: Of e, for each input.
         **settings: Of `probabilities`.
     """
+    x = x.to(members(net)[0].device)
     target = _target(probabilities(net, **settings), x, target)
 
     def explain(inputs: Any, target: Tensor) -> tuple[Tensor]:

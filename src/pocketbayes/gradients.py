@@ -136,7 +136,7 @@ def tapped_pass(
     for number in slots:
         tap = weights[number] = weights[number].as_subclass(_Tap)
         tap.slot, tap.record = number, record
-    with placed(model, {site: weight for slot, weight in zip(layout.slots, weights) for site in slot.sites}):
+    with placed(model, layout.by_site(weights)):
         return model(x), record
 
 
@@ -212,10 +212,14 @@ class Pass:
         """The gradients of sum(direction * output) of every example with respect to every use's output."""
         edges = [use.edge for use in self.uses]
         deltas = torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
-        if any(use.version != use.call.input._version for use in self.uses):
-            raise UserError(
-                "the input of a layer is changed in place after the layer has used it: its gradient is lost"
-            )
+        for use in self.uses:
+            if use.version != use.call.input._version:
+                slot = use.weight if use.weight is not None else use.bias
+                name = "a layer" if slot is None else repr(self.layout.slots[slot].name)
+                raise UserError(
+                    f"the input of {name} is changed in place after the layer has used it, and its gradient is lost: "
+                    "write x = x + ... there, or use propagation='sample'"
+                )
         return list(deltas)
 
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
@@ -391,7 +395,6 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
 
 def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
     """The model's output with the weights of a given vector (n,), a differentiable function of it."""
-    weights = {site: view for slot, view in zip(layout.slots, layout.views(flat)) for site in slot.sites}
-    with placed(model, weights):
+    with placed(model, layout.by_site(layout.views(flat))):
         output: Tensor = model(x)
     return output

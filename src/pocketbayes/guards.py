@@ -92,7 +92,7 @@ def fingerprint(net: nn.Module) -> str:
     return found.hexdigest()
 
 
-def finite_net(net: Net) -> str | None:
+def not_finite_member(net: Net) -> str | None:
     """The first layer of any member that holds a number that is none."""
     return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
 
@@ -115,6 +115,5 @@ class Snapshot:
         self.used += 1
         network.load_state_dict(self.weights)
         optimizer.load_state_dict(copy.deepcopy(self.moments))
-        at = copy.deepcopy(self.at)
-        at.plateau.factor *= SLOWER**self.used
-        return at
+        self.at.plateau.factor *= SLOWER
+        return copy.deepcopy(self.at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +153,10 @@ class Layout:
         """The (n,) vector of slot numbers."""
         sizes = torch.tensor([slot.size for slot in self.slots], device=device)
         return torch.repeat_interleave(torch.arange(len(self.slots), device=device), sizes)
+
+    def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The tensor of every place in the model, from those of the slots."""
+        return {site: view for slot, view in zip(self.slots, views) for site in slot.sites}
 
     def slots_of(self, positions: Tensor) -> list[int]:
         """The numbers of the slots that these positions of the flat vector lie in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -149,15 +150,17 @@ def _by_gradients(
     if state is not None and posterior.independent and classes != "covariance":
         variances = [state.variance(direction, keep) for direction, keep in zip(directions, keeps)]
         return Linearised(output, torch.stack(variances, 1), index, None, classes)
-    projected = []
-    for direction, keep in zip(directions, keeps):
-        if state:
-            projected.append(posterior.project(state.gradient(direction, keep), state.span[0]))
-        else:
-            projected.append(posterior.project(looped_gradient(model, posterior, x, direction)))
-    if classes != "covariance":
-        return Linearised(output, torch.stack([u.square().sum(1) for u in projected], 1), index, None, classes)
-    stacked = torch.stack(projected, 1)
+
+    def projections() -> Iterator[Tensor]:
+        for direction, keep in zip(directions, keeps):
+            if state:
+                yield posterior.project(state.gradient(direction, keep), state.span[0])
+            else:
+                yield posterior.project(looped_gradient(model, posterior, x, direction))
+
+    if classes != "covariance":  # one in memory at a time
+        return Linearised(output, torch.stack([u.square().sum(1) for u in projections()], 1), index, None, classes)
+    stacked = torch.stack(list(projections()), 1)
     covariance = stacked @ stacked.mT
     return Linearised(output, covariance.diagonal(dim1=1, dim2=2), index, covariance, classes)
 

@@ -16,7 +16,7 @@ from pocketbayes import artifact
 from pocketbayes.batches import batches, share, steps_per_epoch
 from pocketbayes.data import validate_batch
 from pocketbayes.errors import UserError
-from pocketbayes.evaluate import evaluate
+from pocketbayes.evaluate import evaluate, loss_of
 from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
@@ -172,7 +172,7 @@ class Loop:
         if run.val is not None:
             measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
             row |= {f"val_{name}": value for name, value in measures.items()}
-        loss = row.get("val_nll", -row.get("val_log_likelihood", -row["loss"]))
+        loss = row["loss"] if run.val is None else loss_of(measures)
         if self.training.keep_best and run.val is not None and loss < at.best:
             at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
         at.plateau.after_epoch(loss, self.training)

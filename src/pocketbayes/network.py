@@ -118,7 +118,7 @@ class Network(nn.Module):
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
         turn = nullcontext() if torch.compiler.is_compiling() else TURNS
-        with turn, placed(self.model, self._by_site(self.layout.views(flat))):
+        with turn, placed(self.model, self.layout.by_site(self.layout.views(flat))):
             return self.model(*args, **kwargs)
 
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
@@ -128,17 +128,17 @@ class Network(nn.Module):
                 self.propagation, lambda: self.plan(*args, **(kwargs or {})), self._noise
             )
             if compact is not None:
-                return self._by_site(compact)
+                return self.layout.by_site(compact)
         if self.propagation == "mean":
-            return self._by_site(self.layout.views(self.posterior.moments()[0]))
+            return self.layout.by_site(self.layout.views(self.posterior.moments()[0]))
         if self.propagation == "sample":
-            return self._by_site(self.layout.views(self.posterior.sample(self._noise)))
+            return self.layout.by_site(self.layout.views(self.posterior.sample(self._noise)))
         mean, std = self.posterior.moments()
         plan = self.plan(*args, **(kwargs or {}))
         table = self.posterior.rules(self.propagation)
         drawn = mean if all(plan) else self.posterior.sample()
         views = zip(plan, self.layout.views(mean), self.layout.views(std), self.layout.views(drawn))
-        return self._by_site([Gaussian(m, std=s, rules=table) if stays else d for stays, m, s, d in views])
+        return self.layout.by_site([Gaussian(m, std=s, rules=table) if stays else d for stays, m, s, d in views])
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Which weights stay Gaussian under the current propagation: counted once per mode, on the first call."""
@@ -208,8 +208,10 @@ class Network(nn.Module):
         draws = self.propagation == "sample" if table is None else table.draws
         return draws and self.posterior.noise_size > 0
 
-    def _by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
-        return {site: view for slot, view in zip(self.layout.slots, views) for site in slot.sites}
+    @property
+    def has_stds(self) -> bool:
+        """Whether any weight is random, however that goes through the network."""
+        return bool((self.posterior.moments()[1] > 0).any())
 
 
 class Mixture(nn.Module):

@@ -95,7 +95,7 @@ def _run(
     model: nn.Module, layout: Layout, views: Sequence[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """One pass with these weights that leaves no trace."""
-    weights = {site: view for slot, view in zip(layout.slots, views) for site in slot.sites}
+    weights = layout.by_site(views)
     cuda = [views[0].device] if views[0].device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))

@@ -71,11 +71,7 @@ def read_out(
 def _second_order(mean: Tensor, var: Tensor, covariance: Tensor | None) -> Tensor:
     """p_c + p_c ((S_cc - 2 (S p)_c) + 2 p^T S p - sum_j p_j S_jj) / 2 for logits with covariance S."""
     p = torch.softmax(mean, 1)
-    if covariance is None:
-        product, spread = p * var, (p.square() * var).sum(1, keepdim=True)
-    else:
-        product = (covariance @ p.unsqueeze(-1)).squeeze(-1)
-        spread = (p * product).sum(1, keepdim=True)
+    product, spread = _products(p, var, covariance)
     change = 0.5 * p * (var - 2 * product + 2 * spread - (p * var).sum(1, keepdim=True))
     positive = (p + change).clamp_min(0)
     return positive / positive.sum(1, keepdim=True)
@@ -83,15 +79,17 @@ def _second_order(mean: Tensor, var: Tensor, covariance: Tensor | None) -> Tenso
 
 def _first_order(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
     """The variance of each probability, and the mutual information."""
-    if covariance is None:
-        product, spread = p * var, (p.square() * var).sum(1, keepdim=True)
-    else:
-        product = (covariance @ p.unsqueeze(-1)).squeeze(-1)
-        spread = (p * product).sum(1, keepdim=True)
+    product, spread = _products(p, var, covariance)
     inside = (var - 2 * product + spread).clamp_min(0)
     information = 0.5 * (p * inside).sum(1)
     entropy = torch.special.entr(p).sum(1)
     return torch.minimum(p.square() * inside, p * (1 - p)), torch.minimum(information, entropy)
+
+
+def _products(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S p and p^T S p."""
+    product = p * var if covariance is None else (covariance @ p.unsqueeze(-1)).squeeze(-1)
+    return product, (p * product).sum(1, keepdim=True)
 
 
 def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, seed: int) -> ClassMoments:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from pocketbayes.errors import UserError
-from pocketbayes.evaluate import evaluate
+from pocketbayes.evaluate import evaluate, loss_of
 from pocketbayes.methods import VariationalMethod
 from pocketbayes.network import Net
 from pocketbayes.train import fit
@@ -55,7 +55,8 @@ def search_beta(
 ) -> Search:
     """Successive halving (Jamieson and Talwalkar 2016): all weights for a few epochs, the better half for as many more.
 
-    Survivors go on from where they are. The network that wins is not kept: train with the weight that is found.
+    Survivors go on from where they are, PBN and 2DGBNN with the means alone. The network that wins is not kept: train
+    with the weight that is found.
 
     Args:
         method: A variational method; its own `beta` is not tried unless it is among `betas`.
@@ -84,7 +85,7 @@ def search_beta(
         for beta, start in alive.items():
             tried = replace(method, beta=beta)
             alive[beta] = fit(tried, start, train, epochs=epochs, seed=seed + done, **settings)
-            nll = evaluate(alive[beta], val, samples=samples)["nll"]  # type: ignore[arg-type]
+            nll = loss_of(evaluate(alive[beta], val, samples=samples))  # type: ignore[arg-type]
             scores[beta] = nll if math.isfinite(nll) else math.inf
             trials.append(Trial(beta, done, nll))
         best = sorted(scores, key=scores.__getitem__)

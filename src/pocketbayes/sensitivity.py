@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.layout import Layout, evaluating
 from pocketbayes.network import Network
 from pocketbayes.objective import Likelihood
 from pocketbayes.team import ALONE, Team
@@ -46,8 +46,6 @@ def sensitivities(
     with torch.no_grad():
         mean = network.posterior.moments()[0].clone()
     total, weight = torch.zeros_like(mean), 0
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
 
     def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         output = network.run_at(flat, x)
@@ -56,7 +54,7 @@ def sensitivities(
     def example_loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return loss(flat, x[None], y[None])
 
-    try:
+    with evaluating(network):
         for x, y in itertools.islice(batches, team.rank, None, team.size):
             if kind == "squared":
                 each = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))
@@ -67,9 +65,6 @@ def sensitivities(
                 at = mean.requires_grad_()
                 total += torch.autograd.grad(loss(at, x, y), at)[0].abs()
                 weight += 1
-    finally:
-        for module, training in modes:
-            module.training = training
     team.sum(total)
     weight = sum(team.gather(weight))
     if not weight:

@@ -133,9 +133,8 @@ def training_flops(network: Network, x: Tensor) -> dict[str, float]:
     layout = network.layout
     model = copy.deepcopy(network.model).eval()
     views = [view.requires_grad_() for view in layout.views(posterior.moments()[0].detach())]
-    sites = {site: view for slot, view in zip(layout.slots, views) for site in slot.sites}
     counter = _Counter({id(view): slot.name for view, slot in zip(views, layout.slots)})
-    with torch.enable_grad(), placed(model, sites), counter:
+    with torch.enable_grad(), placed(model, layout.by_site(views)), counter:
         model(x)
     products = 2 if network.propagation in ("local", "flipout") and network.is_random else 1
     densities = posterior.densities() if isinstance(posterior, Sparse) else {}

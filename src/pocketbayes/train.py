@@ -23,7 +23,15 @@ from pocketbayes import artifact, checkpoint, container, methods
 from pocketbayes.batches import as_source, batches, info_of, seed_generators, size_of
 from pocketbayes.checkpoint import Progress
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.guards import ROLLBACKS, NotFiniteError, Signals, Snapshot, TrainingError, fingerprint, finite_net
+from pocketbayes.guards import (
+    ROLLBACKS,
+    NotFiniteError,
+    Signals,
+    Snapshot,
+    TrainingError,
+    fingerprint,
+    not_finite_member,
+)
 from pocketbayes.loop import Loop
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
@@ -189,8 +197,9 @@ class _Run:
             tree = None
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
+        known = self.info or (self.model.info if isinstance(self.model, Network) else None)
         for network in members(net):
-            network.info, network.method = self.info or network.info, self.method.name
+            network.info, network.method = known, self.method.name
         self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
@@ -207,7 +216,7 @@ class _Run:
             check_progress(at, len(stages))
         with part("net"):
             net = self._rebuild(tree["net"])
-            if (bad := finite_net(net)) is not None:
+            if (bad := not_finite_member(net)) is not None:
                 raise ValueError(f"a weight of {bad!r} is not finite")
         with part("best"):
             if tree["best"] is not None:
@@ -246,6 +255,7 @@ class _Run:
                 if good is None or good.used == ROLLBACKS:
                     raise
                 self.at = good.restore(network, optimizer)
+                self._tidy()
                 self.bar.line(f"{error}; back to epoch {self.at.epoch}, rate x {self.at.plateau.factor:g}")
             else:
                 good = good and Snapshot(network, optimizer, self.at, good.used)
@@ -329,7 +339,7 @@ class _Run:
 
     def _check_finite(self, net: Net) -> None:
         """Raises: NotFiniteError: If the network must not be saved."""
-        bad = finite_net(net)
+        bad = not_finite_member(net)
         if bad is not None:
             raise NotFiniteError(
                 f"a weight of {bad!r} is not finite after stage {self._stage.name!r}, epoch {self.at.epoch}: "

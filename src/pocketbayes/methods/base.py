@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Annealing, kl_weight
@@ -174,8 +174,8 @@ class VariationalMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.kl_weight(0.0)
-        if self.prior not in ("normal", "scale-mixture", "pretrained"):
-            raise UserError(f"unknown prior {self.prior!r}: known are normal, pretrained, scale-mixture")
+        if self.prior not in (known := ("normal", "pretrained", "scale-mixture")):
+            raise UnknownNameError("prior", self.prior, known)
 
     def kl_weight(self, progress: float) -> float:
         """Beta under the method's annealing."""

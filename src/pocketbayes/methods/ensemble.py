@@ -60,7 +60,7 @@ class Ensemble(DerivedMethod):
         """All stages of the first member, then of the second, ...; those of other jobs' members do nothing."""
         stages = []
         for number in range(self.members):
-            for first, stage in enumerate(self.base.stages(model)):
+            for place, stage in enumerate(self.base.stages(model)):
                 named = replace(
                     stage,
                     name=f"member {number + 1} {stage.name}",
@@ -69,7 +69,7 @@ class Ensemble(DerivedMethod):
                 )
                 if self._job.takes(number):
                     begin = _on_member(number, stage.begin)
-                    begin = begin if first else _on_own_noise(number, begin)
+                    begin = begin if place else _on_own_noise(number, begin)
                     stages.append(replace(named, begin=begin, end=_on_member(number, stage.end)))
                 else:
                     stages.append(replace(named, fixed={"epochs": 0}, begin=None, end=None))

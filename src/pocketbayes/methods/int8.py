@@ -21,8 +21,7 @@ class Int8(DerivedMethod):
 
     Mean-field VI is trained first, unless `fit` is given a Network that has stds, whose moments are quantised as they
     are; `bayesianize` quantises without data. Departures: weights alone are integers, activations and point parameters
-    stay floats, so that any architecture runs; the arithmetic is that of floats. A prior centred on pretrained weights
-    stays in the file in full.
+    stay floats, so that any architecture runs; the arithmetic is that of floats.
 
     Attributes:
         sigma_bits: Bits of a std: 8, 4, 2 or 1 (see `Quantized.quantize` for the levels).
@@ -51,7 +50,7 @@ class Int8(DerivedMethod):
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Mean-field training, quantisation at its end; a Network that has stds is only quantised."""
-        if isinstance(model, Network) and bool((model.posterior.moments()[1] > 0).any()):
+        if isinstance(model, Network) and model.has_stds:
             return (Stage("quantize", epochs=0, end=self._end),)
         *first, last = self.base.stages(model)
         return [*(replace(s, method=self.base) for s in first), replace(last, method=self.base, end=self._end)]

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
-from pocketbayes.methods.base import Method, Run, Stage, Start
+from pocketbayes.methods.base import Method, Run, Stage
+from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.network import Net, Network
 from pocketbayes.objective import Categorical, GaussianNoise, match_target
-from pocketbayes.posteriors import Point
 from pocketbayes.posteriors.kronecker import Kronecker
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.priors import Normal
@@ -72,9 +72,7 @@ class Laplace(Method):
 
     def init(self, model: nn.Module) -> Network:
         """The model's own weights, as a point."""
-        start = Start.of(model, self.bayesian_bias, self.select)
-        point = Point(start.layout, start.mean)
-        return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
+        return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Training, if it is still to be done, and the approximation at its end."""

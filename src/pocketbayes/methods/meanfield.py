@@ -26,7 +26,6 @@ class MeanFieldVI(VariationalMethod):
             2DGBNN starts. A network that has stds keeps them.
     """
 
-    name = "bbb"
     propagation: Literal["sample", "local", "flipout"] = "sample"
     std_init: float | Literal["xavier"] = 0.01
 
@@ -35,8 +34,12 @@ class MeanFieldVI(VariationalMethod):
         check_propagation(self.propagation)
         if self.antithetic and self.propagation != "sample":
             raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
-        if self.std_init != "xavier" and not (isinstance(self.std_init, (int, float)) and self.std_init > 0):
-            raise UserError(f"std_init must be a positive number or 'xavier', not {self.std_init!r}")
+        check_std_init(self.std_init)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """As the registry knows it."""
+        return {"sample": "bbb", "local": "lrt", "flipout": "flipout"}[self.propagation]
 
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""
@@ -49,6 +52,12 @@ class MeanFieldVI(VariationalMethod):
             likelihood=start.likelihood,
             propagation=self.propagation,
         )
+
+
+def check_std_init(init: object) -> None:
+    """Raises: UserError: If stds cannot start there."""
+    if init != "xavier" and not (isinstance(init, (int, float)) and init > 0):
+        raise UserError(f"std_init must be a positive number or 'xavier', not {init!r}")
 
 
 def first_std(layout: Layout, mean: Tensor, init: float | Literal["xavier"]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
-from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.network import Net, Network
 from pocketbayes.objective import Annealing
 from pocketbayes.posteriors import Partial
@@ -73,11 +73,7 @@ class PBN(VariationalMethod):
 
     def start(self, model: nn.Module) -> Network:
         """The deterministic network."""
-        return (
-            model
-            if isinstance(model, Network)
-            else Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
-        )
+        return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Deterministic training, if it is still to be done, then the partial network."""

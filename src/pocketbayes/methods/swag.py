@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.errors import UserError
-from pocketbayes.methods.base import Method, Run, Stage, Start
+from pocketbayes.methods.base import Method, Run, Stage
+from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.network import Net, Network
-from pocketbayes.posteriors import Point
 from pocketbayes.posteriors.trajectory import Trajectory
 from pocketbayes.recalibrate import recalibrate
 
@@ -49,9 +49,7 @@ class SWAG(Method):
 
     def init(self, model: nn.Module) -> Network:
         """The model's own weights, as a point."""
-        start = Start.of(model, self.bayesian_bias, self.select)
-        point = Point(start.layout, start.mean)
-        return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
+        return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Training, if it is still to be done, then the collection."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
-from pocketbayes.methods.meanfield import first_std
+from pocketbayes.methods.meanfield import check_std_init, first_std
 from pocketbayes.network import Net, Network, members
 from pocketbayes.objective import GaussianLoss, Likelihood, check_gaussian_loss
 from pocketbayes.posteriors import MeanField, RowStds
@@ -44,6 +44,7 @@ class DensityPropagation(VariationalMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_gaussian_loss(self.loss)
+        check_std_init(self.std_init)
         if self.variance not in STORAGES:
             raise UnknownNameError("variance", self.variance, STORAGES)
         if self.input_var < 0:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes import plane
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
-from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.meanfield import MeanFieldVI, first_std
 from pocketbayes.network import Net, Network
 from pocketbayes.plane import Plane, PlaneSettings
@@ -94,6 +94,12 @@ class WeightSharing(VariationalMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settings(0)
+        self._mean_field()
+        if self.refresh_epochs is not None and (self.refresh_epochs < 1 or self.scope == "layer"):
+            raise UserError(
+                f"refresh_epochs must be at least 1, with Gaussians of the whole network, not {self.refresh_epochs} "
+                f"with scope={self.scope!r}"
+            )
         if self.scope not in ("network", "layer"):
             raise UnknownNameError("scope", self.scope, ("network", "layer"))
 
@@ -103,18 +109,14 @@ class WeightSharing(VariationalMethod):
 
     def start(self, model: nn.Module) -> Network:
         """A network of the given weights, from which the first stage goes on."""
-        return (
-            model
-            if isinstance(model, Network)
-            else Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
-        )
+        return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Deterministic, mean-field and shared, as far as they are still to be done."""
         stages = []
         if not isinstance(model, Network) and self.pretrain_epochs != 0:
             stages.append(Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()))
-        has_stds = isinstance(model, Network) and model.is_random
+        has_stds = isinstance(model, Network) and model.has_stds
         if not has_stds and self.meanfield_epochs:
             field = self._mean_field()
             rates = {"lr": 1e-4, "std_lr": 1e-3}
@@ -137,7 +139,7 @@ class WeightSharing(VariationalMethod):
         posterior = net.posterior
         due = self.refresh_epochs is not None and (epoch + 1) % self.refresh_epochs == 0
         if due and isinstance(posterior, Shared) and posterior.points is not None:
-            refresh(posterior)
+            refresh(posterior, self.neighbours, self.keep)
 
     def _mean_field(self) -> MeanFieldVI:
         shared = (
@@ -239,8 +241,8 @@ def shared_posterior(
 
 
 @torch.no_grad()
-def refresh(posterior: Shared) -> None:
-    """Reassigns weights, and blends anew, under the Gaussians as they are now trained."""
+def refresh(posterior: Shared, neighbours: int, keep: int | None = None) -> None:
+    """Reassigns weights, and blends anew, under the Gaussians as they are now trained; see `plane.blend`."""
     assert posterior.points is not None
     weights = posterior.counts.double() / posterior.counts.sum()
     centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).double()
@@ -250,7 +252,8 @@ def refresh(posterior: Shared) -> None:
     index = posterior.index.index_copy(0, inside, mixture.assign(points[inside]).to(posterior.index.dtype))
     blended = (posterior.index >= posterior.gaussians + posterior.outliers).nonzero().flatten()
     own = points[blended[posterior.index[blended].argsort()]]
-    posterior.reassign(index, *plane.blend(own, mixture, posterior.blend_index.shape[1]))
+    width = posterior.blend_index.shape[1]
+    posterior.reassign(index, *(_widen(rows, width) for rows in plane.blend(own, mixture, neighbours, keep)))
 
 
 def _drop_points(net: Net, run: Run) -> Net:

@@ -20,6 +20,9 @@ from pocketbayes.plane.search import best
 CELLS_PER_GAUSSIAN = 64
 CELLS = (1 << 15, 1 << 18)
 CELL_FLOOR = 0.1
+KMEANS_ITERATIONS = 20
+TOLERANCE = 1e-4
+"""EM stops when the mean log-likelihood gains less."""
 RELATIVE_FLOOR = 1e-6
 ABSOLUTE_FLOOR = 1e-24
 
@@ -96,8 +99,6 @@ def fit_mixture(
     seed: int = 0,
     bins: int | None = None,
     iterations: int = 30,
-    tolerance: float = 1e-4,
-    kmeans_iterations: int = 20,
 ) -> PlaneMixture:
     """Maximise ``sum_i log sum_k pi_k N(x_i; m_k, S_k)`` over the histogram (2DGBNN Eq. 3; its sign is a misprint).
 
@@ -111,8 +112,6 @@ def fit_mixture(
         bins: cells of the histogram: 64 a Gaussian by default, between 2^15 and 2^18. With as many as points the fit
             is on the points themselves.
         iterations: at most so many EM steps; 0 stops at K-means.
-        tolerance: stop when the mean log-likelihood gains less.
-        kmeans_iterations: at most so many of Lloyd's steps.
     """
     if k < 1:
         raise UserError(f"a mixture needs at least one Gaussian, k={k} was asked for")
@@ -123,12 +122,12 @@ def fit_mixture(
     weight, mean, cov = points.cells()
     if len(weight) == 0 or not bool(torch.isfinite(points.sums).all()):
         raise UserError("no mixture fits these points: means and stds must be finite, and some must weigh something")
-    centres = kmeans(weight, mean, k, seed, kmeans_iterations)
+    centres = kmeans(weight, mean, k, seed, KMEANS_ITERATIONS)
     blocks = Blocks(weight, mean, cov, size=min(max(len(weight) // len(centres), 4), 64))
-    return _expectation_maximisation(blocks, centres, iterations, tolerance)
+    return _expectation_maximisation(blocks, centres, iterations)
 
 
-def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int, tolerance: float) -> PlaneMixture:
+def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int) -> PlaneMixture:
     means, covs, weights = _maximise(centres, blocks.start(centres))
     before = -math.inf
     for step in range(iterations):
@@ -137,7 +136,7 @@ def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int, 
         if step & (step - 1) == 0:
             candidates = blocks.candidates(components)
         sums, likelihood = blocks.sweep(components, candidates)
-        if likelihood < before + tolerance:
+        if likelihood < before + TOLERANCE:
             break
         before = likelihood
         means, covs, weights = _maximise(means, sums)

@@ -199,11 +199,13 @@ def survey(
             _renumber(index, mapping)
         else:
             index.fill_(-1)
-            warnings.warn(
+            why = (
                 f"no cluster of {len(points)} weights has n_min={settings.n_min} members: all weights are outliers "
-                f"(ask for fewer Gaussians than k={k_fitted}, or a smaller n_min)",
-                stacklevel=3,  # past the decorator
+                f"(ask for fewer Gaussians than k={k_fitted}, or a smaller n_min)"
+                if len(points)
+                else f"all {len(mean)} weights are outliers by value or gradient: raise tau_w={settings.tau_w}"
             )
+            warnings.warn(why, stacklevel=3)  # past the decorator
     with _timed(timings, "merge", mean.device):
         if settings.merge is not None and k_before > 1:
             sizes = None if gradient is None else _mean_size(gradient.detach(), inside, index, counts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,6 +14,7 @@ from typing_extensions import Self
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.gaussian import safe_sqrt
 from pocketbayes.layout import Layout
+from pocketbayes.plane.choose import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
 from pocketbayes.priors import Normal, Prior
 
@@ -228,8 +230,7 @@ class Shared(Posterior):
         """The entropy of the indices in bits per weight: Gaussians, and one symbol each for outliers and blends."""
         symbols = torch.where(self.index < self.gaussians, self.index, self.gaussians)
         symbols = torch.where(self.index >= self.gaussians + self.outliers, self.gaussians + 1, symbols)
-        share = torch.bincount(symbols).double() / symbols.numel()
-        return float(torch.special.entr(share).sum() / torch.log(torch.tensor(2.0)))
+        return entropy_bits(torch.bincount(symbols))
 
     def stored(self) -> dict[str, int]:
         """Values of Gaussians and outliers, an index per weight, and the blends."""
@@ -251,7 +252,7 @@ class Shared(Posterior):
             f"index entropy {self.index_bits():.3f} bits a weight",
             f"the paper's count, which leaves the index out: {paper} values",
         )
-        return Census(**{**vars(counted), "notes": notes})
+        return replace(counted, notes=notes)
 
     def config(self) -> dict[str, Any]:
         """How weights and blends are drawn."""
