@@ -206,6 +206,22 @@ def test_resume_refuses_another_run(trained: Trained, change: list[object]) -> N
     assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it as it was")
 
 
+def test_python_reads_a_run_as_the_command_line_does(trained: Trained) -> None:
+    assert pb.load(trained.folder).layout == pb.load(trained.folder / "model.pocket").layout
+
+
+def test_each_propagation_has_a_document_and_shifts_are_told(trained: Trained, tmp_path: Path) -> None:
+    command = ["evaluate", trained.folder, "--out", tmp_path, "--set", "data.subset=20", "--samples", "2"]
+    shown = call(*command, "--shift", "noise").stdout
+    assert "noise, three of its levels" in shown
+    (answer,) = call_json(*command, "--propagation", "linear")["results"]
+    assert answer["propagation"] == "linear"
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
+        "bbb.evaluation.json",
+        "bbb.linear.evaluation.json",
+    ]
+
+
 # -- predict: the run's own samples ---------------------------------------------------------------------------------
 
 

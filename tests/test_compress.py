@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import pocketbayes as pb
 from pocketbayes.cli import app
 from pocketbayes.compress import Candidate, Compressed, Trial, compress, frontier
-from pocketbayes.errors import UserError
+from pocketbayes.errors import NotFiniteAnswersError, UserError
 from pocketbayes.packing import Precision
 
 
@@ -143,3 +143,29 @@ def test_regressions_are_compressed_by_their_log_likelihood() -> None:
     found = compress(net, data, data, max_nll_loss=1.0, epochs=0, samples=2)
     assert found.before.nll == pytest.approx(-pb.evaluate(net, data, samples=2)["log_likelihood"])
     assert found.chosen.accuracy is None
+
+
+def test_a_candidate_without_finite_answers_is_passed_over(
+    trained: pb.Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, calls = sys.modules["pocketbayes.compress"], []
+
+    def sometimes(*args: Any, **settings: Any) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise NotFiniteAnswersError("nan")
+        return pb.evaluate(*args, **settings)
+
+    monkeypatch.setattr(module, "evaluate", sometimes)
+    found = run(trained, max_nll_loss=0.5)
+    assert len(calls) > 3
+    assert found.chosen.nll < float("inf")
+
+
+def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:
+    net = pb.bayesianize(nn.Linear(40, 3), pb.Deterministic())
+    net.likelihood = pb.Categorical()
+    with torch.no_grad():
+        net.posterior.mean.fill_(torch.inf)
+    with pytest.raises(NotFiniteAnswersError, match="answers are not finite"):
+        pb.evaluate(net, images(9, 0))

@@ -296,6 +296,11 @@ def test_a_model_without_weights_is_refused() -> None:
         pb.fit("bbb", torch.nn.ReLU(), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), epochs=1, progress=False)
 
 
+def test_a_key_that_is_misspelt_is_named_before_the_one_that_is_missing() -> None:
+    with pytest.raises(UserError, match="'methd'"):
+        config.check({"methd": "bbb", "model": "mlp", "data": "digits"})
+
+
 def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
     """The same image, in a data set with statistics of its own, must reach the network as the same numbers."""
     own = pb.data.load("digits", "test", mean=[0.1], std=[0.7])

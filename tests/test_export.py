@@ -340,6 +340,15 @@ def test_regression_answers_in_the_units_of_prediction(mode: Any, tmp_path: Path
     assert np.allclose(np.sqrt(found["var"]), expected.std.numpy(), atol=tolerance)
 
 
+def test_moments_of_activations_that_the_tracer_is_apt_to_miss(tmp_path: Path) -> None:
+    """Slopes that depend on the batch's size, `inplace` by position, and functions that it does not dispatch."""
+    activations = (nn.GELU(), nn.Hardswish(), nn.ELU(0.7), nn.Hardsigmoid(), nn.LeakyReLU(0.2), nn.SELU())
+    layers = [layer for activation in activations for layer in (nn.Linear(6, 6), activation)]
+    net, x = network("mean-field", nn.Sequential(nn.Flatten(), *layers, nn.Linear(6, 3))), torch.randn(2, 2, 3)
+    pb.export_onnx(net, tmp_path / "net.onnx", "moments", example=x)
+    CHECKS["moments"](net, x, tmp_path / "net.onnx")
+
+
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 

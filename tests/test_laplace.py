@@ -229,3 +229,19 @@ def test_factors_that_do_not_fit_their_layout_are_refused() -> None:
     tree["posterior"]["tensors"]["columns"] = torch.eye(6).flatten()
     with pytest.raises(pb.UserError, match="does not describe a network"):
         pb.artifact.rebuild(tree, HeadFirst())
+
+
+class Scaled(nn.Module):
+    """Has a parameter of its own that is called as that of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.head = nn.Parameter(torch.ones(5, 5)), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x @ self.weight)
+
+
+def test_the_last_layer_is_found_whatever_else_is_called_weight() -> None:
+    net, _ = approximate(trained(Scaled(), pb.Categorical()), class_data())
+    assert [net.layout.slots[number].name for number in net.posterior.random_slots()] == ["head.weight"]

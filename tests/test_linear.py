@@ -392,3 +392,21 @@ def test_mixtures_add_what_lies_between_their_networks() -> None:
         within = torch.stack([one.std.square() for one in single]).mean(0)
         torch.testing.assert_close(together.std.square(), within + probs.var(0, correction=0))
         assert bool((together.epistemic > torch.stack([one.epistemic for one in single]).mean(0)).all())
+
+
+class Rounded(nn.Module):
+    """No gradient comes back to its first layer."""
+
+    def __init__(self, stop: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.stop = nn.Linear(3, 4), nn.Linear(4, 2), stop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.stop(self.first(x)))
+
+
+@pytest.mark.parametrize("stop", [torch.round, torch.Tensor.detach, lambda h: torch.from_numpy(h.detach().numpy())])
+def test_uncertainty_without_a_gradient_is_named(stop: Callable[[Tensor], Tensor]) -> None:
+    net = pb.bayesianize(Rounded(stop), pb.MeanFieldVI(std_init=0.1)).eval()
+    with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):
+        net.linear(torch.randn(4, 3))

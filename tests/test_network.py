@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -398,3 +399,35 @@ def test_frozen_normalisation_uses_the_batch_but_does_not_record_it() -> None:
     model(x)
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), reference.buffers()))
     assert int(model[1].num_batches_tracked) == 1
+
+
+class Bank(nn.Module):
+    """Keeps weights in a list, which a module's text looks into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank, self.head = nn.ParameterList([torch.ones(3, 3)]), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x @ self.bank[0])
+
+
+def test_a_network_has_a_text_whatever_holds_its_weights() -> None:
+    net = pb.bayesianize(Bank(), pb.MeanFieldVI(select="bank|head"))
+    assert "ParameterList" in repr(net)
+    assert net(torch.ones(1, 3)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "fragment"),
+    [
+        (lambda model: pb.fit(model, "bbb", None), "swapped"),
+        (lambda model: pb.bayesianize("bbb", model), "swapped"),
+        (lambda model: pb.fit(pb.MeanFieldVI, model, None), "give an instance, such as pb.MeanFieldVI"),
+        (lambda model: pb.bayesianize(type(model)), "is the class Bank"),
+        (lambda model: pb.bayesianize(model, 3), "not int, Bank"),
+    ],
+)
+def test_arguments_that_are_not_a_method_and_a_model_are_named(call: Any, fragment: str) -> None:
+    with pytest.raises(pb.UserError, match=fragment):
+        call(Bank())

@@ -294,3 +294,22 @@ def test_one_input_is_not_a_batch() -> None:
     with pytest.raises(pb.UserError, match=r"one input \(3,\), not a batch \(n, ...\): give x\[None\]"):
         pb.predict(net, x[0])
     assert pb.predict(net, x[:1]).mean.shape == (1, 2)
+
+
+def test_inputs_that_do_not_fit_are_compared_with_the_training_data() -> None:
+    data = torch.randn(20, 6), torch.arange(20) % 3
+    net = pb.fit(pb.MeanFieldVI(), nn.Linear(6, 3), data, epochs=1, progress=False)
+    with pytest.raises(pb.UserError, match=r"inputs of shape \(7,\).*trained on \(6,\)"):
+        pb.predict(net, torch.randn(2, 7))
+    with pytest.raises(pb.UserError, match=r"torch.uint8.*real numbers"):
+        pb.predict(net, torch.ones(2, 6, dtype=torch.uint8))
+
+
+def test_labels_of_any_integer_type_and_targets_that_look_like_labels() -> None:
+    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    net = pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, y.int()), epochs=1, progress=False)
+    assert pb.predict(net, x).probs is not None
+    with pytest.warns(UserWarning, match=r"one-hot targets.*argmax"):
+        pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, torch.eye(3)[y]), epochs=1, progress=False)
+    with pytest.raises(pb.UserError, match=r"for classes give integers"):
+        pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, y.float()), epochs=1, progress=False)

@@ -21,6 +21,8 @@ from pocketbayes.packing import Precision
 from pocketbayes.posteriors import Posterior
 
 KIND = "network"
+MODEL_FILE = "model.pocket"
+"""In the folder of a run."""
 MALFORMED = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError),
     *(RuntimeError, OverflowError, MemoryError, zlib.error),
@@ -54,7 +56,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Net:
     """Reads a network.
 
     Args:
-        path: A file that `save` wrote.
+        path: A file that `save` wrote, or the folder of a run.
         model: A model of the same architecture; needed only if the network was not made of a model known by name.
 
     Raises:
@@ -66,6 +68,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Net:
 def read(path: str | Path) -> dict[str, Any]:
     """The tree in a file that `save` wrote, for which no model is needed."""
     path = Path(path)
+    path = path / MODEL_FILE if path.is_dir() else path
     if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
         tree: dict[str, Any] = container.read(path, KIND)
         return tree
@@ -164,8 +167,9 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
         return copy.deepcopy(model)
     if tree["model"] is None:
         raise UserError(
-            f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: "
-            "pass one as model= (on the command line, train a model from `pocketbayes list models`)"
+            f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: pass one as model=; "
+            "networks of pb.models.build(NAME), also timm:NAME and torchvision:NAME, need none, and these are what the "
+            "command line can read"
         )
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ def as_source(value: Any) -> Source:
             raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
         if y.is_floating_point():
             y = _as_float(y).reshape(len(y), -1)
+            if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+                warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
         value = Arrays(_as_float(x), y, _info_of(x, y))
     if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
         raise UserError(

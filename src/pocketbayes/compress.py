@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 
 from pocketbayes import artifact
 from pocketbayes.batches import as_source, batches
-from pocketbayes.errors import UserError
+from pocketbayes.errors import NotFiniteAnswersError, UserError
 from pocketbayes.evaluate import evaluate, loss_of
 from pocketbayes.methods import Deterministic, WeightSharing
 from pocketbayes.network import Mixture, Net, members
@@ -217,8 +219,10 @@ class _Sweep:
         made, size = artifact.as_saved(self.make(candidate), candidate.precision)
         nll, accuracy = float("inf"), None
         if not self.trials or limit is None or size <= limit:
-            measures = evaluate(made, self.val, samples=self.samples, seed=self.seed)
-            nll, accuracy = loss_of(measures), measures.get("accuracy")
+            with suppress(NotFiniteAnswersError):  # a candidate that went wrong is no reason to lose the others
+                measures = evaluate(made, self.val, samples=self.samples, seed=self.seed)
+                nll, accuracy = loss_of(measures), measures.get("accuracy")
+                nll = nll if math.isfinite(nll) else float("inf")
         bits = 8 * size / members(self.net)[0].layout.size
         self.trials.append(Trial(candidate, size, bits, nll, accuracy))
         self.bar.advance(1, bytes=size, nll=nll)

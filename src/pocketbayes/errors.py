@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A wrong name, file, value or model. The message names the thing, the place and the way out."""
 
 
+class NotFiniteAnswersError(UserError):
+    """A network that answers with what is no number."""
+
+
 class UnknownNameError(UserError):
     """A name that no registry knows; the message lists those it could have been."""
 

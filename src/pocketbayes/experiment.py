@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pocketbayes import artifact, checkpoint, container, data
+from pocketbayes.artifact import MODEL_FILE
 from pocketbayes.config import RECIPE_FILE, Recipe, network_file, read
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate
@@ -25,7 +26,7 @@ from pocketbayes.search import search_beta
 from pocketbayes.shard import Shard
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.team import ALONE, Team, is_first
-from pocketbayes.train import METRICS_FILE, MODEL_FILE, fit
+from pocketbayes.train import METRICS_FILE, fit
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
 EVALUATION_FILES = (EVALUATION_FILE, values_file(Path(EVALUATION_FILE)).name)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes import models
@@ -26,12 +27,14 @@ from pocketbayes.objective import GaussianNoise
 from pocketbayes.readout import Readout, read_out
 from pocketbayes.rules import MOMENTS_EXACT
 from pocketbayes.rules.moments.attention import UNTRACEABLE
+from pocketbayes.rules.moments.table import RULES as MOMENT_RULES
 
 if TYPE_CHECKING:
     import onnx_ir
 
 Mode = Literal["sample", "moments", "mean"]
 METADATA = "pocketbayes"
+PASSED_OVER = ("hardswish", "hardsigmoid")
 FOLDED = 64
 """Entries of the largest tensor that is computed while the graph is made: what follows from a codebook stays a node."""
 
@@ -209,7 +212,8 @@ def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, .
 
     shapes = ({0: torch.export.Dim("batch")}, None)[: len(args)]
     try:
-        traced = torch.export.export(passes, args, dynamic_shapes=shapes, strict=True)
+        with _rules_in_view():
+            traced = torch.export.export(passes, args, dynamic_shapes=shapes, strict=True)
         _compare(traced.module()(*args), outputs)
         program = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)
     except UserError:
@@ -220,6 +224,23 @@ def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, .
     model: onnx_ir.Model = program.model
     onnxscript.optimizer.optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
     return model
+
+
+@contextmanager
+def _rules_in_view() -> Iterator[None]:
+    """Functions that torch's tracer does not hand to a Gaussian, as ours while it traces: it follows these."""
+    kept = {name: getattr(F, name) for name in PASSED_OVER}
+
+    def seen(function: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x, *args, **kwargs: (rule if isinstance(x, Gaussian) else function)(x, *args, **kwargs)
+
+    try:
+        for name, function in kept.items():
+            setattr(F, name, seen(function, MOMENT_RULES[function]))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(F, name, function)
 
 
 def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,6 +221,11 @@ class Pass:
                     f"the input of {name} is changed in place after the layer has used it, and its gradient is lost: "
                     "write x = x + ... there, or use propagation='sample'"
                 )
+        for use, delta in zip(self.uses, deltas):
+            if delta is None or not (bool(delta[:1].any()) or bool(delta.any())):
+                slot = use.weight if use.weight is not None else use.bias
+                assert slot is not None
+                warn_of_no_gradient(self.layout.slots[slot].name)
         return list(deltas)
 
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
@@ -390,7 +396,21 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
         with torch.enable_grad():
             flat = mean.clone().requires_grad_()
             rows.append(torch.autograd.grad(run_at(model, posterior.layout, flat, example), flat, row)[0])
-    return torch.stack(rows)
+    gradient = torch.stack(rows)
+    for number in posterior.random_slots():
+        slot = posterior.layout.slots[number]
+        if not bool(gradient[:, slot.start : slot.stop].any()):
+            warn_of_no_gradient(slot.name)
+    return gradient
+
+
+def warn_of_no_gradient(name: str) -> None:
+    """Says that a weight's uncertainty is lost."""
+    warnings.warn(
+        f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparing and "
+        "detach stop it): its uncertainty is left out; use propagation='sample'",
+        stacklevel=2,
+    )
 
 
 def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:

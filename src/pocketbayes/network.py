@@ -90,6 +90,12 @@ class Network(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         _NETWORKS[id(self)] = self
 
+    def __repr__(self) -> str:
+        """With stand-ins for the weights, which some modules look at."""
+        weights = [torch.empty(slot.shape, device="meta") for slot in self.layout.slots]
+        with TURNS, placed(self.model, self.layout.by_site(weights)):
+            return super().__repr__()
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model under the current propagation; moments and linear answer with a Gaussian."""
         with nullcontext() if torch.compiler.is_compiling() else TURNS:

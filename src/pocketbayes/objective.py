@@ -71,7 +71,7 @@ class Categorical(Likelihood):
         if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
             return F.cross_entropy(output, target, weight=self.class_weights)
         ignore = -100 if self.ignore_index is None else self.ignore_index
-        total = F.cross_entropy(output, target, weight=self.class_weights, ignore_index=ignore, reduction="sum")
+        total = F.cross_entropy(output, target.long(), weight=self.class_weights, ignore_index=ignore, reduction="sum")
         return total / self._weights(target).sum().clamp(min=1e-12)  # if nothing counts, the loss is 0, not 0 / 0
 
     def _weights(self, target: Tensor) -> Tensor:
@@ -201,7 +201,10 @@ def check_output(output: object) -> None:
 def match_target(mean: Tensor, target: Tensor) -> Tensor:
     """The target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
     if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
-        raise UserError(f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}")
+        raise UserError(
+            f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: targets that are "
+            "no integers mean regression; for classes give integers (y.long(), or y.argmax(1) where they are one-hot)"
+        )
     return target.reshape(mean.shape)
 
 

@@ -205,13 +205,21 @@ def predict(
         raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
     if not len(x):
         raise UserError("nothing to predict: x is empty")
-    parts = []
-    for batch in x.split(batch_size):
-        passes = run_passes(
+
+    def answer(batch: Tensor) -> Prediction:
+        return run_passes(
             net, batch, samples, propagation, seed=seed, readout=readout, classes=classes, variance_scale=variance_scale
-        )
-        parts.append(passes.summary())
-    return Prediction.cat(parts)
+        ).summary()
+
+    try:
+        return Prediction.cat([answer(batch) for batch in x.split(batch_size)])
+    except RuntimeError as error:
+        if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
+            raise
+        raise UserError(
+            f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
+            f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def run_passes(

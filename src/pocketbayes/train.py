@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes import artifact, checkpoint, container, methods
+from pocketbayes.artifact import MODEL_FILE
 from pocketbayes.batches import as_source, batches, info_of, seed_generators, size_of
 from pocketbayes.checkpoint import Progress
 from pocketbayes.errors import UnknownNameError, UserError
@@ -41,7 +42,6 @@ from pocketbayes.resume import check_optimizer, check_progress, check_random, pa
 from pocketbayes.team import Team
 from pocketbayes.training import Plateau, Training
 
-MODEL_FILE = "model.pocket"
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -79,7 +79,7 @@ def fit(
     Returns:
         The trained network, or a mixture of networks, in evaluation mode.
     """
-    method = methods.make(method) if isinstance(method, str) else method
+    method = _method(method, model)
     if epochs is not None:
         settings["epochs"] = epochs
     base = (training or Training()).but(settings)
@@ -385,9 +385,21 @@ class _Run:
         return GaussianNoise("learned") if y.is_floating_point() else Categorical()
 
 
+def _method(method: Any, model: Any, **settings: Any) -> Method:
+    """The method, where both arguments are what they should be."""
+    for value, what, example in ((method, "method", "pb.MeanFieldVI()"), (model, "model", "MyModel()")):
+        if isinstance(value, type):
+            raise UserError(f"the {what} is the class {value.__name__}: give an instance, such as {example}")
+    if isinstance(method, nn.Module) or isinstance(model, (Method, str)):
+        raise UserError("method and model seem to be swapped: fit(method, model, data), bayesianize(model, method)")
+    if not isinstance(method, (Method, str)) or not isinstance(model, nn.Module):
+        raise UserError(f"a method and a torch module are needed, not {type(method).__name__}, {type(model).__name__}")
+    return methods.make(method, **settings) if isinstance(method, str) else method
+
+
 def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any) -> Net:
     """Makes a model Bayesian by a method, untrained; the model itself stays as it is."""
-    method = methods.make(method, **settings) if isinstance(method, str) else method
+    method = _method(method, model, **settings)
     net = method.init(model).eval()
     for network in members(net):
         network.method = method.name

@@ -81,7 +81,7 @@ def evaluate(
     results: list[dict[str, Any]] = []
     with joined() as team, team.guarded("the same command goes on where it stopped"):
         for path, file in zip(nets, files):
-            document = _document_file(file, out)
+            document = _document_file(file, out, propagation)
             try:
                 results.append(
                     _evaluate_one(
@@ -96,19 +96,19 @@ def evaluate(
                 raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
     if team.rank:
         return
-    comparisons = compare(results, [read_values(_document_file(file, out)) for file in files])
+    comparisons = compare(results, [read_values(_document_file(file, out, propagation)) for file in files])
     groups, tests = over_seeds(results)
     if json:
         show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
         return
-    from pocketbayes.cli.verdicts import seeds_table, sentences, summary_table
+    from pocketbayes.cli.verdicts import seeds_table, sentences, shift_tables, summary_table
 
-    show(summary_table(results, comparisons))
+    show(summary_table(results, comparisons), *shift_tables(results))
     if groups:
         show(seeds_table(results, groups))
     show(*sentences(results, comparisons, groups, tests))
     for file in files:
-        note(f"kept in {_document_file(file, out)}")
+        note(f"kept in {_document_file(file, out, propagation)}")
 
 
 def _evaluate_one(
@@ -173,16 +173,19 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _document_file(file: Path, out: Path | None) -> Path:
-    """`evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own."""
-    from pocketbayes.suite import EVALUATION_FILE
-    from pocketbayes.train import MODEL_FILE
+def _document_file(file: Path, out: Path | None, propagation: str | None) -> Path:
+    """`evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own.
 
-    of_run = file.name == MODEL_FILE
+    The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`.
+    """
+    from pocketbayes.artifact import MODEL_FILE
+    from pocketbayes.suite import EVALUATION_FILE
+
+    of_run, way = file.name == MODEL_FILE, "" if propagation is None else f"{propagation}."
     if out is None and of_run:
-        return file.parent / EVALUATION_FILE
+        return file.parent / f"{way}{EVALUATION_FILE}"
     name = file.resolve().parent.name if of_run else file.stem
-    return (file.parent if out is None else out) / f"{name}.{EVALUATION_FILE}"
+    return (file.parent if out is None else out) / f"{name}.{way}{EVALUATION_FILE}"
 
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:

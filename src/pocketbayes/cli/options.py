@@ -18,5 +18,5 @@ Samples = Annotated[
 ]
 Propagation = Annotated[
     str | None,
-    typer.Option("--propagation", help="mean, sample, local, flipout, ...; else what suits the network."),
+    typer.Option("--propagation", help="mean, sample, local, flipout, moments or linear; else what suits the network."),
 ]

@@ -113,8 +113,8 @@ def train(
 
 
 def _show(outcome: Outcome, json: bool) -> None:
+    from pocketbayes.artifact import MODEL_FILE
     from pocketbayes.report.table import shown, table
-    from pocketbayes.train import MODEL_FILE
 
     folder = outcome.folder
     if json:

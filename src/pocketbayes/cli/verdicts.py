@@ -15,6 +15,8 @@ MOST_PAIRS = 3
 """With more pairs, only those with the network of lowest NLL are told; JSON has all of them."""
 TOLD = ("accuracy", "nll")
 SCORE = "entropy"
+LEVELS = {"noise": "db", "rotation": "degrees"}
+"""The shifts with levels of their own, and what these are called."""
 
 Document = Mapping[str, Any]
 
@@ -30,6 +32,22 @@ def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str
                 best[measure] = rows[place][measure]
     datasets = dict.fromkeys(f"{result['data']['name']}, {result['split']}" for result in results)
     return table(rows, title="; ".join(datasets), best=best)
+
+
+def shift_tables(results: Sequence[Document]) -> list[Table]:
+    """For each shift with levels, the networks at its first, middle and last level."""
+    tables = []
+    for shift, level in LEVELS.items():
+        found = [(result, result.get("shift", {}).get(shift)) for result in results]
+        rows = [
+            {"network": result["network"], level: line[level], **shown(line), "entropy": line["entropy"]}
+            for result, lines in found
+            if lines
+            for line in (lines[0], lines[len(lines) // 2], lines[-1])
+        ]
+        if rows:
+            tables.append(table(rows, title=f"{shift}, three of its levels", best={}))
+    return tables
 
 
 def seeds_table(results: Sequence[Document], groups: Sequence[Mapping[str, Any]]) -> Table:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pocketbayes import checkpoint
+from pocketbayes.artifact import MODEL_FILE
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.train import MODEL_FILE
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -129,7 +129,8 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
 
 
 def _first_error(found: ValidationError) -> UserError:
-    error = found.errors()[0]
+    errors = found.errors()
+    error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
     inner = error.get("ctx", {}).get("error")
     if isinstance(inner, UserError):
         return inner

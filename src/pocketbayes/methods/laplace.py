@@ -230,13 +230,13 @@ class _Problem:
         hooks = [
             module.register_forward_hook(lambda m, _, output, path=path: called.append((path, m, output)))
             for path, module in self.module.named_modules()
-            if _join(path, "weight") in names
+            if isinstance(module, nn.Linear) and _join(path, "weight") in names
         ]
         with torch.no_grad():
             output = self.module(next(self.run.batches())[0])
         for hook in hooks:
             hook.remove()
-        path, layer, made = called[-1] if called else ("", self.module, None)
+        path, layer, made = called[-1] if called else ("", None, None)
         if not isinstance(layer, nn.Linear) or made is None or not torch.equal(made, output):
             raise UserError(
                 f"the output of {type(self.module).__name__} is not that of a linear layer: use subset='subnetwork'"

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.errors import NotFiniteAnswersError, UserError
 from pocketbayes.metrics import calibration
 from pocketbayes.metrics.calibration import Reliability
 
@@ -107,6 +107,8 @@ class Classification(Sums):
     def _check(self, p: Tensor, y: Tensor) -> None:
         if not len(y):
             return
+        if not bool(p.sum().isfinite()):
+            raise NotFiniteAnswersError("the network's answers are not finite: its weights or its inputs are too large")
         if not bool(((p >= 0).all() & ((p.sum(1) - 1).abs() < 1e-2).all()).item()):
             raise UserError("probs must be non-negative and sum to 1 over classes (dim 1): were logits given?")
         if bool(((y < 0) | (y >= self.classes)).any()):

@@ -110,8 +110,8 @@ def is_number(value: Any) -> bool:
 
 def _places(path: Path) -> list[Path]:
     """The path itself if it is a run, else the runs in the folder."""
+    from pocketbayes.artifact import MODEL_FILE
     from pocketbayes.suite import EVALUATION_FILE
-    from pocketbayes.train import MODEL_FILE
 
     if not path.exists():
         raise UserError(f"no run {path}: neither a folder nor a file")
@@ -130,9 +130,10 @@ def _places(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
+    from pocketbayes.artifact import MODEL_FILE
     from pocketbayes.config import RECIPE_FILE
     from pocketbayes.suite import EVALUATION_FILE
-    from pocketbayes.train import METRICS_FILE, MODEL_FILE
+    from pocketbayes.train import METRICS_FILE
 
     return any((folder / name).is_file() for name in (MODEL_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE))
 
@@ -152,7 +153,8 @@ def _stem(path: Path) -> str:
 
 
 def _read(path: Path, name: str) -> Run:
-    from pocketbayes.train import METRICS_FILE, MODEL_FILE
+    from pocketbayes.artifact import MODEL_FILE
+    from pocketbayes.train import METRICS_FILE
 
     run = Run(name, path)
     run.evaluation = _evaluation(run)

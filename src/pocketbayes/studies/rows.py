@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from pocketbayes import artifact, checkpoint, data
+from pocketbayes.artifact import MODEL_FILE
 from pocketbayes.config import Recipe, check, load_like
 from pocketbayes.experiment import run
 from pocketbayes.methods import Deterministic
@@ -22,7 +23,7 @@ from pocketbayes.network import Net
 from pocketbayes.progress import Show
 from pocketbayes.studies.study import Study
 from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
-from pocketbayes.train import MODEL_FILE, fit
+from pocketbayes.train import fit
 
 KEPT = ("accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count")
 """The measures of a row."""

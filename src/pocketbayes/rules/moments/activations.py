@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from collections.abc import Callable
@@ -24,7 +25,11 @@ Slope = Callable[..., Tensor]
 def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
     """The rule of an elementwise function with a given derivative."""
 
+    place = _place_of_inplace(function)
+
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
+        if place is not None and len(args) > place:  # a tracer hands over what eager mode names
+            args, kwargs = args[:place], {**kwargs, "inplace": args[place]}
         if kwargs.pop("inplace", False):
             return _changed(propagate, function)(input, *args, **kwargs)
         mean = function(input.loc, *args, **kwargs)
@@ -35,11 +40,20 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
     return propagate
 
 
+def _place_of_inplace(function: Callable[..., Any]) -> int | None:
+    """Which argument after the input says `inplace`, the last one of those that say it at all."""
+    named = getattr(F, getattr(function, "__name__", ""), None)
+    if not inspect.isfunction(named):
+        return None
+    names = list(inspect.signature(named).parameters)[1:]
+    return names.index("inplace") if "inplace" in names else None
+
+
 def _first_order(input: Gaussian, slope: Callable[[Tensor], Tensor]) -> Tensor:
     """The variance v f'(m)^2; without gradients by parts, so that what f' is made of takes little memory."""
     loc, var = input.loc, input.variance
-    parts = loc.numel() // PART
-    if parts < 2 or torch.is_grad_enabled() or torch.compiler.is_compiling():
+    whole = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a tracer must not decide by the batch's size
+    if whole or (parts := loc.numel() // PART) < 2:
         return var * slope(loc).square()
     result = torch.empty_like(loc)
     rows = -(-len(loc) // parts)
