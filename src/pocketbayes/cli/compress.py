@@ -121,14 +121,15 @@ def _draw(path: Path, result: dict[str, Any]) -> Path | None:
 def _row(name: str, trial: dict[str, Any]) -> dict[str, Any]:
     sharing = trial["sharing"]
     accuracy = {} if trial["accuracy"] is None else {"accuracy": trial["accuracy"]}
+    kind = " of means" if sharing is not None and sharing["means_only"] else ""
     outliers = " and outliers" if sharing is not None and sharing["tau_w"] is not None else ""
     return {
         "": name,
-        "storage": "its own" if sharing is None else f"{sharing['k']} Gaussians{outliers}",
+        "storage": "its own" if sharing is None else f"{sharing['k']} Gaussians{kind}{outliers}",
         "means": trial["precision"]["means"],
         "stds": trial["precision"]["stds"],
         **accuracy,
         "nll": trial["nll"],
-        "bits": round(trial["bits"], 3),
+        "bits a weight": f"{trial['bits']:.2f}",
         "bytes": trial["bytes"],
     }
