@@ -24,7 +24,6 @@ Slope = Callable[..., Tensor]
 
 def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
     """The rule of an elementwise function with a given derivative."""
-
     place = _place_of_inplace(function)
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
