@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pocketbayes.errors import UserError
-from pocketbayes.report.leaderboard import values_of
+from pocketbayes.figures.style import FORMATS
+from pocketbayes.report.leaderboard import inside, values_of
 from pocketbayes.report.runs import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".svg", ".pdf")
 Drawing = tuple[str, Callable[[], "Figure"]]
 
 
@@ -28,7 +28,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
             figure = make()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise UserError(f"the figure {name} cannot be drawn from these evaluations: {error!r}") from error
-        written += [save(figure, folder / f"{name}{ending}") for ending in ENDINGS]
+        written += [save(figure, folder / f"{name}{ending}") for ending in FORMATS]
     return written
 
 
@@ -37,7 +37,7 @@ def _drawings(runs: Sequence[Run]) -> Iterator[Drawing]:
 
     def known(*path: str) -> dict[str, Any]:
         """What an evaluation says at a path, by name of the run, where it says something."""
-        return {run.name: found for run in runs if (found := _at(run.evaluation, *path))}
+        return {run.name: found for run in runs if (found := inside(run.evaluation, *path))}
 
     rows = {run.name: values_of(run) for run in runs}
     for key, label in (("bytes", "bytes"), ("latency", "seconds for one answer")):
@@ -85,12 +85,6 @@ def _plane(file: Path, name: str) -> Figure:
     posterior = posterior_of(file)
     assert isinstance(posterior, posteriors.Shared)
     return plane({name: PlaneView.of_posterior(posterior)})
-
-
-def _at(tree: Any, *path: str) -> Any:
-    for key in path:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def _file(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pocketbayes.report.runs import Run, is_number
-from pocketbayes.report.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PERCENT, SHOWN
+from pocketbayes.report.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PERCENT, SHOWN, shown
 
 OOD_SCORE = "entropy"
 """The score whose AUROC the leaderboard shows; the page has the others."""
@@ -58,13 +58,13 @@ def leaderboard(runs: Sequence[Run]) -> dict[str, Any]:
 
 def values_of(run: Run) -> dict[str, float]:
     """What a run shows on the leaderboard."""
-    values = {name: run.measures[name] for name in SHOWN if name in run.measures}
+    values = shown(run.measures)
     sets = run.evaluation.get("ood")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
-        auroc = _inside(found, "scores", OOD_SCORE, "auroc")
+        auroc = inside(found, "scores", OOD_SCORE, "auroc")
         if is_number(auroc):
             values[f"auroc {name}"] = auroc
-    census = _inside(run.evaluation, "census", "values")
+    census = inside(run.evaluation, "census", "values")
     sizes = {
         "bytes": run.file.stat().st_size if run.file else run.evaluation.get("bytes"),
         "values": run.weights.get("values", census),
@@ -110,7 +110,8 @@ def _is_best(column: Column, place: int, rows: Sequence[Mapping[str, float]], gr
     return min(rivals) < max(rivals) and rows[place][column.key] == best
 
 
-def _inside(tree: Any, *path: str) -> Any:
+def inside(tree: Any, *path: str) -> Any:
+    """What lies at a path of keys; None where it ends early."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

@@ -79,17 +79,21 @@ class Part(ABC):
         """Whether the document has it."""
 
     @abstractmethod
-    def measure(self, net: Net, source: Source, found: Answers, store: Store) -> None:
+    def measure(self, found: Answers, store: Store) -> None:
         """Measures and puts the results into the document."""
 
-    def run(self, net: Net, source: Source, found: Answers, store: Store) -> None:
+    def run(self, found: Answers, store: Store) -> None:
         """Measures, counts the time and keeps the document."""
         start, work = time.monotonic(), time.process_time()
-        self.measure(net, source, found, store)
+        self.measure(found, store)
         spent, work = time.monotonic() - start, time.process_time() - work
         seconds = store.document.setdefault("seconds", {})
         if self.group == "test":
-            seconds |= {"test": round(spent, 3), "test, of CPU": round(work, 3), "per image": spent / size_of(source)}
+            seconds |= {
+                "test": round(spent, 3),
+                "test, of CPU": round(work, 3),
+                "per image": spent / size_of(found.source),
+            }
         else:
             seconds[self.group] = round(seconds.get(self.group, 0.0) + spent, 3)
         store.keep()
@@ -110,13 +114,13 @@ class Clean(Part):
         same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
         return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
 
-    def measure(self, net: Net, source: Source, found: Answers, store: Store) -> None:
+    def measure(self, found: Answers, store: Store) -> None:
         """Measures; for a classifier of whole images also curves, histograms and the values per image."""
-        info = info_of(source)
+        info = info_of(found.source)
         measures: Measures | None = None
         images, humans = answers.PerImage(), HumanAgreement()
         for start, passes, y in found:
-            measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
+            measures = measures or measures_for(found.net, passes, y, info.target_std if info else 1.0)
             measures(passes, y)
             prediction = passes.summary()
             if prediction.probs is not None and prediction.probs.ndim == 2:
@@ -135,7 +139,7 @@ class Clean(Part):
         log_probs = images.log_probs()
         if len(log_probs) > 1:
             document["temperature"] = answers.temperature_figures(log_probs, values["label"][: len(log_probs)])
-        document["images"] = answers.shown_images(values, source)
+        document["images"] = answers.shown_images(values, found.source)
         document["box"] = answers.box_figures(values, info)
         if self.humans is not None:
             document["humans"] = {**humans.compute(), "data": self.humans_print}
@@ -153,7 +157,7 @@ class Outside(Part):
         """Whether this very data set was measured."""
         return bool(store.document.get("ood", {}).get(self.name, {}).get("data") == self.data)
 
-    def measure(self, net: Net, source: Source, found: Answers, store: Store) -> None:
+    def measure(self, found: Answers, store: Store) -> None:
         """Compares uncertainties with those of the clean data."""
         images = answers.PerImage()
         for start, passes, _ in found:
@@ -178,12 +182,12 @@ class Shifted(Part):
         rows = store.document.get("shift", {}).get(self.kind, {})
         return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
 
-    def measure(self, net: Net, source: Source, found: Answers, store: Store) -> None:
+    def measure(self, found: Answers, store: Store) -> None:
         """A row: measures, and the entropy of right and wrong answers apart."""
         measures: Measures | None = None
         images = answers.PerImage()
         for start, passes, y in found:
-            measures = measures or measures_for(net, passes, y, 1.0)
+            measures = measures or measures_for(found.net, passes, y, 1.0)
             measures(passes, y)
             images.add(start, passes.summary(), y)
         computed, values = found.team.merge(measures).compute(), found.team.merge(images).values()

@@ -116,7 +116,7 @@ def evaluate_suite(
             if shift_images is not None and isinstance(part, Shifted):
                 here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
             bar.begin(f"[{number}/{len(parts)}] {part.title}", -(-size_of(here) // team.size))
-            part.run(net, here, Answers(net, here, bar, passes, batch_size, team), store)
+            part.run(Answers(net, here, bar, passes, batch_size, team), store)
     store.keep()
     return store.document
 
