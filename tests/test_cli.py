@@ -667,6 +667,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),
         (["evaluate", "none.pocket"], "none.pocket"),
         (["evaluate", "."], "no model.pocket"),
+        (["evaluate", "RUN/.."], "it holds runs, such as"),
         (["evaluate", "text.pocket"], "text.pocket"),
         (["evaluate", "cut.pocket"], "cut.pocket"),
         (["evaluate", "flipped.pocket"], "damaged"),

@@ -47,4 +47,4 @@ def report(
         for problem in run.problems:
             note(f"{run.name}: {problem}")
     drawn = f", {len(found.figures)} figures" if figures else ""
-    show(styled("bold", found.page, f": {len(found.runs)} runs{drawn}"))
+    show(styled("bold", found.page, f": {len(found.runs)} run{'s' * (len(found.runs) != 1)}{drawn}"))

@@ -72,7 +72,12 @@ def network_file(path: str | Path) -> Path:
     if not path.is_dir() or (path / MODEL_FILE).is_file():
         return path / MODEL_FILE if path.is_dir() else path
     unfinished = bool(checkpoint.files(path))
-    way_out = f"finish it with `pocketbayes train --out {path} --resume`" if unfinished else "it is not a run"
+    inside = sorted(file.parent.name for file in path.glob(f"*/{MODEL_FILE}"))
+    way_out = (
+        f"finish it with `pocketbayes train --out {path} --resume`" if unfinished
+        else f"it holds runs, such as {path / inside[0]}: name these" if inside
+        else "it is not a run"
+    )  # fmt: skip
     raise UserError(f"the folder {path} holds no {MODEL_FILE}: {way_out}")
 
 

@@ -107,7 +107,7 @@ def _read(spec: ImageSet, request: Request) -> tuple[Bytes, Bytes]:
     if request.split == "test" and spec.stand_in and (request.folder / spec.stand_in).is_file():
         return _read_stand_in(request.folder / spec.stand_in)
     if not request.download:
-        raise request.missing("file", missing, "or fetch it with download=True")
+        raise request.missing("file", missing, "or fetch it with download=True (--set data.download=true)")
     _fetch(spec, request)
     return spec.read(paths)
 
