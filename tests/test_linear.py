@@ -409,4 +409,4 @@ class Rounded(nn.Module):
 def test_uncertainty_without_a_gradient_is_named(stop: Callable[[Tensor], Tensor]) -> None:
     net = pb.bayesianize(Rounded(stop), pb.MeanFieldVI(std_init=0.1)).eval()
     with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):
-        net.linear(torch.randn(4, 3))
+        net.linear(torch.randn(16, 3))

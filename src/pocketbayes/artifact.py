@@ -169,7 +169,7 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
         raise UserError(
             f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: pass one as model=; "
             "networks of pb.models.build(NAME), also timm:NAME and torchvision:NAME, need none, and these are what the "
-            "command line can read"
+            "command line can read (`pocketbayes list models`)"
         )
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]

@@ -21,6 +21,8 @@ from pocketbayes.posteriors import Posterior
 from pocketbayes.rules.linear_ops import LINEAR_OPS, LinearCall
 from pocketbayes.rules.moments.attention import COMPOSED
 
+ENOUGH = 8
+"""Examples of which at least one moves every layer: a single one may find all units of a layer off."""
 _BLOCK = 1 << 19
 """Numbers in the working memory of one step: what fits a processor's cache is fastest."""
 
@@ -222,7 +224,7 @@ class Pass:
                     "write x = x + ... there, or use propagation='sample'"
                 )
         for use, delta in zip(self.uses, deltas):
-            if delta is None or not (bool(delta[:1].any()) or bool(delta.any())):
+            if delta is None or (self.examples >= ENOUGH and not (bool(delta[:1].any()) or bool(delta.any()))):
                 slot = use.weight if use.weight is not None else use.bias
                 assert slot is not None
                 warn_of_no_gradient(self.layout.slots[slot].name)
@@ -399,7 +401,7 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
     gradient = torch.stack(rows)
     for number in posterior.random_slots():
         slot = posterior.layout.slots[number]
-        if not bool(gradient[:, slot.start : slot.stop].any()):
+        if len(gradient) >= ENOUGH and not bool(gradient[:, slot.start : slot.stop].any()):
             warn_of_no_gradient(slot.name)
     return gradient
 

@@ -98,7 +98,7 @@ def read_header(path: str | Path) -> tuple[bytes, int]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, LARGEST_HEADER):
-                raise UserError(f"{str(path)!r} is no pocketbayes file, or its header is cut off")
+                raise UserError(f"{str(path)!r} is not a pocketbayes file, or its header is cut off")
             return file.read(length), size
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error

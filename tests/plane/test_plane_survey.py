@@ -206,7 +206,7 @@ def test_where_every_cluster_is_too_small_all_are_outliers_and_a_warning_says_so
 
 
 def test_where_all_are_outliers_by_value_too() -> None:
-    with pytest.warns(UserWarning, match="all weights are outliers"):
+    with pytest.warns(UserWarning, match="all 50 weights are outliers by value or gradient: raise tau_w"):
         plane = survey(torch.ones(50), torch.ones(50))
     check(plane, 50)
     assert len(plane.value_outliers) == 50
