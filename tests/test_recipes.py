@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -109,3 +111,26 @@ def test_top_5_is_among_the_measures_of_imagenet(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(data, "load", made_up)
     net = pb.bayesianize(pb.models.build("resnet18", classes=1000), "map")
     assert "top5" in pb.evaluate(net, data.load("imagenet", "test"), samples=1)
+
+
+def test_a_run_is_measured_on_validation_data_only_where_there_are_no_others(tmp_path: Path) -> None:
+    """Data without a test split are measured on the validation split; a test file that is damaged is an error."""
+    x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    np.savez(tmp_path / "all.npz", x=x, y=y)
+    tree = {"method": "map", "model": "mlp", "training": {"epochs": 1}}
+    part = {"name": "npz", "path": str(tmp_path / "all.npz"), "test_fraction": 0.0, "val_fraction": 0.2}
+    outcome = run(config.check({**tree, "data": part}), tmp_path / "run", progress=False)
+    assert outcome.split == "val"
+
+    load = data.load
+
+    @functools.wraps(load)
+    def damaged(name: str, split: str, *args: Any, **options: Any) -> Any:
+        if split == "test":
+            raise pb.UserError("test.npz: not a readable file")
+        return load(name, split, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", damaged)
+        with pytest.raises(pb.UserError, match="not a readable"):
+            run(config.check({**tree, "data": part}), tmp_path / "again", progress=False)

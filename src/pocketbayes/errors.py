@@ -10,6 +10,10 @@ class UserError(ValueError):
     """A wrong name, file, value or model. The message names the thing, the place and the way out."""
 
 
+class NoSplitError(UserError):
+    """Data that come without the split that was asked for."""
+
+
 class NotFiniteAnswersError(UserError):
     """A network that answers with what is no number."""
 

@@ -14,7 +14,7 @@ from torch import nn
 from pocketbayes import artifact, checkpoint, container, data
 from pocketbayes.artifact import MODEL_FILE
 from pocketbayes.config import RECIPE_FILE, Recipe, network_file, read
-from pocketbayes.errors import UserError
+from pocketbayes.errors import NoSplitError, UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.methods import VariationalMethod
 from pocketbayes.methods.ensemble import merged
@@ -237,7 +237,7 @@ def _measured(
     """The test split; that of validation for data that come without a test split."""
     try:
         return recipe.data.load("test", data_dir), "test"
-    except UserError:
+    except NoSplitError:
         if val is None:
             raise
         return val, "val"

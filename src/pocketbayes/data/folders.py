@@ -16,7 +16,7 @@ from torch import Tensor
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
-from pocketbayes.errors import UserError, refusing
+from pocketbayes.errors import NoSplitError, UserError, refusing
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -138,7 +138,7 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) 
         return root / request.split, True
     if request.split == "test":
         if not held_out:
-            raise request.missing("folder", root / "test")
+            raise NoSplitError(str(request.missing("folder", root / "test")))
         return root / held_out[0], True
     return root / "train", False
 

@@ -18,7 +18,7 @@ from pocketbayes.data.shifted import PUBLISHED, cifar_c
 from pocketbayes.data.split import choose
 from pocketbayes.data.tabular import toy_cubic, uci
 from pocketbayes.data.vision import IMAGE_SETS, image_set
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.errors import NoSplitError, UnknownNameError, UserError
 
 LOADERS: dict[str, Callable[..., Dataset]] = {
     **{name: partial(image_set, IMAGE_SETS[name]) for name in IMAGE_SETS},
@@ -86,7 +86,7 @@ def load(
     if subset is not None and len(dataset):
         dataset = dataset.take(choose(len(dataset), subset, seed))
     if not len(dataset):
-        raise UserError(f"data set {name!r}: its {split!r} split is empty with val_fraction={val_fraction}")
+        raise NoSplitError(f"data set {name!r}: its {split!r} split is empty with val_fraction={val_fraction}")
     return dataset
 
 
