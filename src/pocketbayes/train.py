@@ -147,6 +147,7 @@ class _Run:
             asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
             raise UserError(f"cannot train with {asked}: {error}") from error
         self.fabric.launch()
+        self.fabric.barrier()  # who is refused below must not leave before the others have come
         self.team = Team(self.fabric.global_rank, self.fabric.world_size)
         self.signals.patient = self.team.size > 1
         if self.base.batch_size < self.team.size:

@@ -333,7 +333,7 @@ def test_ensembles_and_regressions_are_reported(tmp_path: Path) -> None:
 
 def test_every_figure_is_drawn(runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(drawing, "ENDINGS", (".png",))
+    monkeypatch.setattr(drawing, "FORMATS", (".png",))
     pb.report(runs_dir, tmp_path / "report.html", figures=tmp_path / "figures")
     stems = {file.stem for file in (tmp_path / "figures").iterdir()}
     once = "pareto-bytes pareto-latency reliability risk-coverage ood-noise noise corruption-fog training"
