@@ -133,11 +133,12 @@ def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> 
     result = call("train", "digits-bbb", "--epochs", 0, "--out", out, *TINY)
     assert_mistake(result, "already holds a run")
     assert (out / "model.pocket").read_bytes() == before
-    (out / "evaluation.json").write_text("of the network that is replaced")
+    for name in ("evaluation.json", "linear.evaluation.json", "linear.evaluation.safetensors"):
+        (out / name).write_text("of the network that is replaced")
     (out / "checkpoint-1.safetensors").write_text("of its training")
     call_json("train", "digits-bbb", "--epochs", 0, "--out", out, "--overwrite", *TINY)
     assert not (out / "checkpoint-1.safetensors").exists()
-    assert not (out / "evaluation.json").exists()
+    assert not list(out.glob("*evaluation*"))
     assert config.read(out).method.name == "bbb"
 
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.gradients import looped_gradient, make_plan
+from pocketbayes.gradients import looped_gradient
 from pocketbayes.head import Head
+from pocketbayes.taps import make_plan
 
 
 class Features(nn.Module):

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from pocketbayes import linear
-from pocketbayes.gradients import looped_gradient, make_plan
+from pocketbayes.gradients import looped_gradient
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.shared import Shared
 from pocketbayes.readout import read_out
+from pocketbayes.taps import make_plan
 
 
 def network_of(model: nn.Module, std: float = 0.02, **settings: Any) -> pb.Network:

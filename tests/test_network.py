@@ -426,6 +426,10 @@ def test_a_network_has_a_text_whatever_holds_its_weights() -> None:
         (lambda model: pb.fit(pb.MeanFieldVI, model, None), "give an instance, such as pb.MeanFieldVI"),
         (lambda model: pb.bayesianize(type(model)), "is the class Bank"),
         (lambda model: pb.bayesianize(model, 3), "not int, Bank"),
+        (
+            lambda model: pb.bayesianize(model, pb.MeanFieldVI(), prior_std=2),
+            "prior_std: the method is made already",
+        ),
     ],
 )
 def test_arguments_that_are_not_a_method_and_a_model_are_named(call: Any, fragment: str) -> None:

@@ -22,14 +22,14 @@ from pocketbayes.network import Net
 from pocketbayes.objective import Likelihood
 from pocketbayes.posteriors import Census
 from pocketbayes.progress import Show, display
+from pocketbayes.run import METRICS_FILE
 from pocketbayes.search import search_beta
 from pocketbayes.shard import Shard
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.team import ALONE, Team, is_first
-from pocketbayes.train import METRICS_FILE, fit
+from pocketbayes.train import fit
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
-EVALUATION_FILES = (EVALUATION_FILE, values_file(Path(EVALUATION_FILE)).name)
 
 
 @dataclass(frozen=True)
@@ -222,10 +222,10 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
 
 def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
     if overwrite:
-        for name in (*RUN_FILES, *EVALUATION_FILES):
-            (folder / name).unlink(missing_ok=True)
-        for path in checkpoint.files(folder):
-            path.unlink()
+        evaluations = list(folder.glob(f"*{EVALUATION_FILE}"))  # one for each propagation
+        old = [folder / name for name in RUN_FILES] + checkpoint.files(folder) + evaluations
+        for path in {*old, *map(values_file, evaluations)}:
+            path.unlink(missing_ok=True)
     container.remove_leftovers(folder / RECIPE_FILE)
     text = recipe.to_yaml().encode()
     container.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))

@@ -27,7 +27,6 @@ from pocketbayes.objective import GaussianNoise
 from pocketbayes.readout import Readout, read_out
 from pocketbayes.rules import MOMENTS_EXACT
 from pocketbayes.rules.moments.attention import UNTRACEABLE
-from pocketbayes.rules.moments.table import RULES as MOMENT_RULES
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 Mode = Literal["sample", "moments", "mean"]
 METADATA = "pocketbayes"
 PASSED_OVER = ("hardswish", "hardsigmoid")
+"""Functions of torch that its tracer does not hand to a subclass of Tensor."""
 FOLDED = 64
 """Entries of the largest tensor that is computed while the graph is made: what follows from a codebook stays a node."""
 
@@ -231,12 +231,17 @@ def _rules_in_view() -> Iterator[None]:
     """Functions that torch's tracer does not hand to a Gaussian, as ours while it traces: it follows these."""
     kept = {name: getattr(F, name) for name in PASSED_OVER}
 
-    def seen(function: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x, *args, **kwargs: (rule if isinstance(x, Gaussian) else function)(x, *args, **kwargs)
+    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(x, Gaussian):
+                return Gaussian.__torch_function__(function, (Gaussian,), (x, *args), kwargs)
+            return function(x, *args, **kwargs)
+
+        return call
 
     try:
         for name, function in kept.items():
-            setattr(F, name, seen(function, MOMENT_RULES[function]))
+            setattr(F, name, seen(function))
         yield
     finally:
         for name, function in kept.items():

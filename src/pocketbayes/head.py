@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.gradients import Use, tapped_pass
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Posterior
+from pocketbayes.taps import Use, tapped_pass
 
 _AT_ONCE = 1 << 22
 """Numbers in flight at once: 16 MB in single precision."""

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.errors import UserError
-from pocketbayes.gradients import NotTappedError, Pass, Plan, looped_gradient, make_plan, run_at
+from pocketbayes.gradients import Pass, looped_gradient, run_at
 from pocketbayes.layout import evaluating
 from pocketbayes.posteriors import Posterior
+from pocketbayes.taps import NotTappedError, TapPlan, make_plan
 
 CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
 _MEMORY = 1 << 26
 """Numbers in flight at once: 256 MB in single precision."""
 
-_PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], Plan | None]] = WeakKeyDictionary()
+_PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], TapPlan | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def _chunk(
     return _by_gradients(model, posterior, x, state, output, classes), len(x)
 
 
-def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> Plan | None:
+def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
     plans = _PLANS.setdefault(model, {})
     key = (*x.shape[1:], *posterior.random_slots())
     if key not in plans:

@@ -25,7 +25,7 @@ from pocketbayes.team import JointBatchNorm
 from pocketbayes.training import Training
 
 if TYPE_CHECKING:
-    from pocketbayes.train import _Run
+    from pocketbayes.run import FitRun
 
 SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
 """What the line of an epoch shows of its row in the metrics file."""
@@ -35,7 +35,7 @@ SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_
 class Loop:
     """The epochs and steps of one stage."""
 
-    run: _Run
+    run: FitRun
     method: Method
     net: Net
     network: Network
@@ -47,7 +47,7 @@ class Loop:
         """From the step where the run stands to the end of the epoch."""
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
-        run.bar.begin(f"{run._stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
+        run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
         run.bar.advance(at.step)
         self.net.train()
         if self.training.freeze_batch_norm:
@@ -114,7 +114,7 @@ class Loop:
             else "the step before was too large"
         )  # fmt: skip
         raise NotFiniteError(
-            f"{what} is not finite at stage {run._stage.name!r}, epoch {at.epoch + 1}, step {at.step + 1}{layer}: NLL "
+            f"{what} is not finite at stage {run.stage.name!r}, epoch {at.epoch + 1}, step {at.step + 1}{layer}: NLL "
             f"{nll:.4g}, KL {kl:.4g}; likely {cause}; lower lr ({self.training.lr} now), set clip_norm, check the data"
         )
 
@@ -164,8 +164,8 @@ class Loop:
     def _close_epoch(self, steps: int) -> None:
         run, at = self.run, self.run.at
         run.team.average_batch_norm(self.network)
-        noted = self.method.after_epoch(self.network, run._stage.name, at.epoch)
-        row: dict[str, Any] = {"stage": run._stage.name, "epoch": at.epoch + 1}
+        noted = self.method.after_epoch(self.network, run.stage.name, at.epoch)
+        row: dict[str, Any] = {"stage": run.stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row |= noted or {}
@@ -177,7 +177,7 @@ class Loop:
             at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
         at.plateau.after_epoch(loss, self.training)
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
-        run._record(row)
+        run.record(row)
         run.check_ranks_agree(self.net)
         run.bar.line("  ".join(f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
         if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:

@@ -110,7 +110,7 @@ def _sparsity(posterior: Posterior) -> dict[str, Any]:
 def read_run(folder: Path) -> dict[str, Any]:
     """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
     from pocketbayes.config import RECIPE_FILE, read
-    from pocketbayes.train import METRICS_FILE
+    from pocketbayes.run import METRICS_FILE
 
     found: dict[str, Any] = {}
     if (folder / RECIPE_FILE).is_file():

@@ -39,7 +39,7 @@ class MeanFieldVI(VariationalMethod):
     @property
     def name(self) -> str:  # type: ignore[override]
         """As the registry knows it."""
-        return {"sample": "bbb", "local": "lrt", "flipout": "flipout"}[self.propagation]
+        return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
 
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""

@@ -132,8 +132,8 @@ def _places(path: Path) -> list[Path]:
 def _is_run(folder: Path) -> bool:
     from pocketbayes.artifact import MODEL_FILE
     from pocketbayes.config import RECIPE_FILE
+    from pocketbayes.run import METRICS_FILE
     from pocketbayes.suite import EVALUATION_FILE
-    from pocketbayes.train import METRICS_FILE
 
     return any((folder / name).is_file() for name in (MODEL_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE))
 
@@ -154,7 +154,7 @@ def _stem(path: Path) -> str:
 
 def _read(path: Path, name: str) -> Run:
     from pocketbayes.artifact import MODEL_FILE
-    from pocketbayes.train import METRICS_FILE
+    from pocketbayes.run import METRICS_FILE
 
     run = Run(name, path)
     run.evaluation = _evaluation(run)

@@ -40,7 +40,7 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
 
 
 def _place_of_inplace(function: Callable[..., Any]) -> int | None:
-    """Which argument after the input says `inplace`, the last one of those that say it at all."""
+    """The place of `inplace` among the arguments that follow the input; None for functions without it."""
     named = getattr(F, getattr(function, "__name__", ""), None)
     if not inspect.isfunction(named):
         return None
