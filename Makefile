@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test slow coverage mutants audit venv lint format bench docs tables clean
 
-demo: venv
+demo: $(VENV)/.user
 	$(BIN)/pocketbayes demo
 
 test: venv
@@ -32,9 +32,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch and torchvision first, as the pair that the constraints name: a resolver left alone may mix releases.
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.user: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): some minutes the first time"
 	$(PIP) torch torchvision
+	$(PIP) -e '.[vision,report]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.user
+	@echo "installing what developers need into $(VENV)"
 	$(PIP) -e '.[dev]'
 	@touch $@
 

@@ -313,3 +313,18 @@ def test_labels_of_any_integer_type_and_targets_that_look_like_labels() -> None:
         pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, torch.eye(3)[y]), epochs=1, progress=False)
     with pytest.raises(pb.UserError, match=r"for classes give integers"):
         pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, y.float()), epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_answers_that_are_not_finite_are_told_of(pixels: bool) -> None:
+    model = torch.nn.Conv2d(3, 2, 1) if pixels else torch.nn.Linear(3, 2)
+    net = pb.bayesianize(model, pb.MeanFieldVI())
+    x = torch.zeros(5, 3, 2, 2) if pixels else torch.zeros(5, 3)
+    x[3] = torch.nan
+    with pytest.warns(UserWarning, match=r"1 of 5 inputs are not finite, first that to x\[3\]: its input"):
+        answer = pb.predict(net, x, samples=2)
+    assert answer.entropy[:3].isfinite().all()
+    with torch.no_grad():
+        net.posterior.mean.fill_(torch.inf)
+    with pytest.warns(UserWarning, match="weights"):
+        pb.predict(net, torch.ones_like(x), samples=2)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from pocketbayes.data import Info, collate
+from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.memory import Arrays
 from pocketbayes.errors import UserError
 
@@ -72,7 +72,7 @@ def batches(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (x, y).
+    """Batches (x, y), checked against what the data say of themselves.
 
     Args:
         source: What `as_source` returned; a DataLoader keeps its own order and batch size.
@@ -84,10 +84,16 @@ def batches(
             one, so that all processes take as many steps (see `share`).
         world: The number of processes.
         workers: Processes that load data.
+
+    Raises:
+        UserError: If a batch is not what one of our data sets promises; the example is named.
     """
+    info = info_of(source)
     if isinstance(source, DataLoader):
         for index, batch in enumerate(source):
             if index >= start and (index - start) % stride == 0:
+                if info is not None:
+                    validate_batch(*batch, info)
                 yield batch
         return
     order = epoch_order(size_of(source), shuffle_seed)
@@ -104,7 +110,10 @@ def batches(
         num_workers=workers,
     )
     try:
-        yield from loader
+        for chunk, batch in zip(chunks, loader):
+            if info is not None:
+                validate_batch(*batch, info, chunk)
+            yield batch
     except UserError as error:  # a worker's comes with its traceback as text, its own line at the end
         text = str(error).strip()
         if not text.startswith("Caught "):

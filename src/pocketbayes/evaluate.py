@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.batches import Source, as_source, batches, info_of
-from pocketbayes.data import validate_batch
 from pocketbayes.errors import UserError
 from pocketbayes.metrics import Classification, Regression, Segmentation
 from pocketbayes.network import Net, members
@@ -80,10 +79,7 @@ def stream(
     team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
     """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
-    info = info_of(source)
     for x, y in batches(source, batch_size, start=team.rank, stride=team.size):
-        if info is not None:
-            validate_batch(x, y, info)
         y = y.to(members(net)[0].device)
         target = y if y.is_floating_point() else None
         passes = run_passes(

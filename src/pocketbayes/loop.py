@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pocketbayes import artifact
 from pocketbayes.batches import batches, share, steps_per_epoch
-from pocketbayes.data import validate_batch
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate, loss_of
 from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
@@ -75,8 +74,6 @@ class Loop:
     def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
         """One optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
         run, method = self.run, self.method
-        if run.info is not None:
-            validate_batch(x, y, run.info)
         progress = index / steps
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
         beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))

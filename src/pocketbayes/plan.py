@@ -79,7 +79,8 @@ def count_uses(
         if probe.ruled + probe.other > 1:
             raise UserError(
                 f"{slot.name!r} is used {probe.ruled + probe.other} times in a pass: {table.name} propagation would "
-                "take the uses for independent, which they are not; use propagation='linear' or 'sample'"
+                "take the uses for independent, which they are not; train by a method that draws (bbb, lrt), ask with "
+                "propagation='linear' or 'sample'"
             )
     unseen = [probe.hidden or not probe.ruled + probe.other for probe in probes]
     if any(unseen) and _matters(unseen, model, layout, mean.detach(), args, kwargs):

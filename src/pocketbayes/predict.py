@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -212,7 +213,7 @@ def predict(
         ).summary()
 
     try:
-        return Prediction.cat([answer(batch) for batch in x.split(batch_size)])
+        prediction = Prediction.cat([answer(batch) for batch in x.split(batch_size)])
     except RuntimeError as error:
         if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
             raise
@@ -220,6 +221,17 @@ def predict(
             f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
             f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
         ) from error
+    _warn_if_not_finite(prediction, x)
+    return prediction
+
+
+def _warn_if_not_finite(prediction: Prediction, x: Tensor) -> None:
+    finite = prediction.entropy.isfinite().reshape(len(x), -1).all(1)
+    rows = finite.logical_not_().nonzero().flatten().tolist()
+    if rows:
+        cause = "its weights are too large" if bool(x[rows[0]].isfinite().all()) else "its input is not finite either"
+        message = f"the answers to {len(rows)} of {len(x)} inputs are not finite, first that to x[{rows[0]}]: {cause}"
+        warnings.warn(message, stacklevel=3)
 
 
 def run_passes(

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from pocketbayes.data import Info, validate_batch
+from pocketbayes.batches import as_source, batches, epoch_order
+from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.errors import UserError
 
 CLASSIFICATION = Info("pets", "classification", 3, None, (2, 4))
@@ -42,8 +44,16 @@ def set_at(tensor: Tensor, place: tuple[int, ...], value: float) -> Tensor:
 @pytest.mark.parametrize(
     ("info", "spoil", "message"),
     [
-        (CLASSIFICATION, lambda x, y: (set_at(x, (2, 1, 3), torch.nan), y), "'pets': x is nan at position 2 (1, 3)"),
-        (CLASSIFICATION, lambda x, y: (set_at(x, (5, 0, 0), -torch.inf), y), "x is -inf at position 5 (0, 0)"),
+        (
+            CLASSIFICATION,
+            lambda x, y: (set_at(x, (2, 1, 3), torch.nan), y),
+            "'pets': x is nan at position 2 of a batch, (1, 3)",
+        ),
+        (
+            CLASSIFICATION,
+            lambda x, y: (set_at(x, (5, 0, 0), -torch.inf), y),
+            "x is -inf at position 5 of a batch, (0, 0)",
+        ),
         (
             CLASSIFICATION,
             lambda x, y: (x, set_at(y, (4,), 3)),
@@ -55,10 +65,14 @@ def set_at(tensor: Tensor, place: tuple[int, ...], value: float) -> Tensor:
         (CLASSIFICATION, lambda x, y: (x, y[:, None]), "targets of shape (6, 1)"),
         (CLASSIFICATION, lambda x, y: (x, y.float()), "targets of type torch.float32 do not go with classification"),
         (CLASSIFICATION, lambda x, y: (x[:0], y[:0]), "an empty batch"),
-        (REGRESSION, lambda x, y: (x, set_at(y, (3, 0), torch.inf)), "'prices': y is inf at position 3 (0,)"),
+        (
+            REGRESSION,
+            lambda x, y: (x, set_at(y, (3, 0), torch.inf)),
+            "'prices': y is inf at position 3 of a batch, (0,)",
+        ),
         (REGRESSION, lambda x, y: (x, y[:, 0]), "targets of shape (6,)"),
         (REGRESSION, lambda x, y: (x, y.long()), "targets of type torch.int64 do not go with regression"),
-        (SEGMENTATION, lambda x, y: (x, set_at(y, (1, 2, 3), 7)), "label 7 at position 1 (2, 3)"),
+        (SEGMENTATION, lambda x, y: (x, set_at(y, (1, 2, 3), 7)), "label 7 at position 1 of a batch, (2, 3)"),
         (SEGMENTATION, lambda x, y: (x, y[:, :3]), "targets of shape (6, 3, 5)"),
     ],
 )
@@ -69,3 +83,21 @@ def test_a_bad_batch_is_named(
         validate_batch(*spoil(*batch(info)), info)
     assert message in str(caught.value)
     assert info.name in str(caught.value)
+
+
+def test_batches_name_the_example_whatever_their_order() -> None:
+    x, y = torch.zeros(20, 2), torch.zeros(20, 1)
+    x[13, 1] = torch.nan
+    source = as_source((x, y))
+    complaint = r"'arrays': x is nan at example 13, \(1,\)"
+    with pytest.raises(UserError, match=complaint):
+        list(batches(source, 6, shuffle_seed=4))
+    with pytest.raises(UserError, match=complaint):
+        list(batches(source, 6, shuffle_seed=4, rank=place_of(13, epoch_order(20, 4).split(6)) % 2, world=2))
+    with pytest.raises(UserError, match="x is nan at position 1 of a batch"):
+        list(batches(DataLoader(source, 4, collate_fn=collate), 4))
+
+
+def place_of(row: int, chunks: tuple[Tensor, ...]) -> int:
+    """The place of a row in its batch, which decides the process that reads it."""
+    return next(chunk.tolist().index(row) for chunk in chunks if row in chunk.tolist())

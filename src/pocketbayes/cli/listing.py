@@ -28,7 +28,12 @@ def list_(
     if json:
         show_json({what: rows})
         return
+    common = _common_settings() if what == "methods" else {}
+    for row in rows if common else ():
+        row["settings"] = {key: value for key, value in row["settings"].items() if key not in common}
     show(table([{key: _words(value) for key, value in row.items()} for row in rows]))
+    if common:
+        show(styled("dim", "and all of them: ", _words(common)))
     if what == "models":
         show(styled("dim", "and any model of torchvision or timm: torchvision:NAME, timm:NAME"))
 
@@ -41,14 +46,23 @@ def _methods() -> list[dict[str, Any]]:
         preset = entry.keywords if isinstance(entry, partial) else {}
         cls: Any = entry.func if isinstance(entry, partial) else entry
         settings = {f.name: preset.get(f.name, _plain(f.default)) for f in dataclasses.fields(cls)}
-        rows.append({"method": name, "class": cls.__name__, "about": _first_line(cls), "settings": settings})
+        rows.append({"method": name, "class": cls.__name__, "about": _about(cls), "settings": settings})
     return rows
+
+
+def _common_settings() -> dict[str, Any]:
+    from pocketbayes.methods import Method
+
+    return {f.name: _plain(f.default) for f in dataclasses.fields(Method)}
 
 
 def _models() -> list[dict[str, Any]]:
     from pocketbayes import models
 
-    return [{"model": name, "arguments": list(models.argument_names(name))} for name in models.names()]
+    return [
+        {"model": name, "about": _about(models.constructor(name)), "arguments": list(models.argument_names(name))}
+        for name in models.names()
+    ]
 
 
 def _data() -> list[dict[str, Any]]:
@@ -75,8 +89,10 @@ def _recipes() -> list[dict[str, Any]]:
     ]
 
 
-def _first_line(cls: type) -> str:
-    return (inspect.getdoc(cls) or "").split("\n")[0]
+def _about(made_by: Any) -> str:
+    """The first line of what a class or function says of itself."""
+    told = made_by.func if isinstance(made_by, partial) else made_by
+    return (inspect.getdoc(told) or "").partition("\n")[0]
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,16 +11,22 @@ from pocketbayes.data.dataset import Info
 from pocketbayes.errors import UserError
 
 
-def validate_batch(x: Tensor, y: Tensor, info: Info) -> None:
-    """Raise a `UserError` that names the data set, the position in the batch and the value, if anything is amiss.
+def validate_batch(x: Tensor, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
+    """Raise a `UserError` that names the data set, the example and the value, if anything is amiss.
 
     Looked for: another shape or type than `info` promises, NaN and infinity, labels outside `0..classes-1`
     (`ignore_index` excepted). One pass over the data where all is well.
+
+    Args:
+        x: The inputs.
+        y: The targets.
+        info: What they should be.
+        rows: The batch's examples by their numbers in the data set, where they are known.
     """
     _check_shapes(x, y, info)
-    _check_finite("x", x, info)
+    _check_finite("x", x, info, rows)
     if info.task == "regression":
-        _check_finite("y", y, info)
+        _check_finite("y", y, info, rows)
         return
     assert info.classes is not None, "a classification without classes is a loader's mistake"
     wrong = (y < 0) | (y >= info.classes)
@@ -28,7 +36,7 @@ def validate_batch(x: Tensor, y: Tensor, info: Info) -> None:
         where = wrong.nonzero()[0].tolist()
         ignored = "" if info.ignore_index is None else f" (or {info.ignore_index}, which is ignored)"
         raise UserError(
-            f"data set {info.name!r}: label {int(y[tuple(where)])} at position {_place(where)} of a batch, "
+            f"data set {info.name!r}: label {int(y[tuple(where)])} at {_place(where, rows)}, "
             f"but labels are 0 to {info.classes - 1}{ignored}"
         )
 
@@ -50,17 +58,17 @@ def _check_shapes(x: Tensor, y: Tensor, info: Info) -> None:
         raise UserError(f"data set {info.name!r}: targets of type {y.dtype} do not go with {info.task}")
 
 
-def _check_finite(what: str, values: Tensor, info: Info) -> None:
+def _check_finite(what: str, values: Tensor, info: Info, rows: Sequence[int] | None) -> None:
     # A sum is finite only if every term is, and takes one pass and no memory; float32 because halves overflow early.
     if not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite()):
         return
     wrong = values.isfinite().logical_not_().nonzero()
     if len(wrong):
         where = wrong[0].tolist()
-        raise UserError(
-            f"data set {info.name!r}: {what} is {float(values[tuple(where)])} at position {_place(where)} of a batch"
-        )
+        raise UserError(f"data set {info.name!r}: {what} is {float(values[tuple(where)])} at {_place(where, rows)}")
 
 
-def _place(index: list[int]) -> str:
-    return str(index[0]) if len(index) == 1 else f"{index[0]} {tuple(index[1:])}"
+def _place(index: list[int], rows: Sequence[int] | None) -> str:
+    first, *rest = index
+    example = f"position {first} of a batch" if rows is None else f"example {rows[first]}"
+    return f"{example}, {tuple(rest)}" if rest else example

@@ -231,8 +231,18 @@ class Start:
             with torch.no_grad():
                 mean, std = (moment.clone() for moment in model.posterior.moments())
             known = std if bool((std > 0).any()) else None
+            for slot in model.layout.slots:
+                if select is not None and re.search(select, slot.name) is None:
+                    raise UserError(
+                        f"select={select!r} leaves out {slot.name!r}, which the given Network's posterior covers: its "
+                        "choice of weights is kept; start from net.to_module() to choose anew"
+                    )
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
         model = copy.deepcopy(model)
+        names = [name for name, _ in model.named_parameters()]
+        if select is not None and not any(re.search(select, name) for name in names):
+            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise UserError(f"select={select!r} is found in no parameter's name: there are {some}")
         chosen = None if select is None else lambda name, _: re.search(select, name) is not None
         layout = Layout.of(model, select=chosen, bayesian_bias=bayesian_bias)
         return cls(model, layout, layout.read(model), None, None)

@@ -14,7 +14,7 @@ from pocketbayes.posteriors import Point
 
 @dataclass(frozen=True, kw_only=True)
 class Deterministic(Method):
-    """min NLL: Point x mean."""
+    """One value a weight, trained to the least NLL: no uncertainty but that of the output (Point x mean)."""
 
     name = "map"
 

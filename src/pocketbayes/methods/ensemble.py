@@ -19,7 +19,9 @@ from pocketbayes.shard import Shard
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble(DerivedMethod):
-    """p(y | x) = mean over the members of p(y | x, member) (Lakshminarayanan et al. 2017).
+    """Networks trained apart that answer together (Lakshminarayanan et al. 2017).
+
+    p(y | x) = mean over the members of p(y | x, member).
 
     Members differ in their first weights, the order of the data and the noise of their method. Of any method: five
     mean-field networks are `Ensemble(method="lrt")`, MultiSWAG is `Ensemble(method="swag")`.

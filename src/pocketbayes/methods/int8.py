@@ -17,7 +17,9 @@ from pocketbayes.posteriors.quantized import Quantized, check_sigma_bits
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(DerivedMethod):
-    """mean = scale q, std = low + step s per output channel: Quantized x sample (after Subedar et al. 2021).
+    """A mean-field network whose means and stds are rounded to bytes (after Subedar et al. 2021).
+
+    mean = scale q, std = low + step s per output channel: Quantized x sample.
 
     Mean-field VI is trained first, unless `fit` is given a Network that has stds, whose moments are quantised as they
     are; `bayesianize` quantises without data. Departures: weights alone are integers, activations and point parameters

@@ -31,7 +31,9 @@ MAX_JACOBIAN = 2**26
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Method):
-    """w ~ N(w_MAP, (H + a I)^-1), H the generalised Gauss-Newton matrix of the NLL (Daxberger et al. 2021).
+    """A Gaussian around trained weights, as wide as the loss is flat there (Daxberger et al. 2021).
+
+    w ~ N(w_MAP, (H + a I)^-1), H the generalised Gauss-Newton matrix of the NLL.
 
     A deterministic network is trained first, unless `fit` is given a trained Network. The posterior covers weights of
     the layout only; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given

@@ -14,7 +14,9 @@ from pocketbayes.posteriors.dropped import Dropped, input_units
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
-    """min NLL under dropout of every layer's inputs but the first's: Dropped x local (Gal & Ghahramani 2016).
+    """Dropout that stays on when the network answers (Gal & Ghahramani 2016).
+
+    min NLL under dropout of every layer's inputs but the first's: Dropped x local.
 
     The prior is the run's `weight_decay`: the KL is 0. Training drops the inputs of each example apart. Prediction
     draws one mask a pass for all examples, which gives each the same distribution; `propagation="local"` draws apart

@@ -17,7 +17,9 @@ from pocketbayes.posteriors import MeanField
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldVI(VariationalMethod):
-    """min NLL + beta KL(q || prior) / N with q = prod N(mean_i, std_i^2).
+    """A mean and a std for every weight, learned by variational inference.
+
+    min NLL + beta KL(q || prior) / N with q = prod N(mean_i, std_i^2).
 
     Attributes:
         propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"

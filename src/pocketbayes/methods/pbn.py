@@ -25,7 +25,9 @@ Choice = Literal["gradient", "squared", "output", "random", "first-layer", "last
 
 @dataclass(frozen=True, kw_only=True)
 class PBN(VariationalMethod):
-    """var(y) ~ sum_i (df/dw_i)^2 std_i^2 (Eq. 6): the r n weights with the largest |gradient| get a std.
+    """Only the weights to which the output is most sensitive are random.
+
+    var(y) ~ sum_i (df/dw_i)^2 std_i^2 (Eq. 6): the r n weights with the largest |gradient| get a std.
 
     A deterministic network is trained first, unless `fit` is given a trained Network or `pretrain_epochs=0`. Then all
     means and the chosen stds are trained.

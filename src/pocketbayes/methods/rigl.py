@@ -15,7 +15,10 @@ from pocketbayes.posteriors.sparse import Sparse
 
 @dataclass(frozen=True, kw_only=True)
 class RigL(SparseTraining):
-    """min NLL over s values and their places: the smallest |values| leave, the largest |gradients| come in with 0."""
+    """Sparse training without stds (Evci et al. 2020).
+
+    min NLL over s values and their places: the smallest |values| leave, the largest |gradients| come in with 0.
+    """
 
     name = "rigl"
     mean_init: float | Literal["model"] = "model"

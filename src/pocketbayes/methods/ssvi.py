@@ -20,7 +20,9 @@ from pocketbayes.sparsity import removal_overlap
 
 @dataclass(frozen=True, kw_only=True)
 class SSVI(SparseTraining, VariationalMethod):
-    """min NLL + beta KL(q || prior) / N over q = prod N(mean_j, std_j^2) of s weights and over the choice of these s.
+    """Sparse from the first step to the last: few weights exist, each with a mean and a std, and they are swapped.
+
+    min NLL + beta KL(q || prior) / N over q = prod N(mean_j, std_j^2) of s weights and over the choice of these s.
 
     Li et al. 2024. The authors train by SGD with momentum 0.9, rate 0.01, weight decay 5e-4 and a cosine schedule, and
     keep the first layer dense.

@@ -18,7 +18,9 @@ from pocketbayes.recalibrate import recalibrate
 
 @dataclass(frozen=True, kw_only=True)
 class SWAG(Method):
-    """w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2) over the collected weights (Maddox et al. 2019).
+    """A Gaussian over the weights that SGD passes through after training (Maddox et al. 2019).
+
+    w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2) over the collected weights.
 
     A normal training, unless `fit` is given a trained Network, then `swag_epochs` at a constant rate, after each of
     which the weights are collected. Departures: the paper's optimiser is SGD, ours the run's; point parameters

@@ -33,7 +33,9 @@ SMALLEST_STD = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSharing(VariationalMethod):
-    """Each weight's (mean, std) is a point of a plane; K << n Gaussians cover the cloud; a weight keeps its Gaussian.
+    """Weights share few Gaussians (2DGBNN).
+
+    Each weight's (mean, std) is a point of a plane; K << n Gaussians cover the cloud; a weight keeps its Gaussian.
 
     Stages: a deterministic network (left out if `fit` is given a trained Network, or with `pretrain_epochs=0`); a
     mean-field network around it (left out if the Network has stds, or with `meanfield_epochs=0`, when the stds stay

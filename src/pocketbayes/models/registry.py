@@ -100,7 +100,7 @@ def argument_names(name: str) -> tuple[str, ...]:
     library, separator, _ = name.partition(":")
     if separator:
         return OUR_NAMES.get(library, ())
-    return tuple(inspect.signature(_constructor(name)).parameters)
+    return tuple(inspect.signature(constructor(name)).parameters)
 
 
 def spec_of(model: nn.Module) -> ModelSpec | None:
@@ -109,16 +109,17 @@ def spec_of(model: nn.Module) -> ModelSpec | None:
 
 
 def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
-    constructor = _constructor(name)
-    signature = inspect.signature(constructor)
+    make = constructor(name)
+    signature = inspect.signature(make)
     try:
         signature.bind(**args)
     except TypeError as error:
         raise UserError(f"model {name!r}: {error}; its arguments are {', '.join(signature.parameters)}") from error
-    return constructor(**args)
+    return make(**args)
 
 
-def _constructor(name: str) -> Callable[..., nn.Module]:
+def constructor(name: str) -> Callable[..., nn.Module]:
+    """What makes one of our own models."""
     if name not in _OWN:
         elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
         raise UnknownNameError("model", name, elsewhere or _OWN)

@@ -25,7 +25,7 @@ def double_conv(in_channels: int, out_channels: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Logits per pixel: max-pooled on the way down; on the way up doubled and joined with the features of that size.
+    """U-Net, logits per pixel: max-pooled on the way down; on the way up doubled and joined with features of that size.
 
     Images of any size: they are padded on the right and below with their last row and column to a multiple of
     `2 ** (len(widths) - 1)`, and the logits are cut back.

@@ -47,7 +47,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches and a class token through `depth` transformer blocks; the class token is classified.
+    """Vision transformer: patches and a class token through `depth` blocks; the class token is classified.
 
     Args:
         dim: Width of a token.
