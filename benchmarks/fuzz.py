@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import tempfile
 import time
@@ -22,7 +21,7 @@ import torch
 
 import pocketbayes as pb
 from fuzz_readers import READERS, Reader
-from measure import RESULTS, write_result
+from measure import Rows, forget_peak, memory
 
 LONGEST = 1.0
 """CPU seconds that any input may take."""
@@ -65,7 +64,8 @@ def fuzz(name: str, count: int, seed: int, folder: Path) -> dict[str, Any]:
     files, path = prepare(reader, folder)
     outcomes: Counter[str] = Counter()
     slowest, total = 0.0, time.process_time()
-    before = peak_memory(reset=True)
+    forget_peak()
+    before = memory("VmHWM")
     for number in range(count):
         data = spoil(reader, files, f"{seed} {number}")
         start = time.process_time()
@@ -83,17 +83,9 @@ def fuzz(name: str, count: int, seed: int, folder: Path) -> dict[str, Any]:
         "refused": outcomes.pop("refused", 0),
         "other": dict(outcomes),
         "slowest cpu seconds": round(slowest, 4),
-        "memory growth in MB": round((peak_memory() - before) / 1024, 1),
+        "memory growth in MB": round((memory("VmHWM") - before) / 2**20, 1),
         "cpu seconds": round(time.process_time() - total, 1),
     }
-
-
-def peak_memory(reset: bool = False) -> int:
-    """The most memory in KB that was resident since the last reset; Linux only."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def main() -> None:
@@ -104,16 +96,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(READERS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    path = RESULTS / "fuzz.json"
-    rows = json.loads(path.read_text()).get("readers", {}) if path.is_file() else {}
+    rows = Rows("fuzz", {"seed": arguments.seed}, key="readers")
     fast = Path("/dev/shm")
     for name in arguments.only or sorted(READERS, key="network".__eq__):
         count = arguments.networks if name == "network" else arguments.inputs
         if name not in rows or arguments.only:
             with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
-                rows[name] = fuzz(name, count, arguments.seed, Path(folder))
-            write_result("fuzz", {"seed": arguments.seed, "readers": rows})
-            print(name, json.dumps(rows[name]), flush=True)
+                rows.keep(name, fuzz(name, count, arguments.seed, Path(folder)))
 
 
 if __name__ == "__main__":

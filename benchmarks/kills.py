@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from measure import RESULTS, write_result
+from measure import RESULTS, Rows
 from pocketbayes import checkpoint
 from pocketbayes.cli import app
 from pocketbayes.loop import Loop
@@ -155,7 +155,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def measure(method: str, folder: Path, kills: int, clock: bool = True) -> dict[str, Any]:
+def measure(method: str, folder: Path, kills: int, clock: bool) -> dict[str, Any]:
     """A row: so many kills of a method's runs, every second one by the clock unless only events may decide."""
     whole = train(method, folder / "whole")
     if whole.code != 0:
@@ -189,15 +189,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     prepare()
-    path = arguments.out / "kills.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+    rows = Rows("kills", order=METHODS, folder=arguments.out)
     for method in arguments.method or METHODS:
         if rows.get(method, {}).get("kills", 0) >= arguments.kills:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            rows[method] = measure(method, Path(folder), arguments.kills, clock=not arguments.events)
-        print(method, json.dumps(rows[method]), flush=True)
-        write_result("kills", {"rows": {name: rows[name] for name in METHODS if name in rows}}, arguments.out)
+            row = measure(method, Path(folder), arguments.kills, clock=not arguments.events)
+        rows.keep(method, row)
 
 
 if __name__ == "__main__":

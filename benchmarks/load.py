@@ -8,9 +8,7 @@ The images are generated as they are asked for. Writes results/load.json and doc
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,10 @@ import torch
 from torch import Tensor
 
 import pocketbayes as pb
-from measure import write_result
+from measure import FIGURES, memory, write_result
 from pocketbayes.data import Dataset, Info
 
 SIDE, CLASSES, SAMPLES, BATCH, POINTS = 16, 10, 30, 1000, 200
-FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "load.png"
 Curve = list[tuple[float, float]]
 
 
@@ -47,9 +44,8 @@ class Generated(Dataset):
 
 
 def resident() -> float:
-    """Megabytes of memory that are in use now; Linux only."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Megabytes of memory that are in use now."""
+    return memory() / 2**20
 
 
 def network() -> pb.Network:
@@ -121,11 +117,11 @@ def main() -> None:
 
 def draw(curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """The figure of the docs."""
+    from pocketbayes.figures import save
     from pocketbayes.figures.memory import memory
-    from pocketbayes.figures.style import save
 
     titles = {"images": f"images evaluated, {SAMPLES} samples each", "calls": "calls of predict"}
-    save(memory({title: [(x, y) for x, y in curves[name]] for name, title in titles.items()}), FIGURE)
+    save(memory({title: [(x, y) for x, y in curves[name]] for name, title in titles.items()}), FIGURES / "load.png")
 
 
 if __name__ == "__main__":

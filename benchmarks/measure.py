@@ -1,17 +1,21 @@
-"""Timing on a noisy machine: everything interleaved in one run, medians, ratios; results as JSON."""
+"""What benchmarks share: timing on a noisy machine, memory of the process, result files and figures.
+
+Times are medians of one run in which everything is interleaved, and are given as ratios.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pocketbayes.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
+FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
 
 def interleaved(
@@ -39,9 +43,63 @@ def ratios(seconds: Mapping[str, float], base: str) -> dict[str, float]:
     return {name: value / seconds[base] for name, value in seconds.items()}
 
 
+def memory(field: str = "VmRSS") -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most since `forget_peak`; Linux only."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {field} on this system")
+
+
+def forget_peak() -> None:
+    """The peak of memory starts anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
     """Writes NAME.json with the environment beside the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
     return path
+
+
+class Rows(dict[str, Any]):
+    """The rows of a result file: those that are there to begin with, and all of them written whenever one is kept.
+
+    Attributes:
+        document: All of the file as it was read, with what is written beside the rows.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        beside: Mapping[str, Any] | None = None,
+        key: str = "rows",
+        order: Iterable[str] = (),
+        folder: Path = RESULTS,
+    ) -> None:
+        """Args: beside: settings to write beside the rows; key: where the rows are; order: of names that come first."""
+        path = folder / f"{file}.json"
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        found.pop("environment", None)
+        super().__init__(found.get(key, {}))
+        self.file, self.key, self.order, self.folder = file, key, tuple(order), folder
+        self.document = {**found, **(beside or {})}
+
+    def keep(self, name: str, row: Mapping[str, Any]) -> None:
+        """Adds the row, writes the file and prints the beginning of the row."""
+        self[name] = row
+        first = {each: self[each] for each in self.order if each in self}
+        write_result(self.file, {**self.document, self.key: {**first, **self}}, self.folder)
+        print(self.file, name, json.dumps(row)[:1000], flush=True)
+
+
+def draw(figures: Mapping[str, Callable[[], Any]]) -> None:
+    """Writes NAME.png to docs/figures for each that is measured: one that is not gives None."""
+    from pocketbayes.figures import save
+
+    for name, make in figures.items():
+        figure = make()
+        if figure is not None:
+            print(save(figure, FIGURES / f"{name}.png").name)

@@ -12,9 +12,8 @@ Each finished row is written to results/pass-worth.json at once, and a row that 
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 import pocketbayes as pb
-from measure import RESULTS, interleaved, ratios, write_result
+from measure import Rows, interleaved, ratios
 from pocketbayes.metrics import Classification, ood_scores
 
 NAME = "pass-worth"
@@ -44,18 +43,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 class Bench:
-    """The data, the networks and the rows that are done."""
+    """The data and the networks."""
 
     def __init__(self, data_dir: Path, files: dict[str, Path], images: int) -> None:
         self.data_dir, self.files, self.images = data_dir, files, images
-        path = RESULTS / f"{NAME}.json"
-        self.result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.result.pop("environment", None)
-
-    def keep(self, section: str, name: str, row: Any) -> None:
-        self.result.setdefault(section, {})[name] = row
-        write_result(NAME, self.result)
-        print(section, name, json.dumps(row), flush=True)
 
     def load(self, data: str, split: str, **options: Any) -> Any:
         return pb.data.load(data, split, self.data_dir, val_fraction=0.0, **options)
@@ -80,12 +71,13 @@ class Bench:
         return [*METHODS, *self.files]
 
     def quality(self) -> None:
+        rows = Rows(NAME, key="quality")
         for name in self.names():
-            missing = [way for way in WAYS if way not in self.result.get("quality", {}).get(name, {})]
+            row = dict(rows.get(name, {}))
+            missing = [way for way in WAYS if way not in row]
             if not missing:
                 continue
             net, (x, y, outside) = self.network(name), self.inputs(name)
-            rows = dict(self.result.get("quality", {}).get(name, {}))
             for way in missing:
                 inside, out = (pb.predict(net, images, **WAYS[way]) for images in (x, outside))
                 measure = Classification(10)
@@ -96,17 +88,16 @@ class Bench:
                     for kind in ("entropy", "epistemic")
                     if way != "mean" or kind == "entropy"
                 }
-                rows[way] = kept | {f"auroc, {kind}": value for kind, value in scores.items()}
-                self.keep("quality", name, rows)
-
-    def actions(self, net: pb.network.Net, x: Tensor) -> dict[str, Callable[[], object]]:
-        return {way: lambda settings=settings: pb.predict(net, x, **settings) for way, settings in WAYS.items()}
+                row[way] = kept | {f"auroc, {kind}": value for kind, value in scores.items()}
+                rows.keep(name, row)
 
     def time(self, rounds: int, note: str) -> None:
-        self.keep("time", "conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
+        rows = Rows(NAME, key="time")
+        rows.keep("conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
         for name in self.names():
-            actions = self.actions(self.network(name), self.inputs(name)[0][:64])
-            self.keep("time", name, ratios(interleaved(actions, rounds, clock=time.process_time), "mean"))
+            net, x = self.network(name), self.inputs(name)[0][:64]
+            actions = {way: partial(pb.predict, net, x, **settings) for way, settings in WAYS.items()}
+            rows.keep(name, ratios(interleaved(actions, rounds, clock=time.process_time), "mean"))
 
 
 def main() -> None:

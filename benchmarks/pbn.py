@@ -11,7 +11,6 @@ Times (`speed`) mean something on a quiet machine only.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from torch import Tensor
 import pbn_analysis
 import pbn_images
 import pocketbayes as pb
-from measure import RESULTS, write_result
+from measure import Rows
 from pocketbayes.data.memory import Images
 from pocketbayes.data.shift import rotate
 from pocketbayes.metrics import ood_scores
@@ -36,22 +35,17 @@ class Bench:
     """The rows of one section that are done, and its data."""
 
     def __init__(self, section: str, data_dir: Path, work: Path, settings: dict[str, Any]) -> None:
-        self.name, self.data_dir, self.settings = f"pbn-{section}", data_dir, settings
-        self.work = work / section
+        self.data_dir, self.work = data_dir, work / section
         self.work.mkdir(parents=True, exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
-        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+        self.rows = Rows(f"pbn-{section}", {"settings": settings})
 
     def row(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        """Makes the row, unless it is there, and writes all of them."""
+        """Makes the row, unless it is there, and keeps it."""
         if name in self.rows:
             return
         start = time.process_time()
         row = make()
-        self.rows[name] = {**row, "seconds of CPU": round(time.process_time() - start, 1)}
-        write_result(self.name, {"settings": self.settings, "rows": self.rows})
-        shown = {key: value for key, value in row.items() if isinstance(value, (int, float, str))}
-        print(self.name, name, json.dumps(shown), self.rows[name]["seconds of CPU"], flush=True)
+        self.rows.keep(name, {**row, "seconds of CPU": round(time.process_time() - start, 1)})
 
     def trained(self, name: str, make: Callable[[], Any]) -> Any:
         """A network that several rows start from, kept in the work folder."""

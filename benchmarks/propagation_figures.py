@@ -5,37 +5,26 @@ python benchmarks/propagation_figures.py
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from measure import RESULTS
-from pocketbayes import figures
+from measure import Rows, draw
 from pocketbayes.figures import propagation
 
-FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 METHODS = ("map", "bbb", "vdp", "vdp-full")
 
 
-def read(name: str) -> dict[str, Any]:
-    path = RESULTS / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
-
-
 def fidelity() -> Any:
-    rows = read("propagation").get("fidelity", {})
+    rows = Rows("propagation", key="fidelity")
     return propagation.fidelity_by_layer({name: row["layers"] for name, row in rows.items()}) if rows else None
 
 
 def pass_worth() -> Any:
-    rows = read("pass-worth").get("quality", {})
+    rows = Rows("pass-worth", key="quality")
     return propagation.pass_worth(rows) if rows else None
 
 
 def seeds(method: str) -> list[dict[str, Any]]:
-    rows = read("vdp").get("rows", {})
-    return [row for name, row in rows.items() if name.startswith(f"mnist, {method}, seed")]
+    return [row for name, row in Rows("vdp").items() if name.startswith(f"mnist, {method}, seed")]
 
 
 def pruning() -> Any:
@@ -74,12 +63,5 @@ FIGURES = {
 }
 
 
-def main() -> None:
-    for name, draw in FIGURES.items():
-        figure = draw()
-        if figure is not None:
-            print(figures.save(figure, FOLDER / f"{name}.png").name)
-
-
 if __name__ == "__main__":
-    main()
+    draw(FIGURES)

@@ -10,6 +10,7 @@ in the file. Rows of one section differ in what their name says and in nothing e
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 import pocketbayes as pb
-from measure import RESULTS, write_result
+from measure import Rows
 from pocketbayes.batches import steps_per_epoch
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.posteriors.sparse import SCORES
@@ -46,7 +47,7 @@ CIFAR10: dict[str, Any] = {
     "epochs": 30,
     "training": {"batch_size": 128, "optimizer": "sgd", "lr": 0.05, "weight_decay": 5e-4, "schedule": "cosine"},
 }
-RESNET20: dict[str, Any] = {**CIFAR10, "model": "resnet20", "epochs": 2}
+RESNET20: dict[str, Any] = {**CIFAR10, "model": "resnet20", "epochs": 6}
 
 LENET = {"distribution": "erdos-renyi", "mean_init": "model"}
 LENET_PRIOR = {"prior_std": 0.05}
@@ -135,26 +136,23 @@ def resnet20_rows() -> dict[str, tuple[pb.Method, int]]:
 
 
 class Section:
-    """The rows of one result file."""
+    """The rows of one result file, and what is the same for all of them."""
 
     def __init__(self, name: str, setting: dict[str, Any], data_dir: Path, work: Path) -> None:
-        self.name, self.setting, self.work = f"ssvi-{name}", setting, work / name
-        path = RESULTS / f"{self.name}.json"
-        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+        self.setting, self.work = setting, work / name
+        kept = {key: setting[key] for key in ("model", "data", "epochs", "training")}
+        self.rows = Rows(f"ssvi-{name}", kept | {"samples": SAMPLES})
         augment = {"augment": True} if setting["data"] == "cifar10" else {}
         self.train = pb.data.load(setting["data"], "train", data_dir, val_fraction=0.0, **augment)
         self.test = pb.data.load(setting["data"], "test", data_dir, val_fraction=0.0)
-        self.kept = {key: setting[key] for key in ("model", "data", "epochs", "training")} | {"samples": SAMPLES}
 
-    def keep(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] = row
-        write_result(self.name, {**self.kept, "rows": self.rows})
-        print(name, json.dumps({k: v for k, v in row.items() if not isinstance(v, (list, dict))}), flush=True)
+    def folder(self, name: str) -> Path:
+        return self.work / re.sub(r"\W+", "-", name)
 
     def fit(self, name: str, method: pb.Method, seed: int, keep_folder: bool) -> pb.Network:
         torch.manual_seed(seed)  # the model's own values differ from seed to seed too
         model = pb.models.build(self.setting["model"])
-        out = {"out": self.work / re.sub(r"\W+", "-", name), "resume": True} if keep_folder else {}
+        out = {"out": self.folder(name), "resume": True} if keep_folder else {}
         training = self.setting["training"]
         net = pb.fit(
             method, model, self.train, epochs=self.setting["epochs"], seed=seed, progress=False, **training, **out
@@ -162,7 +160,7 @@ class Section:
         assert isinstance(net, pb.Network)
         return net
 
-    def run(self, name: str, method: pb.Method, seed: int, costs: bool = False) -> None:
+    def run(self, name: str, method: pb.Method, seed: int, costs: bool) -> None:
         start = time.process_time()
         net = self.fit(name, method, seed, keep_folder=costs)
         measures = pb.evaluate(net, self.test, samples=SAMPLES, batch_size=500)
@@ -174,14 +172,14 @@ class Section:
             row["densities"] = {key: round(value, 4) for key, value in net.posterior.densities().items()}
         if costs:
             row |= self.costs(net, method)
-            lines = (self.work / re.sub(r"\W+", "-", name) / "metrics.jsonl").read_text().splitlines()
+            lines = (self.folder(name) / "metrics.jsonl").read_text().splitlines()
             row["history"] = [
                 {key: round(value, 5) for key, value in json.loads(line).items() if key in ("nll", "kl")}
                 for line in lines
             ]
             if "removal_iou" in lines[-1]:
                 row["removal_iou"] = [json.loads(line)["removal_iou"] for line in lines]
-        self.keep(name, row)
+        self.rows.keep(name, row)
 
     def costs(self, net: pb.Network, method: pb.Method) -> dict[str, Any]:
         """FLOPs of the whole training by both counts, live bytes after a step, bytes of the file."""
@@ -211,8 +209,6 @@ class Section:
 
 def fingerprint(net: pb.Network) -> str:
     """Tells whether two runs ended with the same bits."""
-    import hashlib
-
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -241,10 +237,10 @@ def overlap(section: Section) -> None:
         method = Watched(**LENET, **LENET_PRIOR, density=0.1, seen=seen)
         section.fit(name, method, seed, keep_folder=False)
         rounded = [[[round(value, 4) for value in line] for line in matrix] for _, matrix in seen]
-        section.keep(name, {"criteria": list(SCORES), "steps": [step for step, _ in seen], "iou": rounded})
+        section.rows.keep(name, {"criteria": list(SCORES), "steps": [step for step, _ in seen], "iou": rounded})
 
 
-ROWS = {
+SECTIONS = {
     "mnist": (MNIST, mnist_rows),
     "ablations": (MNIST, ablation_rows),
     "overlap": (MNIST, None),
@@ -262,7 +258,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for name in arguments.sections.split(","):
-        setting, rows = ROWS[name]
+        setting, rows = SECTIONS[name]
         section = Section(name, setting, arguments.data_dir, arguments.work)
         if rows is None:
             overlap(section)

@@ -5,27 +5,17 @@ python benchmarks/ssvi_figures.py
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from measure import RESULTS
-from pocketbayes import figures
+from measure import Rows, draw
 from pocketbayes.figures import sparsity
 
-FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 MEASURES = {"accuracy": "accuracy", "nll": "NLL"}
 FIVE = ("magnitude", "abs-mean", "abs-snr", "exp-mean", "exp-snr")
 """snr removes what abs-snr removes."""
-
-
-def rows_of(section: str) -> dict[str, Any]:
-    path = RESULTS / f"ssvi-{section}.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
-    return rows
 
 
 def collected(rows: dict[str, Any], pattern: str, measure: str) -> dict[str, dict[float, list[float]]]:
@@ -38,7 +28,7 @@ def collected(rows: dict[str, Any], pattern: str, measure: str) -> dict[str, dic
 
 
 def density() -> Any:
-    rows = rows_of("mnist")
+    rows = Rows("ssvi-mnist")
     pattern = r"(?P<name>RigL|SSVI (?:abs-snr|magnitude|exp-snr)), density (?P<x>[\d.]+), seed \d"
     curves = {label: collected(rows, pattern, key) for key, label in MEASURES.items()}
     dense = {
@@ -49,7 +39,7 @@ def density() -> Any:
 
 
 def initial_std() -> Any:
-    rows = rows_of("ablations")
+    rows = Rows("ssvi-ablations")
     pattern = r"initial std (?P<x>[\d.]+), (?P<name>.*), seed \d"
     curves = {label: collected(rows, pattern, key) for key, label in MEASURES.items()}
     return sparsity.initial_std_curves(curves) if curves["accuracy"] else None
@@ -57,7 +47,7 @@ def initial_std() -> Any:
 
 def overlap() -> tuple[list[int], np.ndarray] | None:
     """Steps, and the matrices of the five criteria (steps, 5, 5), the mean of all seeds."""
-    rows = list(rows_of("overlap").values())
+    rows = list(Rows("ssvi-overlap").values())
     if not rows:
         return None
     chosen = [rows[0]["criteria"].index(name) for name in FIVE]
@@ -85,7 +75,7 @@ def over_training() -> Any:
 
 
 def layers() -> Any:
-    rows = rows_of("cifar10")
+    rows = Rows("ssvi-cifar10")
     runs = {name.removesuffix(", seed 0"): row["densities"] for name, row in rows.items()
             if re.fullmatch("SSVI.*seed 0", name)}  # fmt: skip
     return sparsity.layer_densities(runs) if runs else None
@@ -100,12 +90,5 @@ FIGURES = {
 }
 
 
-def main() -> None:
-    for name, draw in FIGURES.items():
-        figure = draw()
-        if figure is not None:
-            print(figures.save(figure, FOLDER / f"{name}.png").name)
-
-
 if __name__ == "__main__":
-    main()
+    draw(FIGURES)
