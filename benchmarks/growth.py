@@ -11,23 +11,22 @@ end. Each sweep is written to results/growth.json when it is done; the others in
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import pocketbayes as pb
-from measure import RESULTS, interleaved, write_result
-from plane import measure_survey
-from sparse import step_of
+import sparse
+from measure import Rows, interleaved
+from networks import classifier
+from plane import surveys
+from steps import Action
 
-NAME = "growth"
 WEIGHTS = tuple(round(10 ** (half / 2)) for half in range(10, 17))
 GAUSSIANS = (16, 64, 256, 1000, 2000, 4000, 6000)
 SAMPLES = (1, 3, 10, 30, 100)
@@ -60,16 +59,6 @@ def sweep(places: Sequence[float], conditions: str, **costs: Mapping[str, Sequen
     }
 
 
-def surveys(cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Stage 2 for every (weights, Gaussians)."""
-    found = []
-    for case in cases:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found.append(pool.apply(measure_survey, case))
-        print(found[-1], flush=True)
-    return found
-
-
 def by_weights() -> dict[str, Any]:
     rows = surveys([(n, 2000) for n in WEIGHTS])
     seconds, megabytes = ([row[key] for row in rows] for key in ("cpu_seconds", "megabytes_above_the_weights"))
@@ -81,27 +70,19 @@ def by_gaussians() -> dict[str, Any]:
     return sweep(GAUSSIANS, "a million weights", seconds={"stage 2": seconds})
 
 
-def cpu_seconds(grid: Mapping[str, Sequence[Callable[[], object]]], rounds: int) -> dict[str, list[float]]:
+def cpu_seconds(grid: Mapping[str, Sequence[Action]], rounds: int) -> dict[str, list[float]]:
     """Medians for every curve and place, all of them interleaved."""
     actions = {f"{name}|{number}": action for name, row in grid.items() for number, action in enumerate(row)}
     seconds = interleaved(actions, rounds, clock=time.process_time)
     return {name: [seconds[f"{name}|{number}"] for number in range(len(row))] for name, row in grid.items()}
 
 
-def networks(model: nn.Module, methods: Sequence[pb.Method]) -> list[pb.Network]:
-    nets = [pb.bayesianize(model, method) for method in methods]
-    for net in nets:
-        net.likelihood = pb.Categorical()
-    return nets
+def training_step(net: pb.Network, batch: int) -> Action:
+    return sparse.training_step(net, pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net), *inputs(batch))
 
 
-def training_step(net: pb.Network, batch: int) -> Callable[[], object]:
-    return step_of(net, pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net), *inputs(batch))
-
-
-def prediction(net: pb.Network, batch: int, samples: int = 30, how: str = "sample") -> Callable[[], object]:
-    x = inputs(batch)[0]
-    return lambda: pb.predict(net.eval(), x, samples, how)
+def prediction(net: pb.Network, batch: int, samples: int = 30, how: str = "sample") -> Action:
+    return sparse.prediction(net, inputs(batch)[0], samples, how)
 
 
 def inputs(batch: int) -> tuple[Tensor, Tensor]:
@@ -112,7 +93,7 @@ def by_samples() -> dict[str, Any]:
     grid = {
         f"prediction, {name}": [prediction(net, 128, samples) for samples in SAMPLES]
         for name in ("lenet5", "lenet300")
-        for net in networks(pb.models.build(name), [pb.MeanFieldVI()])
+        for net in [classifier(pb.models.build(name), pb.MeanFieldVI())]
     }
     return sweep(SAMPLES, "batch 128", seconds=cpu_seconds(grid, 5))
 
@@ -120,7 +101,7 @@ def by_samples() -> dict[str, Any]:
 def by_density() -> dict[str, Any]:
     model = pb.models.build("mlp", in_features=784, out_features=10, hidden=(1024, 1024))
     methods = [pb.SSVI(density=d) if d < 1 else pb.MeanFieldVI(propagation="local") for d in DENSITIES]
-    nets = networks(model, methods)
+    nets = [classifier(model, method) for method in methods]
     grid = {
         "training step": [training_step(net, 128) for net in nets],
         "prediction, 30 samples": [prediction(net, 128) for net in nets],
@@ -130,7 +111,7 @@ def by_density() -> dict[str, Any]:
 
 
 def by_batch() -> dict[str, Any]:
-    (net,) = networks(pb.models.build("lenet5"), [pb.MeanFieldVI()])
+    net = classifier(pb.models.build("lenet5"), pb.MeanFieldVI())
     grid = {
         "training step": [training_step(net, batch) for batch in BATCHES],
         "prediction, 30 samples": [prediction(net, batch) for batch in BATCHES],
@@ -155,12 +136,9 @@ def main() -> None:
     chosen = parser.parse_args().sweep or list(SWEEPS)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    path = RESULTS / f"{NAME}.json"
-    found: dict[str, Any] = json.loads(path.read_text())["sweeps"] if path.exists() else {}
+    rows = Rows("growth", key="sweeps", order=SWEEPS)
     for name in chosen:
-        found[name] = SWEEPS[name]()
-        print(name, json.dumps(found[name]), flush=True)
-        write_result(NAME, {"sweeps": {key: found[key] for key in SWEEPS if key in found}})
+        rows.keep(name, SWEEPS[name]())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import pocketbayes as pb
 from measure import interleaved, ratios
 from pocketbayes.metrics import cost_model, flops, peak_memory
 from pocketbayes.sparsity import training_bytes
+from steps import EXAMPLES, Action, deterministic_step
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
 KINDS: dict[str, dict[str, Any]] = {
@@ -30,13 +30,15 @@ def _network(model: Any, kind: str, rate: float = 0.0, **_: Any) -> Any:
     return pb.bayesianize(model, method).train()
 
 
-def _step(net: Any, x: Tensor, y: Tensor, optimizer: Any, samples: int = 1) -> Callable[[], object]:
+def _step(net: Any, x: Tensor, y: Tensor, optimizer: Any, samples: int = 1) -> Action:
+    """Sample by sample, and the KL after them, so that one pass at a time is held."""
+
     def step() -> None:
         optimizer.zero_grad()
         for _ in range(samples):
             (F.cross_entropy(net(x), y) / samples).backward()
         if net.posterior.noise_size:
-            (net.kl() / 50_000).backward()
+            (net.kl() / EXAMPLES).backward()
         optimizer.step()
 
     return step
@@ -104,14 +106,7 @@ def _speed_row(name: str, shape: tuple[int, ...]) -> dict[str, float]:
     model = pb.models.build(name)
     x, y = torch.randn(SPEED["batch"], *shape), torch.arange(SPEED["batch"]) % 10
     plain = copy.deepcopy(model).train()
-    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-4, momentum=0.9)
-
-    def plain_step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(plain(x), y).backward()
-        optimizer.step()
-
-    steps: dict[str, Callable[[], object]] = {"deterministic": plain_step}
+    steps = {"deterministic": deterministic_step(plain, x, y)}
     for label in ("PBN 1%", "PBN 5%", "VI"):
         net = _network(model, **KINDS[label])
         steps[label] = _step(net, x, y, pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net))
@@ -138,15 +133,13 @@ def weights(bench: Any) -> None:
     for name in NETWORKS:
         if (folder / f"{name}.pocket").exists():
             label = name.replace("-", " ") + "%"
-            bench.row(
-                f"variance, {label}", lambda name=name: variance_row(pb.load(folder / f"{name}.pocket"), x, WEIGHTS)
-            )
+            bench.row(f"variance, {label}", lambda name=name: _variance_row(pb.load(folder / f"{name}.pocket"), x))
     if (folder / "PBN-5.pocket").exists():
         nets = pb.load(folder / "PBN-5.pocket"), pb.load(folder / "ensemble-0.pocket")
         bench.row("distributions, PBN 5%", lambda: _distributions(*nets))
 
 
-def variance_row(net: Any, x: Tensor, settings: dict[str, Any]) -> dict[str, Any]:
+def _variance_row(net: Any, x: Tensor) -> dict[str, Any]:
     """Std of the predicted class's logit by sum (df/dw)^2 std^2, over that of draws; Spearman's rank correlation."""
     from scipy.stats import spearmanr
 
@@ -154,7 +147,7 @@ def variance_row(net: Any, x: Tensor, settings: dict[str, Any]) -> dict[str, Any
     chosen = predicted.index[:, :1]
     torch.manual_seed(0)
     with torch.no_grad():
-        drawn = torch.stack([net(x).gather(1, chosen)[:, 0] for _ in range(settings["draws"])]).std(0)
+        drawn = torch.stack([net(x).gather(1, chosen)[:, 0] for _ in range(WEIGHTS["draws"])]).std(0)
     std = predicted.variance[:, 0].sqrt()
     mean_std = net.posterior.moments()[1]
     return {

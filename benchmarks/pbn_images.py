@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 import pocketbayes as pb
+from networks import classifier, given_resnet20
 from pocketbayes.data.memory import Images
 from pocketbayes.data.shift import corrupt
 
@@ -56,11 +57,8 @@ class _Pictures:
         self.seen, self.test = test.take(torch.arange(chosen)), test.take(torch.arange(chosen, len(test)))
 
     def given(self) -> Any:
-        model = pb.models.build("resnet20")
-        pb.models.load_weights(model, self.bench.data_dir / "weights" / "resnet20-12fca82f.th")
-        net = pb.bayesianize(model, pb.Deterministic())
-        net.likelihood = pb.Categorical()  # type: ignore[union-attr]
-        return net
+        model = given_resnet20(self.bench.data_dir / "weights" / "resnet20-12fca82f.th")
+        return classifier(model, pb.Deterministic())
 
     def fresh(self) -> Any:
         torch.manual_seed(0)

@@ -21,29 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from speed import EXAMPLES, peer_model, sgd, thirty_passes
+from networks import classifier
+from steps import EXAMPLES, Action, our_step, peer_model, sgd, step_of, thirty_passes, without_gradients
 
-Action = Callable[[], object]
 SAMPLES = 30
-
-
-def step_of(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Action:
-    """A step of the optimizer on a loss."""
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss().backward()
-        optimizer.step()
-
-    return step
-
-
-def without_gradients(action: Action) -> Action:
-    def run() -> object:
-        with torch.no_grad():
-            return action()
-
-    return run
 
 
 # -- bayesian-torch ---------------------------------------------------------------------------------------------------
@@ -204,8 +185,7 @@ def laplace_torch(model: nn.Module, x: Tensor, **how: Any) -> Action:
 
 
 def our_laplace(model: nn.Module, x: Tensor, **how: Any) -> Action:
-    start = pb.bayesianize(model, pb.Deterministic())
-    start.likelihood = pb.Categorical()
+    start = classifier(model, pb.Deterministic())
     method = pb.Laplace(hessian="kron", prior_precision=1.0)
     net = pb.fit(method, start, (x, torch.arange(len(x)) % 10), batch_size=len(x), progress=False)
     return lambda: pb.predict(net, x, SAMPLES, **how)
@@ -216,9 +196,7 @@ def our_laplace(model: nn.Module, x: Tensor, **how: Any) -> Action:
 
 def our_training_step(method: pb.Method) -> Callable[[nn.Module, Tensor, Tensor], Action]:
     def make(model: nn.Module, x: Tensor, y: Tensor) -> Action:
-        net, likelihood = pb.bayesianize(model, method).train(), pb.Categorical()
-        optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
-        return step_of(optimizer, lambda: likelihood.nll(net(x), y) + net.kl() / EXAMPLES)
+        return our_step(pb.bayesianize(model, method).train(), x, y, pb.Categorical().nll)
 
     return make
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
@@ -23,11 +22,10 @@ import torch
 from torch import Tensor
 
 import pocketbayes as pb
-from measure import RESULTS, interleaved, ratios, write_result
-from peer_models import SAMPLED, STEPS, UNSAMPLED, Action, without_gradients
-from speed import deterministic_step
+from measure import Rows, interleaved, ratios
+from peer_models import SAMPLED, STEPS, UNSAMPLED
+from steps import Action, deterministic_step, without_gradients
 
-NAME = "peers"
 SECTIONS = ("training step", "30 samples", "no samples")
 
 
@@ -108,13 +106,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")  # the peers' own
-    path = RESULTS / f"{NAME}.json"
     for name in arguments.models.split(","):
         measured = measure(name, arguments.section or SECTIONS)
-        models: dict[str, Any] = json.loads(path.read_text())["models"] if path.exists() else {}
-        models[name] = merged(models.get(name, {}), measured)
-        print(name, json.dumps(models[name], indent=1), flush=True)
-        write_result(NAME, {"models": {key: models[key] for key in CASES if key in models}})
+        models = Rows("peers", key="models", order=CASES)  # as they are now: others may have been measured meanwhile
+        models.keep(name, merged(models.get(name, {}), measured))
 
 
 if __name__ == "__main__":

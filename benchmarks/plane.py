@@ -13,13 +13,13 @@ import multiprocessing
 import os
 import resource
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from measure import write_result
+from measure import forget_peak, memory, write_result
 from pocketbayes import plane
 
 # Fan-in and share of the weights of ResNet-18's layers, roughly.
@@ -40,9 +40,9 @@ PEER_MIXTURES = (64, 200)
 PEER_KMEANS = (64, 200, 2000)
 
 
-def cloud(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def cloud(n: int) -> tuple[Tensor, Tensor, Tensor]:
     """Means, stds and gradients like those of a mean-field ResNet-18: each layer has its scale and heavy tails."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     mean, std, gradient = torch.empty(n), torch.empty(n), torch.empty(n)
     total = sum(share for _, share in LAYERS)
     start = 0
@@ -58,14 +58,6 @@ def cloud(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return mean, std, gradient
 
 
-def memory(field: str) -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most so far."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no {field} on this system")
-
-
 def cpu_seconds() -> float:
     """Spent by this process, all threads together."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -75,8 +67,8 @@ def cpu_seconds() -> float:
 def measure_survey(n: int, k: int) -> dict[str, Any]:
     """One survey in this process: seconds by step, memory above the weights, and what came out."""
     mean, std, gradient = cloud(n)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before, cpu, start = memory("VmRSS"), cpu_seconds(), time.perf_counter()
+    forget_peak()
+    before, cpu, start = memory(), cpu_seconds(), time.perf_counter()
     found = plane.survey(mean, std, gradient, plane.PlaneSettings(k=k))
     seconds = time.perf_counter() - start
     return {
@@ -97,6 +89,16 @@ def measure_survey(n: int, k: int) -> dict[str, Any]:
         "ellipse_points": len(found.ellipses),
         "index_bits": round(found.index_bits, 3),
     }
+
+
+def surveys(cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+    """What `measure_survey` finds for every (weights, Gaussians), each in a process of its own."""
+    found = []
+    for case in cases:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found.append(pool.apply(measure_survey, case))
+        print(found[-1], flush=True)
+    return found
 
 
 def timed(action: Any) -> tuple[Any, dict[str, float]]:
@@ -165,12 +167,7 @@ def main() -> None:
     cases = [(int(n), int(k)) for n in arguments.sizes.split(",") for k in arguments.gaussians.split(",")]
     if arguments.huge:
         cases.append((HUGE, 2000))
-    surveys = []
-    for case in cases:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            surveys.append(pool.apply(measure_survey, case))
-        print(surveys[-1], flush=True)
-    result: dict[str, Any] = {"surveys": surveys}
+    result: dict[str, Any] = {"surveys": surveys(cases)}
     if not arguments.skip_peer:
         points = peer_points()
         result["scikit_learn"] = {"points": len(points), "kmeans": [], "mixture": []}

@@ -9,14 +9,14 @@ weights, and 50 steps of training. Finished rows are kept in results/pocket-curv
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pocketbayes as pb
-from measure import RESULTS, write_result
+from measure import Rows
+from networks import classifier, given_resnet20
 from pocketbayes import figures
 from pocketbayes.packing import Precision
 
@@ -39,28 +39,20 @@ class Bench:
     def __init__(self, data_dir: Path, weights: Path, work: Path) -> None:
         self.data_dir, self.work = data_dir, work
         self.sizes: dict[int, int] = {}
-        self.path = RESULTS / f"{NAME}.json"
-        self.rows: dict[str, Any] = json.loads(self.path.read_text())["rows"] if self.path.exists() else {}
-        model = pb.models.build("resnet20")
-        pb.models.load_weights(model, weights)
-        self.given = pb.bayesianize(model, pb.Deterministic())
-        self.given.likelihood = pb.Categorical()  # type: ignore[union-attr]
+        self.rows = Rows(NAME, {"model": "resnet20", "data": "cifar10"})
+        self.given = classifier(given_resnet20(weights), pb.Deterministic())
         self.test = self.images("test")
         self.train = self.images("train", augment=True, subset=STEPS * BATCH)
 
     def images(self, split: str, **options: Any) -> Any:
         return pb.data.load("cifar10", split, self.data_dir, mean="imagenet", val_fraction=0.0, **options)
 
-    def keep(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] = row
-        write_result(NAME, {"model": "resnet20", "data": "cifar10", "rows": self.rows})
-        print(name, json.dumps(row), flush=True)
-
     def deterministic(self) -> None:
         if "deterministic" not in self.rows:
             measures = pb.evaluate(self.given, self.test, batch_size=500)
             sizes = {p: pb.save(self.given, self.work / "given.pocket", precision=p) for p in ("lossless", "int8")}
-            self.keep("deterministic", {k: measures[k] for k in KEPT} | {"bytes": sizes["lossless"], "sizes": sizes})
+            row = {k: measures[k] for k in KEPT} | {"bytes": sizes["lossless"], "sizes": sizes}
+            self.rows.keep("deterministic", row)
 
     def rounded(self) -> None:
         """What rounding alone does: the deterministic network, its weights in steps, coded as all others are."""
@@ -71,7 +63,7 @@ class Bench:
                 net = pb.load(file)
                 measures = pb.evaluate(net, self.test, batch_size=500)
                 bits = 8 * size / self.given.layout.size
-                self.keep(f"rounded, {level}", {k: measures[k] for k in KEPT} | {"bytes": size, "bits": bits})
+                self.rows.keep(f"rounded, {level}", {k: measures[k] for k in KEPT} | {"bytes": size, "bits": bits})
 
     def shared(self, k: int, epochs: int) -> pb.Network:
         method = pb.WeightSharing(
@@ -110,7 +102,7 @@ class Bench:
         measures = pb.evaluate(net, self.test, samples=samples, batch_size=500)
         posterior = net.posterior
         assert isinstance(posterior, pb.posteriors.Shared)
-        self.keep(
+        self.rows.keep(
             name,
             {key: measures[key] for key in KEPT}
             | {
@@ -129,7 +121,7 @@ class Bench:
 
 def draw(path: Path) -> None:
     """Accuracy and NLL against the bytes of the file, the deterministic network's as lines."""
-    rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+    rows = Rows(NAME)
     given = rows["deterministic"]
     shared = sorted((row for row in rows.values() if "budget" in row), key=lambda row: row["bytes"])
     rounded = sorted((rows[f"rounded, {level}"] for level in ROUNDED), key=lambda row: row["bytes"])

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pocketbayes as pb
-from measure import RESULTS, interleaved, ratios, write_result
+from measure import Rows, interleaved, ratios
+from networks import given_resnet20, trained_vit
 from pocketbayes.metrics import Classification, peak_memory
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.predict import outputs_of, passes_for, scaled
-from speed import deterministic_step, peer_model, thirty_passes
+from steps import Action, deterministic_step, our_step, peer_model, thirty_passes, without_gradients
 
 NAME = "propagation"
-VIT = {"image_size": 28, "patch_size": 7, "in_channels": 1, "classes": 10}
 TRAINED: dict[str, dict[str, Any]] = {
     "recipe": {"subset": None, "std_init": 0.01, "annealing": "linear-up", "batch_size": 128, "std_lr": 3e-4},
     "wide": {"subset": 12_000, "std_init": 0.02, "annealing": "constant", "batch_size": 64, "std_lr": 3e-3},
@@ -101,43 +101,25 @@ def with_spread(model: nn.Module, spread: float) -> pb.Network:
 
 
 class Bench:
-    """The data, the networks, and the rows that are done."""
+    """The data and the networks."""
 
     def __init__(self, data_dir: Path, weights: Path) -> None:
         self.data_dir, self.weights = data_dir, weights
-        path = RESULTS / f"{NAME}.json"
-        self.result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        self.result.pop("environment", None)
-        self.models: dict[str, nn.Module] = {}
-
-    def keep(self, section: str, name: str, row: Any) -> None:
-        self.result.setdefault(section, {})[name] = row
-        write_result(NAME, self.result)
-        print(section, name, json.dumps(row), flush=True)
 
     def images(self, data: str, split: str, **options: Any) -> pb.data.Dataset:
         mean = {"mean": "imagenet"} if data == "cifar10" else {}
         return pb.data.load(data, split, self.data_dir, val_fraction=0.0, **mean, **options)
 
     def resnet20(self) -> nn.Module:
-        model = pb.models.build("resnet20").eval()
-        pb.models.load_weights(model, self.weights)
-        return model
+        return given_resnet20(self.weights).eval()
 
+    @cached_property
     def vit(self) -> nn.Module:
-        if "vit-ti" not in self.models:
-            torch.manual_seed(0)
-            net = pb.fit(
-                "map", pb.models.build("vit-ti", **VIT), self.images("mnist", "train", subset=12_000), epochs=2,
-                batch_size=64, lr=3e-4, schedule="cosine", progress=False,
-            )  # fmt: skip
-            assert isinstance(net, pb.Network)
-            self.models["vit-ti"] = net.to_module().eval()
-        return self.models["vit-ti"]
+        return trained_vit(self.images("mnist", "train", subset=12_000)).to_module().eval()
 
     def network(self, subject: Subject) -> pb.Network:
         if subject.spread is not None:
-            model = self.resnet20() if subject.model == "resnet20" else self.vit()
+            model = self.resnet20() if subject.model == "resnet20" else self.vit
             return with_spread(model, subject.spread)
         chosen = TRAINED[subject.training]
         train = self.images("mnist", "train", subset=chosen["subset"])
@@ -250,11 +232,11 @@ def linear_layers(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: in
             for name, value in outputs(mean + change).items():
                 squares[name][0].addcmul_(moved[name], moved[name])
                 squares[name][1].add_((value - centres[name]).square())
-    ratios_ = {}
+    found = {}
     for name, (first, second) in squares.items():
         moves = second > 1e-6 * second.mean()
-        ratios_[name] = float((first[moves] / second[moves]).sqrt().median())
-    return ratios_
+        found[name] = float((first[moves] / second[moves]).sqrt().median())
+    return found
 
 
 def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str, dict[str, float]]:
@@ -282,8 +264,9 @@ def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str,
 
 
 def fidelity(bench: Bench, only: str | None) -> None:
+    rows = Rows(NAME, key="fidelity")
     for name, subject in SUBJECTS.items():
-        row: dict[str, Any] = bench.result.get("fidelity", {}).get(name, {})
+        row: dict[str, Any] = rows.get(name, {})
         if "linear" in row.get("layers", {}) or (only and not name.startswith(only)):
             continue
         net = bench.network(subject)
@@ -293,36 +276,16 @@ def fidelity(bench: Bench, only: str | None) -> None:
             row |= stds(net, x[: subject.images], subject)
             row["probabilities"] = probabilities(net, x, y, subject.judged)
         row["layers"]["linear"] = linear_layers(net, x[:32], subject.layers, min(subject.draws, 100))
-        bench.keep("fidelity", name, row)
+        rows.keep(name, row)
 
 
 # -- cost -------------------------------------------------------------------------------------------------------------
 
 
-def run(net: pb.Network, propagation: str, x: Tensor) -> Callable[[], object]:
+def run(net: pb.Network, propagation: str, x: Tensor) -> Action:
     def action() -> None:
         with net.using(propagation), torch.no_grad():
             net(x)
-
-    return action
-
-
-def plain(model: nn.Module, x: Tensor) -> Callable[[], object]:
-    def action() -> None:
-        with torch.no_grad():
-            model(x)
-
-    return action
-
-
-def step(net: pb.Network, x: Tensor, y: Tensor) -> Callable[[], object]:
-    likelihood = pb.Categorical()
-    optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
-
-    def action() -> None:
-        optimizer.zero_grad()
-        (likelihood.nll(net(x), y) + net.kl() * 1e-6).backward()
-        optimizer.step()
 
     return action
 
@@ -338,9 +301,9 @@ def cases(bench: Bench) -> dict[str, tuple[nn.Module, Tensor]]:
     }
 
 
-def steps() -> dict[str, dict[str, Callable[[], object]]]:
+def steps() -> dict[str, dict[str, Action]]:
     """Training steps: deterministic, VDP++, and on LeNet-5 the full covariance."""
-    found: dict[str, dict[str, Callable[[], object]]] = {}
+    found: dict[str, dict[str, Action]] = {}
     for name, size, shape in (("lenet5", 16, (1, 28, 28)), ("lenet5", 128, (1, 28, 28)), ("resnet20", 64, (3, 32, 32))):
         torch.manual_seed(0)
         model = pb.models.build(name)
@@ -350,24 +313,24 @@ def steps() -> dict[str, dict[str, Callable[[], object]]]:
         for method in methods:
             net = pb.bayesianize(model, method).train()
             assert isinstance(net, pb.Network)
-            actions[method.name] = step(net, x, y)
+            actions[method.name] = our_step(net, x, y, pb.Categorical().nll)
         found[f"{name}, batch {size}"] = actions
     return found
 
 
 def time(bench: Bench, rounds: int, note: str) -> None:
-    bench.keep("time", "conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
-    done = set(bench.result["time"])
+    rows = Rows(NAME, key="time")
+    rows.keep("conditions", {"rounds": rounds, "threads": torch.get_num_threads(), "note": note})
     for name, (model, x) in cases(bench).items():
-        if name in done:
+        if name in rows:
             continue
         net = with_spread(model, 0.02)
-        actions: dict[str, Callable[[], object]] = {
-            "forward": plain(model, x),
+        actions: dict[str, Action] = {
+            "forward": without_gradients(partial(model, x)),
             "moments": run(net, "moments", x),
             "moments-exact": run(net, "moments-exact", x),
-            "linear, predicted class": lambda net=net, x=x: net.linear(x, "predicted"),
-            "linear, margin": lambda net=net, x=x: net.linear(x, "margin"),
+            "linear, predicted class": partial(net.linear, x, "predicted"),
+            "linear, margin": partial(net.linear, x, "margin"),
         }
         row = ratios(interleaved(actions, rounds, clock=process_time), "forward")
         peer = peer_model(model)
@@ -375,36 +338,37 @@ def time(bench: Bench, rounds: int, note: str) -> None:
             few = {"moments": actions["moments"], "peer": thirty_passes(peer.eval(), x)}
             seconds = interleaved(few, max(rounds // 3, 3), clock=process_time)
             row["moments over 30 samples by bayesian-torch"] = seconds["moments"] / seconds["peer"]
-        bench.keep("time", name, row)
+        rows.keep(name, row)
     for name, actions in steps().items():
-        if f"training step, {name}" in done:
-            continue
-        bench.keep(
-            "time", f"training step, {name}", ratios(interleaved(actions, rounds, clock=process_time), "deterministic")
-        )
+        if f"training step, {name}" not in rows:
+            row = ratios(interleaved(actions, rounds, clock=process_time), "deterministic")
+            rows.keep(f"training step, {name}", row)
+
+
+def peaks(actions: dict[str, Action]) -> dict[str, Any]:
+    """Bytes at most of each action, and their ratios to the first's."""
+    for action in actions.values():
+        action()  # plans are made once
+    found = {label: peak_memory(action) for label, action in actions.items()}
+    return {"bytes": found, "ratio": ratios(found, next(iter(found)))}
 
 
 def memory(bench: Bench) -> None:
-    measured = cases(bench)
+    rows, measured = Rows(NAME, key="memory"), cases(bench)
     vit = next(model for name, (model, _) in measured.items() if name.startswith("vit"))
     measured["vit-ti (32x32, 65 tokens), batch 128"] = vit, torch.randn(128, 3, 32, 32)  # where weights count less
     for name, (model, x) in measured.items():
-        if name in bench.result.get("memory", {}):
-            continue
-        net = with_spread(model, 0.02)
-        actions = {"forward": plain(model, x), "moments": run(net, "moments", x)}
-        actions["linear, predicted class"] = lambda net=net, x=x: net.linear(x, "predicted")
-        for action in actions.values():
-            action()  # plans are made once
-        row = {label: peak_memory(action) for label, action in actions.items()}
-        bench.keep("memory", name, {"bytes": row, "ratio": ratios(row, "forward")})
+        if name not in rows:
+            net = with_spread(model, 0.02)
+            actions: dict[str, Action] = {
+                "forward": without_gradients(partial(model, x)),
+                "moments": run(net, "moments", x),
+                "linear, predicted class": partial(net.linear, x, "predicted"),
+            }
+            rows.keep(name, peaks(actions))
     for name, actions in steps().items():
-        if f"training step, {name}" in bench.result.get("memory", {}):
-            continue
-        for action in actions.values():
-            action()
-        row = {label: peak_memory(action) for label, action in actions.items()}
-        bench.keep("memory", f"training step, {name}", {"bytes": row, "ratio": ratios(row, "deterministic")})
+        if f"training step, {name}" not in rows:
+            rows.keep(f"training step, {name}", peaks(actions))
 
 
 def main() -> None:

@@ -22,15 +22,16 @@ from torch import Tensor
 
 import pocketbayes as pb
 from measure import interleaved, write_result
+from networks import classifier
 from pocketbayes.csr import Pattern, SparseMatrix
 from pocketbayes.sparsity import training_bytes, training_flops
+from steps import EXAMPLES, Action, step_of, without_gradients
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet-small": (3, 32, 32)}
 MATRICES = ((100, 300), (256, 256), (300, 784), (1024, 1024))
 CONVOLUTIONS = ((32, 32, 3, 16), (64, 64, 3, 8), (512, 512, 3, 4), (512, 256, 1, 8))
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.2)
 BATCH = 128
-EXAMPLES = 50_000
 
 timed = partial(interleaved, clock=time.process_time)
 
@@ -43,22 +44,12 @@ def networks(model: str, density: float) -> dict[str, pb.Network]:
         "dense VI": pb.MeanFieldVI(propagation="local"),
         **{f"SSVI, {kernel}": pb.SSVI(density=density, kernel=kernel) for kernel in ("auto", "dense")},
     }
-    nets = {name: pb.bayesianize(plain, method) for name, method in methods.items()}
-    for net in nets.values():
-        net.likelihood = pb.Categorical()
-    return nets
+    return {name: classifier(plain, method) for name, method in methods.items()}
 
 
-def step_of(net: pb.Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Callable[[], object]:
-    """One optimiser step on NLL + KL / N."""
-
-    def step() -> None:
-        net.train()
-        optimizer.zero_grad()
-        (F.cross_entropy(net(x), y) + net.kl() / EXAMPLES).backward()
-        optimizer.step()
-
-    return step
+def training_step(net: pb.Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Action:
+    """One optimiser step on NLL + KL / N; predictions may come in between."""
+    return step_of(optimizer, lambda: F.cross_entropy(net.train()(x), y) + net.kl() / EXAMPLES)
 
 
 def sizes(model: str, density: float) -> dict[str, Any]:
@@ -71,7 +62,7 @@ def sizes(model: str, density: float) -> dict[str, Any]:
         used = {}
         for name, net in (("dense", dense), ("sparse", sparse)):
             optimizer = pb.Training(optimizer=kind).make_optimizer(net)
-            step_of(net, optimizer, x, y)()
+            training_step(net, optimizer, x, y)()
             used[name] = training_bytes(net, optimizer)
         result[f"training bytes, {kind}"] = {
             **{name: bytes_["total"] for name, bytes_ in used.items()},
@@ -92,8 +83,8 @@ def times(model: str, density: float, rounds: int) -> dict[str, Any]:
     nets = networks(model, density)
     x, y = torch.randn(BATCH, *SHAPES[model]), torch.arange(BATCH) % 10
     optimizers = {name: pb.Training(optimizer="sgd").make_optimizer(net) for name, net in nets.items()}
-    steps = timed({name: step_of(net, optimizers[name], x, y) for name, net in nets.items()}, rounds)
-    predictions = timed({name: _predict(net, x) for name, net in nets.items()}, max(rounds // 3, 3))
+    steps = timed({name: training_step(net, optimizers[name], x, y) for name, net in nets.items()}, rounds)
+    predictions = timed({name: prediction(net, x) for name, net in nets.items()}, max(rounds // 3, 3))
     return {
         "density": density,
         "batch": BATCH,
@@ -105,8 +96,8 @@ def times(model: str, density: float, rounds: int) -> dict[str, Any]:
     }
 
 
-def _predict(net: pb.Network, x: Tensor) -> Callable[[], object]:
-    return lambda: pb.predict(net.eval(), x, 30)
+def prediction(net: pb.Network, x: Tensor, samples: int = 30, how: str | None = None) -> Action:
+    return lambda: pb.predict(net.eval(), x, samples, how)
 
 
 def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -127,23 +118,13 @@ def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
             def sparse(pattern=pattern, values=values, x=x, bias=bias) -> Tensor:  # type: ignore[no-untyped-def]
                 return F.linear(x, SparseMatrix(pattern, values), bias)
 
-            forward = timed({"dense": no_grad(dense), "csr": no_grad(sparse)}, rounds)
+            forward = timed({"dense": without_gradients(dense), "csr": without_gradients(sparse)}, rounds)
             both = timed({"dense": with_backward(dense), "csr": with_backward(sparse)}, rounds)
             row[str(density)] = [part["dense"] / part["csr"] for part in (forward, both)]
     return result
 
 
-def no_grad(action: Callable[[], Tensor]) -> Callable[[], object]:
-    """The action as in prediction."""
-
-    def run() -> None:
-        with torch.no_grad():
-            action()
-
-    return run
-
-
-def with_backward(action: Callable[[], Tensor]) -> Callable[[], object]:
+def with_backward(action: Callable[[], Tensor]) -> Action:
     """The action and its gradients."""
     return lambda: action().sum().backward()
 
@@ -169,7 +150,8 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
                 product = matrix @ patches
                 return product.view(len(product), len(x), *x.shape[2:]).transpose(0, 1).contiguous()
 
-            seconds = timed({"dense": no_grad(dense), "csr": no_grad(sparse)}, max(rounds // 3, 3))
+            actions = {"dense": without_gradients(dense), "csr": without_gradients(sparse)}
+            seconds = timed(actions, max(rounds // 3, 3))
             row[str(density)] = seconds["dense"] / seconds["csr"]
     return result
 

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import io
-from collections.abc import Callable
-from contextlib import redirect_stdout
 
 import torch
 import torch.nn.functional as F
@@ -19,70 +16,16 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from measure import interleaved, ratios, write_result
+from steps import EXAMPLES, Action, deterministic_step, our_step, peer_model, sgd, step_of, thirty_passes
 
 SHAPES = {"lenet5": (1, 28, 28), "lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
 BATCH = 128
-EXAMPLES = 50_000
 
 
-def sgd(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)  # type: ignore[arg-type]
-
-
-def deterministic_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
-    optimizer = sgd(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-def our_step(net: pb.Network, x: Tensor, y: Tensor) -> Callable[[], object]:
-    optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (F.cross_entropy(net(x), y) + net.kl() / EXAMPLES).backward()
-        optimizer.step()
-
-    return step
-
-
-def peer_model(model: nn.Module) -> nn.Module | None:
-    """The model converted by bayesian-torch, if it is installed."""
-    try:
-        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
-    except ImportError:
-        return None
-    model = copy.deepcopy(model)
-    settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -5.0}
-    with redirect_stdout(io.StringIO()):
-        dnn_to_bnn(model, {**settings, "type": "Reparameterization", "moped_enable": False, "moped_delta": 0.5})
-    return model
-
-
-def peer_step(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+def peer_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
     from bayesian_torch.models.dnn_to_bnn import get_kl_loss
 
-    optimizer = sgd(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        (F.cross_entropy(model(x), y) + get_kl_loss(model) / EXAMPLES).backward()
-        optimizer.step()
-
-    return step
-
-
-def thirty_passes(model: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], object]:
-    def predict() -> Tensor:
-        with torch.no_grad():
-            return torch.stack([model(x).softmax(1) for _ in range(30)]).mean(0)
-
-    return predict
+    return step_of(sgd(model.parameters()), lambda: F.cross_entropy(model(x), y) + get_kl_loss(model) / EXAMPLES)
 
 
 def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
@@ -103,7 +46,7 @@ def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
         steps["bayesian-torch"] = peer_step(peer.train(), x, y)
     training = interleaved(steps, rounds)
     net = nets["sample"].eval()
-    predictions: dict[str, Callable[[], object]] = {
+    predictions: dict[str, Action] = {
         "deterministic, one pass": lambda: plain.eval()(x),
         "pocketbayes": lambda: pb.predict(net, x, samples=30, propagation="sample"),
     }

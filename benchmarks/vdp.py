@@ -14,7 +14,6 @@ Each finished row is written to results/vdp.json at once, and a row that is ther
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ import torch
 from scipy.stats import spearmanr
 
 import pocketbayes as pb
-from measure import RESULTS, write_result
+from measure import Rows
+from networks import classifier, given_resnet20, trained_vit
 from pocketbayes import curves, explain, statistics
 
-NAME = "vdp"
 SEEDS = range(5)
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
 IMAGES = 10_000
@@ -39,7 +38,6 @@ METHODS: dict[str, pb.Method] = {
 PREDICTED = {"map": "mean", "bbb": "sample", "vdp": "moments", "vdp-full": "mean"}
 """How each answers; full covariance at its mean, but for the variances below."""
 FULL_IMAGES = {"train": 256, "noise": 32}
-VIT = {"image_size": 28, "patch_size": 7, "in_channels": 1, "classes": 10}
 
 
 class Bench:
@@ -47,17 +45,11 @@ class Bench:
 
     def __init__(self, data_dir: Path, weights: Path) -> None:
         self.data_dir, self.weights = data_dir, weights
-        path = RESULTS / f"{NAME}.json"
-        self.rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
+        self.rows = Rows("vdp")
 
     def images(self, data: str, split: str, **options: Any) -> Any:
         mean = {"mean": "imagenet"} if data == "cifar10" else {}
         return pb.data.load(data, split, self.data_dir, val_fraction=0.0, **mean, **options)
-
-    def keep(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] = row
-        write_result(NAME, {"rows": self.rows})
-        print(name, json.dumps(row), flush=True)
 
     # -- MNIST --------------------------------------------------------------------------------------------------------
 
@@ -69,7 +61,7 @@ class Bench:
             start = self.first_network(seed)
             for method, name in names.items():
                 if name not in self.rows:
-                    self.keep(name, self.mnist_row(method, self.trained(method, start, seed), seed))
+                    self.rows.keep(name, self.mnist_row(method, self.trained(method, start, seed), seed))
         self.tests()
 
     def first_network(self, seed: int) -> pb.Network:
@@ -91,12 +83,7 @@ class Bench:
         how = {"propagation": PREDICTED[method], "samples": 10}
         test = self.images("mnist", "test")
         row = {key: value for key, value in pb.evaluate(net, test, **how).items() if key in KEPT}
-        few = test.take(torch.arange(2000))
-        row["pruning"] = {
-            by: curves.pruning_curve(net, few, by=by, propagation="mean")
-            for by in ("magnitude", "snr")
-            if by == "magnitude" or method != "map"
-        }
+        row["pruning"] = pruning(method, net, test.take(torch.arange(2000)))
         if method != "vdp-full":
             row["noise"] = curves.noise_curve(net, test.take(torch.arange(1000)), **how)
         elif seed == 0:
@@ -127,7 +114,7 @@ class Bench:
             for method in ("bbb", "vdp", "vdp-full")
         }
         variance = {m: [row["variance"] for row in first[m]["noise"]] for m in ("vdp", "vdp-full")}
-        self.keep(
+        self.rows.keep(
             "mnist, tests",
             {
                 "anova": {name: {"f": test.f, "p": test.p} for name, test in tests.items()},
@@ -139,11 +126,10 @@ class Bench:
     # -- CIFAR-10 -----------------------------------------------------------------------------------------------------
 
     def cifar10(self) -> None:
-        model = pb.models.build("resnet20")
-        pb.models.load_weights(model, self.weights)
+        model = given_resnet20(self.weights)
         test = self.images("cifar10", "test")
         nets: dict[str, Any] = {
-            "map": lambda: pb.bayesianize(model, pb.Deterministic()),
+            "map": lambda: classifier(model, pb.Deterministic()),
             "vdp": lambda: self.resnet(model),
         }
         for method, make in nets.items():
@@ -151,17 +137,12 @@ class Bench:
             if name in self.rows:
                 continue
             net = make()
-            net.likelihood = net.likelihood or pb.Categorical()
             how = {"propagation": PREDICTED[method]}
             row: dict[str, Any] = {k: v for k, v in pb.evaluate(net, test, **how).items() if k in KEPT}
             few = test.take(torch.arange(500))
-            row["pruning"] = {
-                by: curves.pruning_curve(net, few, by=by, propagation="mean")
-                for by in ("magnitude", "snr")
-                if by == "magnitude" or method != "map"
-            }
+            row["pruning"] = pruning(method, net, few)
             row["noise"] = curves.noise_curve(net, few, **how)
-            self.keep(name, row)
+            self.rows.keep(name, row)
 
     def resnet(self, model: torch.nn.Module) -> pb.Network:
         method = pb.VDP(std_init=0.005, prior="pretrained", prior_std=0.1, beta=0.01)
@@ -175,19 +156,20 @@ class Bench:
     def vit(self) -> None:
         if "mnist, vit-ti, vdp" in self.rows:
             return
-        torch.manual_seed(0)
-        train = self.images("mnist", "train", subset=IMAGES)
-        first = pb.fit(
-            "map", pb.models.build("vit-ti", **VIT), train, epochs=2, batch_size=64, lr=3e-4, schedule="cosine",
-            progress=False,
-        )  # fmt: skip
+        first = trained_vit(self.images("mnist", "train", subset=IMAGES))
         few = self.images("mnist", "train", subset=1600)
         net = pb.fit(pb.VDP(std_init=1e-3, beta=0.01), first, few, epochs=1, batch_size=32, lr=1e-5, progress=False)
         test = self.images("mnist", "test", subset=1000)
         measures = pb.evaluate(net, test)
         row: dict[str, Any] = {key: measures[key] for key in KEPT}
         row["noise"] = curves.noise_curve(net, test.take(torch.arange(300)))
-        self.keep("mnist, vit-ti, vdp", row)
+        self.rows.keep("mnist, vit-ti, vdp", row)
+
+
+def pruning(method: str, net: pb.Network, data: Any) -> dict[str, Any]:
+    """Accuracy by fraction pruned; without stds there is no signal-to-noise ratio."""
+    criteria = ("magnitude",) if method == "map" else ("magnitude", "snr")
+    return {by: curves.pruning_curve(net, data, by=by, propagation="mean") for by in criteria}
 
 
 def main() -> None:

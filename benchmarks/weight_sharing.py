@@ -13,7 +13,6 @@ other rows, whose few Gaussians each move thousands of weights at once, at 1e-5 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -23,7 +22,8 @@ from typing import Any
 import torch
 
 import pocketbayes as pb
-from measure import RESULTS, write_result
+from measure import Rows
+from networks import classifier, given_resnet20
 from pocketbayes import config, figures
 from pocketbayes.batches import batches
 from pocketbayes.experiment import run
@@ -33,6 +33,8 @@ from pocketbayes.predict import run_passes
 
 NAME = "weight-sharing"
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
+BATCH = 500
+"""Of test images."""
 MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005}
 PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01}
 
@@ -73,23 +75,14 @@ ROWS: dict[str, dict[str, Any]] = {
 class Bench:
     """The data, the networks that rows start from, and the rows that are done."""
 
-    def __init__(self, data_dir: Path, weights: Path, work: Path, batch: int) -> None:
-        self.data_dir, self.work, self.batch = data_dir, work, batch
-        self.path = RESULTS / f"{NAME}.json"
-        self.rows: dict[str, Any] = json.loads(self.path.read_text())["rows"] if self.path.exists() else {}
-        model = pb.models.build("resnet20")
-        pb.models.load_weights(model, weights)
-        self.given = pb.bayesianize(model, pb.Deterministic())
-        self.given.likelihood = pb.Categorical()
+    def __init__(self, data_dir: Path, weights: Path, work: Path) -> None:
+        self.data_dir, self.work = data_dir, work
+        self.rows = Rows(NAME, {"model": "resnet20", "data": "cifar10"})
+        self.given = classifier(given_resnet20(weights), pb.Deterministic())
         self.test = self.images("test")
 
     def images(self, split: str, name: str = "cifar10", **options: Any) -> Any:
         return pb.data.load(name, split, self.data_dir, mean="imagenet", val_fraction=0.0, **options)
-
-    def keep(self, name: str, row: dict[str, Any]) -> None:
-        self.rows[name] = row
-        write_result(NAME, {"model": "resnet20", "data": "cifar10", "rows": self.rows})
-        print(name, json.dumps(row), flush=True)
 
     def mean_field(self) -> pb.Network:
         path = self.work / "mean-field.pocket"
@@ -116,7 +109,7 @@ class Bench:
 
     def scores(self, net: pb.Network, data: Any, samples: int) -> dict[str, torch.Tensor]:
         parts: dict[str, list[torch.Tensor]] = {"max probability": [], "entropy": []}
-        for x, _ in batches(data, self.batch):
+        for x, _ in batches(data, BATCH):
             summary = run_passes(net, x, samples).summary()
             parts["max probability"].append(-summary.mean.max(1).values)
             parts["entropy"].append(summary.entropy)
@@ -124,14 +117,14 @@ class Bench:
 
     def deterministic(self) -> None:
         if "deterministic" not in self.rows:
-            measures = pb.evaluate(self.given, self.test, batch_size=self.batch)
+            measures = pb.evaluate(self.given, self.test, batch_size=BATCH)
             row = {k: measures[k] for k in KEPT} | {"ood": self.ood(self.given, 1)}
             row["bytes"] = pb.save(self.given, self.work / "deterministic.pocket")
-            self.keep("deterministic", row)
+            self.rows.keep("deterministic", row)
         few = f"deterministic, {SHORT['images']} images"
         if few not in self.rows:
-            measures = pb.evaluate(self.given, self.images("test", subset=SHORT["images"]), batch_size=self.batch)
-            self.keep(few, {k: measures[k] for k in KEPT})
+            measures = pb.evaluate(self.given, self.images("test", subset=SHORT["images"]), batch_size=BATCH)
+            self.rows.keep(few, {k: measures[k] for k in KEPT})
 
     def run(self, name: str, row: dict[str, Any]) -> None:
         if name in self.rows:
@@ -148,7 +141,7 @@ class Bench:
         posterior = net.posterior
         assert isinstance(posterior, pb.posteriors.Shared)
         test = self.images("test", subset=row["images"]) if "images" in row else self.test
-        measures = pb.evaluate(net, test, samples=row["samples"], batch_size=self.batch)
+        measures = pb.evaluate(net, test, samples=row["samples"], batch_size=BATCH)
         result = {k: measures[k] for k in KEPT} | {
             "settings": row,
             **stored(posterior),
@@ -156,26 +149,23 @@ class Bench:
         }
         if row.get("ood"):
             result["ood"] = self.ood(net, 10)
-        self.keep(name, result | {"seconds": round(time.perf_counter() - start)})
+        self.rows.keep(name, result | {"seconds": round(time.perf_counter() - start)})
 
 
-def mnist(data_dir: Path, work: Path, seeds: int = 3) -> None:
+def mnist(data_dir: Path, work: Path) -> None:
     """LeNet-5 by its recipe, all stages from scratch."""
-    path = RESULTS / f"{NAME}-mnist.json"
-    rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
     recipe = "mnist-lenet5-2dgbnn"
-    for seed in range(seeds):
-        name = f"seed {seed}"
+    rows = Rows(f"{NAME}-mnist", {"recipe": recipe})
+    for seed in range(3):
+        name, folder = f"seed {seed}", work / f"mnist-{seed}"
         if name in rows:
             continue
-        outcome = run(config.read(recipe, [f"seed={seed}"]), work / f"mnist-{seed}", data_dir=data_dir, progress=False)
+        outcome = run(config.read(recipe, [f"seed={seed}"]), folder, data_dir=data_dir, progress=False)
         assert isinstance(outcome.net, pb.Network)
         posterior = outcome.net.posterior
         assert isinstance(posterior, pb.posteriors.Shared)
-        rows[name] = {k: outcome.measures[k] for k in KEPT} | stored(posterior)
-        rows[name]["bytes"] = (work / f"mnist-{seed}" / "model.pocket").stat().st_size
-        write_result(f"{NAME}-mnist", {"recipe": recipe, "rows": rows})
-        print(name, json.dumps(rows[name]), flush=True)
+        row = {k: outcome.measures[k] for k in KEPT} | stored(posterior)
+        rows.keep(name, row | {"bytes": (folder / "model.pocket").stat().st_size})
 
 
 def draw(work: Path, folder: Path) -> None:
@@ -192,7 +182,7 @@ def draw(work: Path, folder: Path) -> None:
     figures.save(plane_lines(mean, std), folder / "2dgbnn-lines.png")
     slot = max(start.layout.slots, key=lambda slot: slot.stop - slot.start)
     figures.save(layer_density(mean[slot.start : slot.stop], slot.name), folder / "2dgbnn-density.png")
-    rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+    rows = Rows(NAME)
     by_k = {name: {**row, "k": row["settings"]["method"]["k"]} for name, row in rows.items() if name.startswith("K = ")}
     same_images = rows[f"deterministic, {SHORT['images']} images"]
     figures.save(gaussians_curve(by_k, same_images), folder / "2dgbnn-k.png")
@@ -227,7 +217,7 @@ def main() -> None:
         return
     if arguments.weights is None:
         parser.error("--weights is needed: the deterministic network that all rows start from")
-    bench = Bench(arguments.data_dir, arguments.weights, arguments.work, batch=500)
+    bench = Bench(arguments.data_dir, arguments.weights, arguments.work)
     bench.deterministic()
     for name, row in ROWS.items():
         if arguments.only is None or name in arguments.only.split(";"):
