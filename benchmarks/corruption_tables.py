@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-Result = dict[str, Any]
+from table_parts import Result, Table, Tables
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def by_severity(result: Result) -> str:
+def by_severity(result: Result) -> Table:
     means = result["shift"]["corruptions_mean"]
     named = {
         "clean": result["measures"],
@@ -25,18 +17,18 @@ def by_severity(result: Result) -> str:
         [name, f"{100 * row['accuracy']:.1f}", *(f"{row[key]:.3f}" for key in ("nll", "ece", "brier", "entropy"))]
         for name, row in named.items()
     ]
-    return markdown(["", "accuracy", "NLL", "ECE", "Brier", "entropy"], rows)
+    return ["", "accuracy", "NLL", "ECE", "Brier", "entropy"], rows
 
 
-def each(result: Result) -> str:
+def each(result: Result) -> Table:
     rows = [
         [name.replace("_", " "), *(f"{100 * row['accuracy']:.1f}" for row in found)]
         for name, found in result["shift"]["corruptions"].items()
     ]
-    return markdown(["severity", "1", "2", "3", "4", "5"], rows)
+    return ["severity", "1", "2", "3", "4", "5"], rows
 
 
-TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+TABLES: Tables = {
     "corruptions": ("corruptions", by_severity),
     "corruptions-each": ("corruptions", each),
 }

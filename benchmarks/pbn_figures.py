@@ -8,36 +8,22 @@ Without the folder of the benchmark's networks the picture row is left as it is.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pocketbayes as pb
-from pbn_tables import grouped
-from pocketbayes import figures
+from measure import Rows, draw
 from pocketbayes.figures import partial, regression, segmentation, shift
+from table_parts import grouped, mean
 
-ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / "docs" / "figures"
 CAMVID_CLASSES = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]
 CAMVID_NETWORKS = {"deterministic": "ensemble", "3-ensemble": "ensemble", "PBN 1%": "PBN-1%", "VI": "VI"}
 
 
-def rows_of(section: str) -> dict[str, Any] | None:
-    path = ROOT / "benchmarks" / "results" / f"pbn-{section}.json"
-    return json.loads(path.read_text())["rows"] if path.exists() else None
-
-
-def settings_of(section: str) -> dict[str, Any]:
-    path = ROOT / "benchmarks" / "results" / f"pbn-{section}.json"
-    return json.loads(path.read_text())["settings"]  # type: ignore[no-any-return]
-
-
 def cubic() -> Any:
-    rows = rows_of("cubic")
-    if rows is None:
+    rows = Rows("pbn-cubic")
+    if not rows:
         return None
     data = rows["data"]
     curves = {name: (row["mean"], row["std"]) for name, row in rows.items() if "mean" in row}
@@ -50,8 +36,8 @@ def rate_of(name: str) -> float | None:
 
 
 def by_rate() -> Any:
-    rows = rows_of("mnist")
-    if rows is None:
+    rows = Rows("pbn-mnist")
+    if not rows:
         return None
     measures = {"Brier": "brier", "NLL": "nll", "AUROC": "auroc by entropy"}
     groups = grouped(rows)
@@ -65,8 +51,8 @@ def by_rate() -> Any:
 
 
 def rotation() -> Any:
-    rows = rows_of("mnist")
-    if rows is None:
+    rows = Rows("pbn-mnist")
+    if not rows:
         return None
     shown = {}
     for name, group in grouped(rows).items():
@@ -74,7 +60,7 @@ def rotation() -> Any:
             shown[name] = [
                 {
                     "rotation (degrees)": int(angle),
-                    **{key: statistics.fmean(r["rotated"][angle][key] for r in group) for key in at},
+                    **{key: mean([row["rotated"][angle] for row in group], key) for key in at},
                 }
                 for angle, at in group[0]["rotated"].items()
             ]
@@ -82,10 +68,10 @@ def rotation() -> Any:
 
 
 def by_flops() -> Any:
-    rows, cost = rows_of("mnist"), rows_of("cost")
-    if rows is None or cost is None:
+    rows, cost = Rows("pbn-mnist"), Rows("pbn-cost")
+    if not rows or not cost:
         return None
-    settings = settings_of("mnist")
+    settings = rows.document["settings"]
     before, after = settings["epochs"], settings["epochs of PBN after them"]
     counted = cost["lenet300, deterministic, 1 sample"]
     each = counted["passes, measured"] * counted["flops of a pass per example"] * 60_000
@@ -101,18 +87,17 @@ def by_flops() -> Any:
         if rate_of(name) not in (None, 0.01, 0.05, 0.1, 1.0):
             continue
         cost_in_epochs = epochs.get(name, before + passes * after)
-        points[name] = (each * cost_in_epochs, 100 * statistics.fmean(r["accuracy"] for r in group))
+        points[name] = (each * cost_in_epochs, 100 * mean(group, "accuracy"))
     return partial.accuracy_by_flops(points)
 
 
 def convergence() -> Any:
-    rows = rows_of("cifar")
-    curves = {name: row["curve"] for name, row in (rows or {}).items() if "curve" in row}
+    curves = {name: row["curve"] for name, row in Rows("pbn-cifar").items() if "curve" in row}
     return partial.convergence(curves, ("accuracy", "nll")) if curves else None
 
 
 def corruption() -> Any:
-    rows = {name: row for name, row in (rows_of("cifar") or {}).items() if "corrupted" in row}
+    rows = {name: row for name, row in Rows("pbn-cifar").items() if "corrupted" in row}
     if not rows:
         return None
     renamed = {"entropy, right": "entropy_right", "entropy, wrong": "entropy_wrong"}
@@ -128,7 +113,7 @@ def corruption() -> Any:
 
 
 def distributions() -> Any:
-    row = (rows_of("weights") or {}).get("distributions, PBN 5%")
+    row = Rows("pbn-weights").get("distributions, PBN 5%")
     if row is None:
         return None
     layers = {name: layer for name, layer in row.items() if isinstance(layer, dict)}
@@ -136,15 +121,15 @@ def distributions() -> Any:
 
 
 def iou() -> Any:
-    rows = rows_of("camvid")
-    if rows is None:
+    rows = Rows("pbn-camvid")
+    if not rows:
         return None
     values = {name: [row.get(f"iou_{k}", 0.0) for k in range(len(CAMVID_CLASSES))] for name, row in rows.items()}
     return segmentation.iou_bars(values, CAMVID_CLASSES)
 
 
 def pictures(data_dir: Path, work: Path) -> Any:
-    settings = settings_of("camvid")
+    settings = Rows("pbn-camvid").document["settings"]
     test = pb.data.load("masks", "test", data_dir, path="camvid", size=settings["size"])
     x, y = test[0]
     answers = {}
@@ -174,12 +159,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     arguments = parser.parse_args()
     drawn = dict(FIGURES)
-    if arguments.work and rows_of("camvid"):
+    if arguments.work and Rows("pbn-camvid"):
         drawn["pbn-pictures"] = lambda: pictures(arguments.data_dir, arguments.work)
-    for name, draw in drawn.items():
-        figure = draw()
-        if figure is not None:
-            print(figures.save(figure, FOLDER / f"{name}.png").name)
+    draw(drawn)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,13 @@
-"""The tables of the PBN page, each from its file in results/: a head and rows."""
+"""The tables of the PBN page, for tables.py."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from typing import Any
+from table_parts import Result, Table, Tables, grouped, mean, spread
 
-Table = tuple[list[str], list[list[str]]]
-Rows = dict[str, dict[str, Any]]
+COSTS = ("passes", "parameters", "memory")
 
 
-def grouped(rows: Rows, last: str = ", seed") -> dict[str, list[dict[str, Any]]]:
-    """The rows of one name over seeds or splits."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for name, row in rows.items():
-        groups.setdefault(name.split(last)[0], []).append(row)
-    return groups
-
-
-def spread(values: list[float], digits: int, error: bool = False) -> str:
-    """Mean ± std over seeds, or ± the standard error of the mean over splits."""
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}"
-    deviation = statistics.stdev(values) / (len(values) ** 0.5 if error else 1)
-    return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
-
-
-def mnist(result: dict[str, Any]) -> Table:
+def mnist(result: Result) -> Table:
     rows = []
     for name, group in grouped(result["rows"]).items():
         columns = (("accuracy", 2, 100), ("nll", 4, 1), ("brier", 4, 1), ("auroc by entropy", 3, 1))
@@ -34,26 +15,24 @@ def mnist(result: dict[str, Any]) -> Table:
             spread([scale * r[key] for r in group], digits) if key in group[0] else "" for key, digits, scale in columns
         ]
         foreign = "entropy out" in group[0]  # Fashion-MNIST was there
-        entropy = [
-            f"{statistics.fmean(r[f'entropy {s}'] for r in group):.2f}" if foreign else "" for s in ("in", "out")
-        ]
+        entropy = [f"{mean(group, f'entropy {side}'):.2f}" if foreign else "" for side in ("in", "out")]
         rows.append([name, *row, *entropy, f"{group[0]['trainable']:,}", str(len(group))])
     head = ["", "accuracy", "NLL", "Brier", "AUROC", "entropy, MNIST", "entropy, Fashion", "trained values", "seeds"]
     return head, rows
 
 
-def rotation(result: dict[str, Any]) -> Table:
+def rotation(result: Result) -> Table:
     groups = grouped(result["rows"])
     angles = list(next(iter(groups.values()))[0]["rotated"])
     shown = [angle for angle in angles if int(angle) % 30 == 0]
     rows = [
-        [name, *(f"{statistics.fmean(r['rotated'][angle]['brier'] for r in group):.2f}" for angle in shown)]
+        [name, *(f"{mean([row['rotated'][angle] for row in group], 'brier'):.2f}" for angle in shown)]
         for name, group in groups.items()
     ]
     return ["Brier at", *(f"{angle}°" for angle in shown)], rows
 
 
-def uci(result: dict[str, Any], key: str) -> Table:
+def uci(result: Result, key: str) -> Table:
     groups = grouped(result["rows"], ", split")
     methods = list(dict.fromkeys(name.split(", ")[1] for name in groups))
     sets = list(dict.fromkeys(name.split(", ")[0] for name in groups))
@@ -66,14 +45,14 @@ def uci(result: dict[str, Any], key: str) -> Table:
     return ["", *methods, "splits"], rows
 
 
-def cifar(result: dict[str, Any]) -> Table:
+def cifar(result: Result) -> Table:
     rows = []
     for name, row in result["rows"].items():
         if "accuracy" not in row:
             continue
         clean = [f"{100 * row['accuracy']:.2f}", *(f"{row[key]:.3f}" for key in ("nll", "ece", "brier"))]
         shifted = [
-            f"{statistics.fmean(at[key] for at in row['corrupted'].values()) * scale:.{digits}f}"
+            f"{scale * mean(list(row['corrupted'].values()), key):.{digits}f}"
             for key, scale, digits in (("accuracy", 100, 1), ("nll", 1, 2), ("ece", 1, 3))
         ]
         rows.append([name, *clean, *shifted, f"{row['trainable']:,}"])
@@ -81,7 +60,7 @@ def cifar(result: dict[str, Any]) -> Table:
     return [*head, "corrupted: accuracy", "NLL", "ECE", "trained values"], rows
 
 
-def camvid(result: dict[str, Any]) -> Table:
+def camvid(result: Result) -> Table:
     base = result["rows"].get("deterministic", {}).get("miou")
     rows = [
         [
@@ -97,7 +76,7 @@ def camvid(result: dict[str, Any]) -> Table:
     return ["", "mean IoU", "of deterministic", "pixels right", "NLL", "ECE", "trained values"], rows
 
 
-def cost(result: dict[str, Any]) -> Table:
+def cost(result: Result) -> Table:
     rows = []
     for name, row in result["rows"].items():
         model, label, samples = name.split(", ")
@@ -107,10 +86,7 @@ def cost(result: dict[str, Any]) -> Table:
     return ["", "", "samples", *head, "peak of a step"], rows
 
 
-COSTS = ("passes", "parameters", "memory")
-
-
-def weights(result: dict[str, Any]) -> Table:
+def weights(result: Result) -> Table:
     rows = [
         [
             name.removeprefix("variance, "),
@@ -133,13 +109,13 @@ def weights(result: dict[str, Any]) -> Table:
     ], rows
 
 
-def speed(result: dict[str, Any]) -> Table:
+def speed(result: Result) -> Table:
     names = ("deterministic", "PBN 1%", "PBN 5%", "VI")
     rows = [[model, *(f"{row[name]:.2f}" for name in names)] for model, row in result["rows"].items()]
     return ["step over deterministic", *names], rows
 
 
-def cubic(result: dict[str, Any]) -> Table:
+def cubic(result: Result) -> Table:
     rows = [
         [name, f"{row['epistemic inside']:.2f}", f"{row['epistemic outside']:.2f}"]
         for name, row in result["rows"].items()
@@ -148,7 +124,7 @@ def cubic(result: dict[str, Any]) -> Table:
     return ["std of the mean, without noise", "inside [-4, 4]", "outside"], rows
 
 
-PBN_TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], Table]]] = {
+TABLES: Tables = {
     "pbn-mnist": ("pbn-mnist", mnist),
     "pbn-rotation": ("pbn-mnist", rotation),
     "pbn-uci-rmse": ("pbn-uci", lambda result: uci(result, "rmse")),

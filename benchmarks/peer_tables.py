@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-Result = dict[str, Any]
-Table = tuple[list[str], list[list[str]]]
+from table_parts import Result, Table, Tables
+
 PEERS = ("bayesian-torch", "torch-uncertainty", "blitz", "ivon", "fastbnns")
 """Those that draw the weights of a mean-field posterior."""
 OURS = "pocketbayes"
@@ -100,7 +99,7 @@ def growth(result: Result) -> Table:
     return ["what grows", "from, to", "cost there", "and there", "exponent", "at the far end"], rows
 
 
-PEER_TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
+TABLES: Tables = {
     "peers-step": ("peers", multiples("training step")),
     "peers-samples": ("peers", multiples("30 samples")),
     "peers-no-samples": ("peers", multiples("no samples")),

@@ -1,13 +1,13 @@
-"""Tables of the pocket file."""
+"""The tables of pocket.json and pocket-curve.json, for tables.py."""
 
 from __future__ import annotations
 
-from typing import Any
+from table_parts import Result, Table, Tables
 
-Table = tuple[list[str], list[list[str]]]
+KEYS = (("nll", ".4f"), ("bytes", ","))
 
 
-def coarseness(result: dict[str, Any]) -> Table:
+def coarseness(result: Result) -> Table:
     found = result["coarseness"]
     levels = [name.removeprefix("means ") for name in found if name.startswith("means")]
     rows = [
@@ -17,10 +17,7 @@ def coarseness(result: dict[str, Any]) -> Table:
     return ["kept in", "NLL by the means", "bytes", "NLL by the stds", "bytes"], rows
 
 
-KEYS = (("nll", ".4f"), ("bytes", ","))
-
-
-def sizes(result: dict[str, Any]) -> Table:
+def sizes(result: Result) -> Table:
     levels = ("lossless", "bfloat16", "int8")
     rows = [
         [name, *(f"{row['bytes'][level]:,}" for level in levels)]
@@ -31,7 +28,7 @@ def sizes(result: dict[str, Any]) -> Table:
     return ["", *levels], [["torch.save, deterministic", f"{plain:,}", "", ""], *rows]
 
 
-def curve(result: dict[str, Any]) -> Table:
+def curve(result: Result) -> Table:
     rows = sorted(result["rows"].items(), key=lambda item: item[1]["bytes"])
     return ["", "bytes", "bits a weight", "accuracy", "NLL", "ECE", "Gaussians", "samples"], [
         [
@@ -48,7 +45,7 @@ def curve(result: dict[str, Any]) -> Table:
     ]
 
 
-POCKET_TABLES = {
+TABLES: Tables = {
     "pocket-coarseness": ("pocket", coarseness),
     "pocket-sizes": ("pocket", sizes),
     "pocket-curve": ("pocket-curve", curve),

@@ -5,109 +5,97 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Result = dict[str, Any]
+from table_parts import Result, Table, Tables, mean, spread
+
 METHODS = ("map", "bbb", "vdp", "vdp-full")
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
-NOT_YET = "Not measured yet.\n"
 
 
-def fidelity(result: Result) -> str:
+def fidelity(result: Result) -> Table:
     rows = []
     for network, found in result.get("fidelity", {}).items():
         for way, values in found["agreement"].items():
             numbers = [values[key] for key in ("ratio", "ratio, predicted class", "spearman, predicted class")]
             rows.append([network, way, *(f"{number:.2f}" for number in numbers), f"{found['draws']:,}"])
     head = ["", "", "std over samples", "of the predicted class", "Spearman over images", "draws"]
-    return markdown(head, rows) if rows else NOT_YET
+    return head, rows
 
 
-def layers(result: Result) -> str:
+def layers(result: Result) -> Table:
     rows = [
         [network, way, ", ".join(f"{layer} {ratio:.2f}" for layer, ratio in found["layers"][way].items())]
         for network, found in result.get("fidelity", {}).items()
         for way in found["layers"]
     ]
-    return markdown(["", "", "median std over that of weight samples"], rows) if rows else NOT_YET
+    return ["", "", "median std over that of weight samples"], rows
 
 
-def probabilities(result: Result) -> str:
+def probabilities(result: Result) -> Table:
     ways = ("100 weight samples", "at the mean", "moments; sample", "moments; probit", "moments; taylor",
             "moments; sample; calibrated", "linear, predicted; sample", "linear, predicted; probit",
             "linear, margin; sample", "linear, covariance; sample", "linear, covariance; taylor",
             "linear, predicted; sample; calibrated")  # fmt: skip
     networks = result.get("fidelity", {})
-    rows = []
-    for way in ways:
-        cells = [
-            f"{found['probabilities'][way]['nll']:.4f} / {found['probabilities'][way]['ece']:.4f}"
-            for found in networks.values()
-        ]
-        rows.append([way, *cells])
-    return markdown(["NLL / ECE", *networks], rows) if networks else NOT_YET
+    found = [network["probabilities"] for network in networks.values()]
+    rows = [[way, *(f"{each[way]['nll']:.4f} / {each[way]['ece']:.4f}" for each in found)] for way in ways]
+    return ["NLL / ECE", *networks], rows if networks else []
 
 
-def memory(result: Result) -> str:
+def memory(result: Result) -> Table:
     rows = []
     for name, found in result.get("memory", {}).items():
         for way, ratio in found["ratio"].items():
             rows.append([name, way, f"{found['bytes'][way] / 2**20:.1f}", f"{ratio:.2f}"])
-    return markdown(["", "", "peak, MiB", "ratio"], rows) if rows else NOT_YET
+    return ["", "", "peak, MiB", "ratio"], rows
 
 
-def time(result: Result) -> str:
+def time(result: Result) -> Table:
     rows = []
     for name, found in result.get("time", {}).items():
         if name != "conditions":
             rows += [[name, way, f"{ratio:.2f}"] for way, ratio in found.items()]
-    return markdown(["", "", "times a deterministic pass or step"], rows) if rows else NOT_YET
+    return ["", "", "times a deterministic pass or step"], rows
 
 
-def mnist(result: Result) -> str:
+def mnist(result: Result) -> Table:
     rows = []
     for method in METHODS:
         seeds = [row for name, row in result["rows"].items() if name.startswith(f"mnist, {method}, seed")]
         if not seeds:
             continue
-        accuracy = [100 * row["accuracy"] for row in seeds]
-        spread = f" ± {statistics.stdev(accuracy):.2f}" if len(accuracy) > 1 else ""
         pruned = {by: [_at(row["pruning"].get(by), "pruned", 0.9) for row in seeds] for by in ("magnitude", "snr")}
         noisy = [_at(row.get("noise at the mean", row.get("noise")), "db", -6.0) for row in seeds]
         rows.append(
             [
                 method,
-                f"{statistics.fmean(accuracy):.2f}{spread}",
-                *(f"{statistics.fmean(row[key] for row in seeds):.4f}" for key in ("nll", "ece")),
+                spread([100 * row["accuracy"] for row in seeds], 2),
+                *(f"{mean(seeds, key):.4f}" for key in ("nll", "ece")),
                 *(_percent(values) for values in (*pruned.values(), noisy)),
                 str(len(seeds)),
             ]
         )
     head = ["", "accuracy", "NLL", "ECE", "90 % pruned by size", "by SNR", "at -6 dB", "seeds"]
-    return markdown(head, rows) if rows else NOT_YET
+    return head, rows
 
 
-def mnist_tests(result: Result) -> str:
+def mnist_tests(result: Result) -> Table:
+    head = ["", "F, difference or correlation", "p"]
     tests = result["rows"].get("mnist, tests")
     if not tests:
-        return NOT_YET
+        return head, []
     rows = [
         [f"ANOVA of accuracy, {name}", f"{test['f']:.2f}", f"{test['p']:.3g}"] for name, test in tests["anova"].items()
     ]
     rows += [[name, f"{test['difference']:.3g}", f"{test['p']:.3g}"] for name, test in tests["paired t"].items()]
     name = "spearman of variance over dB, vdp and vdp-full"
     rows.append([name[0].upper() + name[1:], f"{tests[name]:.2f}", ""])
-    return markdown(["", "F, difference or correlation", "p"], rows)
+    return head, rows
 
 
-def cifar10(result: Result) -> str:
+def cifar10(result: Result) -> Table:
     rows = []
     for name, row in result["rows"].items():
         if name.startswith("cifar10, ") or "vit" in name:
@@ -118,10 +106,10 @@ def cifar10(result: Result) -> str:
     decibels = next((row["noise"] for row in result["rows"].values() if "noise" in row), [])
     places = " ".join(f"{point['db']:g}" for point in decibels)
     head = ["", "accuracy", "NLL", "ECE", "50 % pruned by size", f"relative variance at {places} dB"]
-    return markdown(head, rows) if rows else NOT_YET
+    return head, rows
 
 
-def pass_worth(result: Result) -> str:
+def pass_worth(result: Result) -> Table:
     rows = []
     for network, ways in result.get("quality", {}).items():
         for way, row in ways.items():
@@ -136,7 +124,7 @@ def pass_worth(result: Result) -> str:
             cells += ["" if epistemic is None else f"{epistemic:.3f}", "" if seconds is None else f"{seconds:.1f}"]
             rows.append([network, way, *cells])
     head = ["", "", "accuracy", "NLL", "ECE", "AUROC by entropy", "by epistemic", "times one pass at the mean"]
-    return markdown(head, rows) if rows else NOT_YET
+    return head, rows
 
 
 def _at(rows: list[dict[str, float]] | None, key: str, value: float) -> float | None:
@@ -154,7 +142,7 @@ def figure(name: str, says: str) -> Callable[[Result], str]:
     return lambda result: f"![{says}](../figures/{name}.png)\n" if drawn else "Not drawn yet.\n"
 
 
-TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+TABLES: Tables = {
     "propagation-fidelity": ("propagation", fidelity),
     "propagation-layers": ("propagation", layers),
     "propagation-probabilities": ("propagation", probabilities),

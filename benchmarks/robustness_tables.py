@@ -1,13 +1,11 @@
-"""Tables of what was done to break it."""
+"""The tables of what was done to break it, for tables.py."""
 
 from __future__ import annotations
 
-from typing import Any
-
-Table = tuple[list[str], list[list[str]]]
+from table_parts import Result, Table, Tables
 
 
-def fuzz(result: dict[str, Any]) -> Table:
+def fuzz(result: Result) -> Table:
     rows = [
         [
             name,
@@ -23,7 +21,7 @@ def fuzz(result: dict[str, Any]) -> Table:
     return ["file", "inputs", "read", "refused", "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
 
 
-def atheris(result: dict[str, Any]) -> Table:
+def atheris(result: Result) -> Table:
     rows = [
         [
             name,
@@ -36,7 +34,7 @@ def atheris(result: dict[str, Any]) -> Table:
     return ["file", "inputs", "branches reached", "failures"], rows
 
 
-def load(result: dict[str, Any]) -> Table:
+def load(result: Result) -> Table:
     names = {"images": "images evaluated", "calls": "calls of `predict`"}
     rows = [
         [
@@ -51,7 +49,7 @@ def load(result: dict[str, Any]) -> Table:
     return ["", "number", "samples", "growth, MB", "slope, bytes for each"], rows
 
 
-def mutation(result: dict[str, Any]) -> Table:
+def mutation(result: Result) -> Table:
     rows = [
         [name, str(row["mutants"]), str(row["noticed"] + row["never ends"]), str(row["survived"])]
         for name, row in result.items()
@@ -59,7 +57,7 @@ def mutation(result: dict[str, Any]) -> Table:
     return ["", "mutants", "noticed", "survived"], rows
 
 
-def coverage(result: dict[str, Any]) -> Table:
+def coverage(result: Result) -> Table:
     worst = list(result["files"].items())[:5]
     rows = [
         [name, *(f"{row[key]:.1f}" for key in ("lines", "branches", "both"))]
@@ -68,7 +66,7 @@ def coverage(result: dict[str, Any]) -> Table:
     return ["", "lines, %", "branches, %", "both, %"], rows
 
 
-ROBUSTNESS_TABLES = {
+TABLES: Tables = {
     "fuzz": ("fuzz", fuzz),
     "fuzz-atheris": ("fuzz-atheris", atheris),
     "load": ("load", load),

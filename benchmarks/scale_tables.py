@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-Result = dict[str, Any]
-Table = tuple[list[str], list[list[str]]]
+from table_parts import Result, Table, Tables
 
 
 def kills(result: Result) -> Table:
@@ -47,7 +43,7 @@ def gigabytes(count: float) -> str:
     return f"{count / 1e9:.2f}"
 
 
-SCALE_TABLES: dict[str, tuple[str, Callable[[Result], Table]]] = {
+TABLES: Tables = {
     "kills": ("kills", kills),
     "memory-model": ("memory-model", memory),
     "traffic-model": ("memory-model", traffic),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
-Seeds = list[dict[str, Any]]
+from table_parts import Group, Result, Table, Tables, mean
+
 MEASURES = {
     "accuracy": ("accuracy", 100, 2),
     "miou": ("mean IoU", 100, 1),
@@ -17,7 +17,7 @@ MEASURES = {
 """By key: the column's head, a factor, digits."""
 
 
-def study(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def study(result: Result) -> Table:
     """Everything that a study of a classifier measures; times of CPU over those of the row "map"."""
     rows = rows_of(result)
     first = next(iter(rows.values()))[0]
@@ -35,7 +35,7 @@ def study(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return head, lines
 
 
-def regression(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+def regression(results: Result) -> Table:
     """RMSE and log-likelihood of every method on several sets, and the bytes on the first."""
     sets = {name.partition("-")[2]: rows_of(result) for name, result in results.items()}
     methods = list(dict.fromkeys(method for rows in sets.values() for method in rows))
@@ -49,22 +49,18 @@ def regression(results: dict[str, dict[str, Any]]) -> tuple[list[str], list[list
     return ["RMSE / log-likelihood", *heads, f"bytes, {next(iter(sets))}"], lines
 
 
-def rows_of(result: dict[str, Any]) -> dict[str, Seeds]:
+def rows_of(result: Result) -> dict[str, Group]:
     """The figures of every seed by row."""
     return {name: list(row["seeds"].values()) for name, row in result["rows"].items() if row["seeds"]}
 
 
-def mean(seeds: Seeds, key: str) -> float:
-    return statistics.fmean(figures[key] for figures in seeds)
-
-
-def ratio(seeds: Seeds, reference: Seeds | None, key: str) -> str:
+def ratio(seeds: Group, reference: Group | None, key: str) -> str:
     """Of medians; empty where one of them was not taken."""
     ours, theirs = ([figures[key] for figures in group if key in figures] for group in (seeds, reference or []))
     return f"{statistics.median(ours) / statistics.median(theirs):.1f}" if ours and theirs else ""
 
 
-STUDY_TABLES = {
-    name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20", "camvid")
+TABLES: Tables = {
+    **{name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20", "camvid")},
+    "uci": ("uci-*", regression),
 }
-UCI_TABLE = ("uci-*", regression)

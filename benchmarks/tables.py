@@ -8,20 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from corruption_tables import TABLES as CORRUPTION_TABLES
-from pbn_tables import PBN_TABLES
-from peer_tables import PEER_TABLES
-from pocket_tables import POCKET_TABLES
-from propagation_tables import TABLES as PROPAGATION_TABLES
-from robustness_tables import ROBUSTNESS_TABLES
-from scale_tables import SCALE_TABLES
-from study_tables import STUDY_TABLES, UCI_TABLE
+import corruption_tables
+import pbn_tables
+import peer_tables
+import pocket_tables
+import propagation_tables
+import robustness_tables
+import scale_tables
+import study_tables
+from table_parts import Group, Result, Table, Tables, grouped, mean, spread
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,22 +31,19 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def speed(result: dict[str, Any]) -> str:
+def speed(result: Result) -> Table:
     rows = []
     for model, parts in result["models"].items():
         step, prediction = parts.values()
         for name, ratio in step.items():
             passes = prediction.get("pocketbayes" if name == "pocketbayes sample" else name)
             rows.append([model, name, f"{ratio:.2f}", "" if passes is None else f"{passes:.1f}"])
-    return markdown(["model", "", "training step", "30 samples"], rows)
+    return ["model", "", "training step", "30 samples"], rows
 
 
-def weight_sharing(result: dict[str, Any]) -> str:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for name, row in result["rows"].items():
-        groups.setdefault(name.split(", seed")[0], []).append(row)
+def weight_sharing(result: Result) -> Table:
     rows = []
-    for name, group in groups.items():
+    for name, group in grouped(result["rows"]).items():
         first = group[0]
         settings = first.get("settings", {})
         conditions = (
@@ -68,10 +63,10 @@ def weight_sharing(result: dict[str, Any]) -> str:
             ]
         )
     head = ["", "accuracy", "NLL", "ECE", "Gaussians", "outliers", "ellipse points", "index bits", "conditions"]
-    return markdown(head, rows)
+    return head, rows
 
 
-def weight_sharing_mnist(result: dict[str, Any]) -> str:
+def weight_sharing_mnist(result: Result) -> Table:
     rows = [
         [
             name,
@@ -83,35 +78,26 @@ def weight_sharing_mnist(result: dict[str, Any]) -> str:
         for name, row in result["rows"].items()
     ]
     head = ["", "accuracy", "NLL", "ECE", "Gaussians", "outliers", "ellipse points", "weights", "bytes"]
-    return markdown(head, rows)
+    return head, rows
 
 
-def ood(result: dict[str, Any]) -> str:
+def ood(result: Result) -> Table:
     rows = []
     for name in ("deterministic", "main, seed 0"):
         for other, scores in result["rows"].get(name, {}).get("ood", {}).items():
             figures = scores["max probability"]
             rows.append([name, other, *(f"{figures[key]:.3f}" for key in ("auroc", "aupr_out", "fpr85", "fpr95"))])
-    return markdown(["", "against", "AUROC", "AUPR", "FPR at 85 % TPR", "FPR at 95 % TPR"], rows)
+    return ["", "against", "AUROC", "AUPR", "FPR at 85 % TPR", "FPR at 95 % TPR"], rows
 
 
-def by_seed(rows: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows that differ in their seed alone, together."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for name, row in rows.items():
-        groups.setdefault(name.split(", seed")[0], []).append(row)
-    return groups
-
-
-def accuracy_nll(group: list[dict[str, Any]] | None) -> str:
+def accuracy_nll(group: Group | None) -> str:
     """Accuracy with its std over seeds, and NLL."""
     if not group:
         return ""
-    spread = f" ± {100 * statistics.stdev(row['accuracy'] for row in group):.2f}" if len(group) > 1 else ""
-    return f"{100 * mean(group, 'accuracy'):.2f}{spread} / {mean(group, 'nll'):.3f}"
+    return f"{spread([100 * row['accuracy'] for row in group], 2)} / {mean(group, 'nll'):.3f}"
 
 
-def ssvi_mnist(result: dict[str, Any]) -> str:
+def ssvi_mnist(result: Result) -> Table:
     found = result["rows"]
     twins = {name: found.get(name.replace("SSVI snr", "SSVI abs-snr")) for name in found if "SSVI snr" in name}
     same = bool(twins) and all(
@@ -123,23 +109,23 @@ def ssvi_mnist(result: dict[str, Any]) -> str:
             for name, row in found.items()
             if name not in twins
         }
-    groups = by_seed(found)
+    groups = grouped(found)
     names = dict.fromkeys(name.split(", density ")[0] for name in groups if ", density " in name)
     densities = dict.fromkeys(name.split(", density ")[1] for name in groups if ", density " in name)
     rows = [[name, *(accuracy_nll(groups.get(f"{name}, density {d}")) for d in densities)] for name in names]
     rows.append(["dense VI, all weights", accuracy_nll(groups.get("dense VI")), *[""] * (len(densities) - 1)])
     seeds = max(map(len, groups.values()))
     head = [f"accuracy / NLL, up to {seeds} seeds", *(f"{100 * float(d):g} % of the weights" for d in densities)]
-    return markdown(head, rows)
+    return head, rows
 
 
-def ssvi_ablations(result: dict[str, Any]) -> str:
-    rows = [[name, accuracy_nll(group), str(len(group))] for name, group in by_seed(result["rows"]).items()]
-    return markdown(["", "accuracy / NLL", "seeds"], rows)
+def ssvi_ablations(result: Result) -> Table:
+    rows = [[name, accuracy_nll(group), str(len(group))] for name, group in grouped(result["rows"]).items()]
+    return ["", "accuracy / NLL", "seeds"], rows
 
 
-def ssvi_cifar10(result: dict[str, Any]) -> str:
-    groups = by_seed(result["rows"])
+def ssvi_cifar10(result: Result) -> Table:
+    groups = grouped(result["rows"])
     dense = groups["dense VI"][0]
     rows = [
         [
@@ -156,10 +142,10 @@ def ssvi_cifar10(result: dict[str, Any]) -> str:
         for name, group in groups.items()
     ]
     flops = ["training FLOPs, present weights (the paper's count)", "training FLOPs, executed"]
-    return markdown(["", "accuracy / NLL", "ECE", "seeds", *flops, "bytes in training", "file bytes"], rows)
+    return ["", "accuracy / NLL", "ECE", "seeds", *flops, "bytes in training", "file bytes"], rows
 
 
-def sparse_sizes(result: dict[str, Any]) -> str:
+def sparse_sizes(result: Result) -> Table:
     rows = []
     for model, part in result["sizes"].items():
         for what in ("training bytes, sgd", "training bytes, adamw", "file bytes"):
@@ -171,10 +157,10 @@ def sparse_sizes(result: dict[str, Any]) -> str:
             count = part[f"training FLOPs per example, {what}"]
             rows.append([model, f"FLOPs per example, {what}", f"{dense:,.0f}", f"{count:,.0f}", f"{count / dense:.3f}"])
     density = next(iter(result["sizes"].values()))["density"]
-    return markdown(["model", "", "dense VI", f"SSVI, density {density}", "ratio"], rows)
+    return ["model", "", "dense VI", f"SSVI, density {density}", "ratio"], rows
 
 
-def sparse_times(result: dict[str, Any]) -> str:
+def sparse_times(result: Result) -> Table:
     rows = []
     for name, part in result["times"].items():
         for kernel, title in (("SSVI, auto", "by the rule"), ("SSVI, dense", "dense products")):
@@ -187,48 +173,40 @@ def sparse_times(result: dict[str, Any]) -> str:
         "training step, times faster than dense VI",
         "30-sample prediction, times faster",
     ]
-    return markdown(head, rows)
+    return head, rows
 
 
-def mean(group: list[dict[str, Any]], key: str) -> float:
-    return statistics.fmean(row[key] for row in group)
-
-
-TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+TABLES: Tables = {
     "speed": ("speed", speed),
     "weight-sharing": ("weight-sharing", weight_sharing),
     "weight-sharing-ood": ("weight-sharing", ood),
     "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
-    **{
-        name: (file, lambda result, make=make: markdown(*make(result)))
-        for name, (file, make) in {**STUDY_TABLES, "uci": UCI_TABLE}.items()
-    },
     "ssvi-mnist": ("ssvi-mnist", ssvi_mnist),
     "ssvi-ablations": ("ssvi-ablations", ssvi_ablations),
     "ssvi-cifar10": ("ssvi-cifar10", ssvi_cifar10),
     "ssvi-resnet20": ("ssvi-resnet20", ssvi_cifar10),
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
-    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PBN_TABLES.items()},
-    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in POCKET_TABLES.items()},
-    **{
-        name: (file, lambda result, make=make: markdown(*make(result)))
-        for name, (file, make) in ROBUSTNESS_TABLES.items()
-    },
-    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in SCALE_TABLES.items()},
-    **{name: (file, lambda result, make=make: markdown(*make(result))) for name, (file, make) in PEER_TABLES.items()},
-    **PROPAGATION_TABLES,
-    **CORRUPTION_TABLES,
+    **study_tables.TABLES,
+    **pbn_tables.TABLES,
+    **pocket_tables.TABLES,
+    **robustness_tables.TABLES,
+    **scale_tables.TABLES,
+    **peer_tables.TABLES,
+    **propagation_tables.TABLES,
+    **corruption_tables.TABLES,
 }
-"""By name: the file in results/, and what makes a table of it; a pattern's files go in together, by their names."""
 
 
 def table(name: str) -> str:
+    """The table in Markdown."""
     file, make = TABLES[name]
     found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{file}.json"))}
-    if not found:
-        return "Not measured yet.\n"
-    return make(found if "*" in file else found[file])
+    made = make(found if "*" in file else found[file]) if found else ([], [])
+    if isinstance(made, str):
+        return made
+    head, rows = made
+    return markdown(head, rows) if rows else "Not measured yet.\n"
 
 
 def renewed(text: str) -> str:
