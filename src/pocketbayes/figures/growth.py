@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 MARKERS = "osD^"
+FITTED = 3
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Growth:
     curves: Mapping[str, Sequence[float]]
 
 
-def power_laws(panels: Sequence[Growth], fitted: int = 3) -> Figure:
-    """A panel each; a dashed line continues the power law of a curve's last `fitted` places, its exponent b beside."""
+def power_laws(panels: Sequence[Growth]) -> Figure:
+    """A panel each; a dashed line continues the power law of a curve's last three places, its exponent b beside."""
     rows = -(-len(panels) // COLUMNS)
     figure, axes = canvas(rows, COLUMNS, size=(4.2, 3.4))
     for panel, growth in zip(axes.flat, panels):
@@ -44,7 +45,7 @@ def power_laws(panels: Sequence[Growth], fitted: int = 3) -> Figure:
             panel.invert_xaxis()
         places = np.asarray(growth.places, dtype=float)
         for (name, values), marker in zip(growth.curves.items(), MARKERS):
-            slope, offset = np.polyfit(np.log(places[-fitted:]), np.log(values[-fitted:]), 1)
+            slope, offset = np.polyfit(np.log(places[-FITTED:]), np.log(values[-FITTED:]), 1)
             (line,) = panel.plot(places, values, marker=marker, markersize=4, label=f"{name}: b = {slope:.2f}")
             panel.plot(places, np.exp(offset) * places**slope, linestyle="--", linewidth=0.8, color=line.get_color())
         every = np.log10([value for values in growth.curves.values() for value in values])

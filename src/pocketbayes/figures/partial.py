@@ -51,7 +51,7 @@ def measures_by_rate(
             )
         panel.set_xscale("log")
         panel.set_xticks([1, 5, 10, 20, 40, 100], ["1", "5", "10", "20", "40", "100"])
-        panel.xaxis.set_minor_locator(_no_ticks())
+        panel.minorticks_off()
         panel.set(xlabel="random weights (%)", ylabel=measure)
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), fontsize=7, frameon=False
@@ -59,12 +59,11 @@ def measures_by_rate(
     return figure
 
 
-def accuracy_by_flops(points: Mapping[str, tuple[float, float]], y_label: str = "accuracy (%)") -> Figure:
+def accuracy_by_flops(points: Mapping[str, tuple[float, float]]) -> Figure:
     """A point a network: floating-point operations of its training, on a log scale, and what they led to.
 
     Args:
-        points: Operations and accuracy by name.
-        y_label: What the second is.
+        points: Operations, and accuracy in percent, by name.
     """
     figure, axes = canvas(size=(4.6, 3.2))
     panel = axes[0, 0]
@@ -80,7 +79,7 @@ def accuracy_by_flops(points: Mapping[str, tuple[float, float]], y_label: str = 
         )
     panel.set_xscale("log")
     panel.margins(0.12)
-    panel.set(xlabel="training FLOPs", ylabel=y_label)
+    panel.set(xlabel="training FLOPs", ylabel="accuracy (%)")
     figure.legend(loc="outside right upper", fontsize=7, frameon=False)
     return figure
 
@@ -130,9 +129,3 @@ def weight_distributions(layers: Mapping[str, Mapping[str, Any]], names: tuple[s
         panel.set(xlabel="weight", ylabel="density")
     axes[0, 0].legend(fontsize=7, frameon=False)
     return figure
-
-
-def _no_ticks() -> Any:
-    from matplotlib.ticker import NullLocator
-
-    return NullLocator()

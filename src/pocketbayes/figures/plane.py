@@ -66,12 +66,11 @@ class PlaneView:
         return cls(centres.cpu(), covs.cpu(), centres[:0].cpu(), outliers.cpu(), blended.cpu())
 
 
-def plane(views: Mapping[str, PlaneView], seed: int = 0) -> Figure:
+def plane(views: Mapping[str, PlaneView]) -> Figure:
     """Gaussians at one and two standard deviations, ellipse points and outliers; a panel a view, on common axes.
 
     Args:
         views: by title, such as "before training" and "after".
-        seed: of the points that are drawn where there are too many.
     """
     figure, axes = canvas(1, len(views), size=(5.2, 4.0), sharex=True, sharey=True)
     for panel, (title, view) in zip(axes.flat, views.items()):
@@ -82,7 +81,7 @@ def plane(views: Mapping[str, PlaneView], seed: int = 0) -> Figure:
         }
         for name, (points, colour, size, marker) in kinds.items():
             if len(points):
-                x, y = _some(points, seed).unbind(1)
+                x, y = _some(points).unbind(1)
                 label = f"{len(points):,} {name}"
                 panel.scatter(x, y, s=size, c=colour, marker=marker, linewidths=0.6, label=label, rasterized=True)
         for deviations, width in ((1, 1.1), (2, 0.5)):
@@ -101,12 +100,12 @@ def plane(views: Mapping[str, PlaneView], seed: int = 0) -> Figure:
     return figure
 
 
-def plane_lines(mean: Tensor, std: Tensor, seed: int = 0) -> Figure:
+def plane_lines(mean: Tensor, std: Tensor) -> Figure:
     """The cloud of all weights with the lines that 1 % and 99 % of the means lie below."""
     figure, axes = canvas(size=(5.2, 4.0))
     panel = axes[0, 0]
     points = torch.stack([mean, std], 1).detach().cpu()
-    x, y = _some(points, seed).unbind(1)
+    x, y = _some(points).unbind(1)
     panel.scatter(x, y, s=2, c=PALETTE[0], linewidths=0, alpha=0.5, rasterized=True, label=f"{len(points):,} weights")
     ordered = points[:, 0].sort().values
     for share in LINES:
@@ -118,12 +117,12 @@ def plane_lines(mean: Tensor, std: Tensor, seed: int = 0) -> Figure:
     return figure
 
 
-def layer_density(mean: Tensor, name: str, bins: int = 120) -> Figure:
+def layer_density(mean: Tensor, name: str) -> Figure:
     """The density of one layer's means, with a normal density of the same mean and std for comparison."""
     figure, axes = canvas()
     panel = axes[0, 0]
     values = mean.detach().flatten().cpu().double()
-    panel.hist(values.numpy(), bins=bins, density=True, color=PALETTE[5], label=f"{len(values):,} weights")
+    panel.hist(values.numpy(), bins=120, density=True, color=PALETTE[5], label=f"{len(values):,} weights")
     x = torch.linspace(float(values.min()), float(values.max()), 400, dtype=torch.float64)
     normal = torch.distributions.Normal(values.mean(), values.std().clamp_min(1e-12))
     panel.plot(x, normal.log_prob(x).exp(), color=INK, linewidth=1, label="normal, same mean and std")
@@ -153,10 +152,11 @@ def gaussians_curve(rows: Mapping[str, Mapping[str, float]], reference: Mapping[
     return figure
 
 
-def _some(points: Tensor, seed: int) -> Tensor:
+def _some(points: Tensor) -> Tensor:
+    """The same ones each time, where there are too many."""
     if len(points) <= SHOWN_POINTS:
         return points
-    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:SHOWN_POINTS]]
+    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:SHOWN_POINTS]]
 
 
 def _ellipses(view: PlaneView, deviations: float, linewidth: float, transform: Any) -> Any:

@@ -43,18 +43,15 @@ def fidelity_by_layer(networks: Mapping[str, Mapping[str, Mapping[str, float]]])
     return figure
 
 
-def pass_worth(
-    networks: Mapping[str, Mapping[str, Mapping[str, float]]], measures: Mapping[str, str] | None = None
-) -> Figure:
+def pass_worth(networks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
     """What a pass is worth: a row a network, a panel a measure against the number of weight samples.
 
     Moments and the delta method answer in one pass: horizontal lines, to be read where samples cross them.
 
     Args:
         networks: By network and way ("5 samples", "moments", ...), the measures.
-        measures: By name in the rows, the label of its panel.
     """
-    shown = measures or {"nll": "NLL", "ece": "ECE", "auroc, entropy": "OOD AUROC"}
+    shown = {"nll": "NLL", "ece": "ECE", "auroc, entropy": "OOD AUROC"}
     figure, axes = canvas(len(networks), len(shown), size=(3.6, 2.5))
     for row, (network, ways) in zip(axes, networks.items()):
         counts = sorted(int(way.split()[0]) for way in ways if way.endswith(" samples"))

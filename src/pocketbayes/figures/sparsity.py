@@ -74,15 +74,12 @@ def overlap_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: S
     return figure
 
 
-def overlap_over_training(
-    steps: Sequence[int], pairs: Mapping[str, Sequence[float]], label: str = "training step"
-) -> Figure:
+def overlap_over_training(steps: Sequence[int], pairs: Mapping[str, Sequence[float]]) -> Figure:
     """IoU of what two criteria would remove, over training, a line a pair; each is named at its end.
 
     Args:
         steps: When it was measured.
         pairs: By pair of criteria, a number for every step.
-        label: Of the horizontal axis.
     """
     figure, axes = canvas(size=(6.4, 3.4))
     panel = axes[0, 0]
@@ -95,7 +92,7 @@ def overlap_over_training(
             steps, values, style, color=colour, linewidth=1.3, marker=marker, markersize=4, label=name,
             markevery=(place % every, every),
         )  # fmt: skip
-    panel.set(xlabel=label, ylabel="IoU of what they remove", ylim=(-0.03, 1.03))
+    panel.set(xlabel="training step", ylabel="IoU of what they remove", ylim=(-0.03, 1.03))
     figure.legend(fontsize=7, frameon=False, loc="outside right center")
     return figure
 
