@@ -247,7 +247,7 @@ def test_evaluate_takes_samples_propagation_split_and_options(trained: Trained) 
     command = ["evaluate", trained.folder, "--split", "train", "--set", "data.subset=50", "--propagation", "mean"]
     (result,) = call_json(*command, "--samples", 1)["results"]
     net = pb.load(trained.folder / "model.pocket")
-    train = pb.data.load("digits", "train", val_fraction=0, subset=50)
+    train = pb.data.load("digits", "train", subset=50)
     assert result["measures"] == pb.evaluate(net, train, samples=1, propagation="mean")
 
 
@@ -437,6 +437,16 @@ def test_predict_abstains_above_a_threshold(trained: Trained, images: np.ndarray
     shown = call(*command, "--abstain-above", entropies[9]).stdout
     assert "20 of 30 here" in shown
     assert "?)" in shown
+
+
+def test_a_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarray) -> None:
+    np.save(tmp_path / "x.npy", images)
+    folder = tmp_path / "run"
+    call_json("train", "digits-bbb", "--epochs", 0, "--set", "data.val_fraction=0", "--out", folder, *TINY)
+    result = call("predict", folder, tmp_path / "x.npy", "--target-risk", 0.1)
+    assert result.exit_code == 2
+    assert "'val' split is empty with val_fraction=0" in result.stderr
+    assert "other data with --data or --split" in result.stderr
 
 
 def test_a_threshold_is_chosen_at_a_target_risk(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
@@ -695,7 +705,6 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "none.npy"], "nothing"),
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
         (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
-        (["predict", "RUN", "digit.npy", "--target-risk", "0.1"], "--split"),
         (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "target risk of 2"),
         (["corruptions", "text.png"], "text.png"),
         (["corruptions", "--data", "digits", "--index", "9999"], "--index 9999"),
