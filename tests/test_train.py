@@ -185,6 +185,26 @@ def test_precision_is_passed_to_fabric() -> None:
     assert net.posterior.mean.dtype == torch.float64
 
 
+@pytest.mark.parametrize("channels", [1, 2])
+def test_images_come_in_the_memory_format_that_was_asked_for(channels: int) -> None:
+    class Looking(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                seen.append(x.stride(1) == 1)
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    data = torch.randn(16, channels, 6, 6), torch.arange(16) % 3
+    model = Looking(nn.Conv2d(channels, 3, 3), nn.Flatten(), nn.Linear(48, 3))
+    trained = {}
+    for last in (False, True):
+        seen: list[bool] = []
+        net = pb.fit("bbb", model, data, epochs=1, channels_last=last, **QUICK)
+        trained[last] = net.posterior.mean.detach()
+        assert set(seen) == {last}
+    assert torch.allclose(trained[True], trained[False], atol=1e-5)
+
+
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     pb.fit("map", smooth(), tiny_data(), epochs=1, out=tmp_path, tensorboard=True, **QUICK)
     assert list(tmp_path.glob("events.out.tfevents*"))

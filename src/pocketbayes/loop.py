@@ -20,6 +20,7 @@ from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.objective import Likelihood
+from pocketbayes.taps import arranged
 from pocketbayes.team import JointBatchNorm
 from pocketbayes.training import Training
 
@@ -60,7 +61,8 @@ class Loop:
             world=run.team.size,
             workers=self.training.workers,
         ):
-            figures = self.step(x.to(run.fabric.device), y.to(run.fabric.device), at.epoch * steps + at.step, steps)
+            x = arranged(x.to(run.fabric.device), self.training.channels_last and x.ndim == 4)
+            figures = self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
             at.step += 1
             at.sums = {name: at.sums.get(name, 0.0) + value for name, value in figures.items()}
             run.bar.advance(1, **figures)

@@ -185,4 +185,4 @@ def _inner(use: Use) -> int | None:
 
 def arranged(x: Tensor, channels_last: bool) -> Tensor:
     """The input in the memory format of the plan."""
-    return x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    return x.to(memory_format=torch.channels_last) if channels_last else x  # contiguous() leaves one channel as it is
