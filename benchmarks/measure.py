@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pocketbayes.container import write_atomically
 from pocketbayes.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
@@ -60,7 +61,8 @@ def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -
     """Writes NAME.json with the environment beside the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(), **result}, indent=1) + "\n")
+    text = json.dumps({"environment": environment(), **result}, indent=1) + "\n"
+    write_atomically(path, lambda file: file.write(text.encode()))
     return path
 
 
@@ -83,6 +85,9 @@ class Rows(dict[str, Any]):
         path = folder / f"{file}.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         found.pop("environment", None)
+        for setting, value in (beside or {}).items():
+            if found.get(setting, value) != json.loads(json.dumps(value)):
+                raise SystemExit(f"{path}: its rows have {setting} {found[setting]}, not {value}: move it away first")
         super().__init__(found.get(key, {}))
         self.file, self.key, self.order, self.folder = file, key, tuple(order), folder
         self.document = {**found, **(beside or {})}

@@ -90,11 +90,11 @@ def batches(
     """
     info = info_of(source)
     if isinstance(source, DataLoader):
-        for index, batch in enumerate(source):
+        for index, (x, y) in enumerate(source):
             if index >= start and (index - start) % stride == 0:
                 if info is not None:
-                    validate_batch(*batch, info)
-                yield batch
+                    validate_batch(x, y, info)
+                yield x, y
         return
     order = epoch_order(size_of(source), shuffle_seed)
     chunks = [chunk[rank::world].tolist() or chunk[:1].tolist() for chunk in order.split(batch_size)[start::stride]]
@@ -110,10 +110,10 @@ def batches(
         num_workers=workers,
     )
     try:
-        for chunk, batch in zip(chunks, loader):
+        for chunk, (x, y) in zip(chunks, loader):
             if info is not None:
-                validate_batch(*batch, info, chunk)
-            yield batch
+                validate_batch(x, y, info, chunk)
+            yield x, y
     except UserError as error:  # a worker's comes with its traceback as text, its own line at the end
         text = str(error).strip()
         if not text.startswith("Caught "):
