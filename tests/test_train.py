@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -61,6 +62,32 @@ def test_stds_have_their_own_rate_and_no_decay() -> None:
     assert (others["lr"], others["weight_decay"], stds["lr"], stds["weight_decay"]) == (0.1, 0.3, 0.5, 0.0)
     assert stds["params"] == [net.posterior.rho]
     assert sum(p.numel() for g in (others, stds) for p in g["params"]) == sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_fused_steps_are_the_same_and_only_for_values_in_order(optimizer: str) -> None:
+    """Fused kernels take memory as it lies: a transposed parameter with a gradient in another order would go wrong."""
+    training = pb.Training(optimizer=optimizer, lr=0.1, weight_decay=0.1)
+    for transposed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        if transposed:
+            model[0].weight = nn.Parameter(model[0].weight.detach().t().contiguous().t())
+        net = pb.bayesianize(model, pb.MeanFieldVI(select=r"1\.weight"))
+        made = training.make_optimizer(net)
+        assert made.defaults["fused"] is not transposed
+        plain = copy.deepcopy(net)
+        other = training.make_optimizer(plain)
+        for group in other.param_groups:
+            group["fused"] = None
+        for network, steps in ((net, made), (plain, other)):
+            torch.manual_seed(1)
+            for parameter in network.parameters():
+                parameter.grad = torch.randn(parameter.shape)
+            for _ in range(3):
+                steps.step()
+        for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+            assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_one_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.network import Network
@@ -131,9 +132,12 @@ class Training:
         if stds:
             rate = self.lr if self.std_lr is None else self.std_lr
             groups.append({"params": stds, "base_lr": rate, "lr": rate, "weight_decay": 0.0})
+        # In one pass over the values: up to five times as fast. It reads them in the order of memory, whatever their
+        # strides, so all must be contiguous; and it rescales 16-bit gradients itself, when they have been clipped.
+        fused = self.precision != "16-mixed" and all(_can_be_fused(p) for p in (*others, *stds))
         if self.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)
-        return torch.optim.AdamW(groups, lr=self.lr)
+            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=fused)
+        return torch.optim.AdamW(groups, lr=self.lr, fused=fused)
 
     def rate_factor(self, epoch: float) -> float:
         """The learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""
@@ -145,6 +149,10 @@ class Training:
         if self.schedule == "milestones":
             return self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
         return 1.0
+
+
+def _can_be_fused(parameter: Tensor) -> bool:
+    return parameter.device.type in ("cpu", "cuda") and parameter.is_floating_point() and parameter.is_contiguous()
 
 
 @dataclass
