@@ -99,6 +99,13 @@ def growth(result: Result) -> Table:
     return ["what grows", "from, to", "cost there", "and there", "exponent", "at the far end"], rows
 
 
+def memory_format(result: Result) -> Table:
+    first = next(iter(result["rows"].values()))
+    ways = [key for key in first if ", " in key]
+    rows = [[name, str(row["batch"]), *(f"{row[way]:.2f}" for way in ways)] for name, row in result["rows"].items()]
+    return ["channels_last over the usual format", "batch", *ways], rows
+
+
 TABLES: Tables = {
     "peers-step": ("peers", multiples("training step")),
     "peers-samples": ("peers", multiples("30 samples")),
@@ -106,4 +113,5 @@ TABLES: Tables = {
     "peers-absent": ("peers", absent),
     "peers-bars": ("peers", bars),
     "growth": ("growth", growth),
+    "memory-format": ("memory-format", memory_format),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from table_parts import Group, Result, Table, Tables, mean
+from table_parts import Group, Result, Table, Tables, mean, spread
 
 MEASURES = {
     "accuracy": ("accuracy", 100, 2),
@@ -15,49 +15,63 @@ MEASURES = {
     "corruption accuracy": ("corrupted", 100, 1),
 }
 """By key: the column's head, a factor, digits."""
+SPREAD = ("accuracy", "miou", "nll")
+"""Measures that are given with their std over seeds."""
+Seeds = dict[str, dict[str, float]]
+"""The figures of a row by seed."""
 
 
 def study(result: Result) -> Table:
     """Everything that a study of a classifier measures; times of CPU over those of the row "map"."""
     rows = rows_of(result)
-    first = next(iter(rows.values()))[0]
+    first = next(iter(next(iter(rows.values())).values()))
     shown = {key: look for key, look in MEASURES.items() if key in first}
     outside = [key for key in first if key.startswith("auroc ")]
     head = ["", *(name for name, _, _ in shown.values()), *(f"AUROC, {key[6:]}" for key in outside)]
     head += ["bytes", "values", "training, x map", "prediction, x map", "seeds"]
     lines = []
     for name, seeds in rows.items():
-        cells = [f"{scale * mean(seeds, key):.{digits}f}" for key, (_, scale, digits) in shown.items()]
-        cells += [f"{mean(seeds, key):.3f}" for key in outside]
-        cells += [f"{round(mean(seeds, key)):,}" for key in ("bytes", "values")]
-        cells += [ratio(seeds, rows.get("map"), key) for key in ("train_seconds", "predict_seconds")]
+        group = list(seeds.values())
+        cells = []
+        for key, (_, scale, digits) in shown.items():
+            values = [scale * figures[key] for figures in group]
+            cells.append(spread(values if key in SPREAD else [statistics.fmean(values)], digits))
+        cells += [f"{mean(group, key):.3f}" for key in outside]
+        cells += [f"{round(mean(group, key)):,}" for key in ("bytes", "values")]
+        cells += [ratio(seeds, rows.get("map", {}), key) for key in ("train_seconds", "predict_seconds")]
         lines.append([name, *cells, str(len(seeds))])
     return head, lines
 
 
 def regression(results: Result) -> Table:
-    """RMSE and log-likelihood of every method on several sets, and the bytes on the first."""
+    """RMSE and log-likelihood of every method on several sets, with standard errors, and the bytes on the first."""
     sets = {name.partition("-")[2]: rows_of(result) for name, result in results.items()}
     methods = list(dict.fromkeys(method for rows in sets.values() for method in rows))
     lines = []
     for method in methods:
-        found = [rows.get(method, []) for rows in sets.values()]
-        cells = [f"{mean(seeds, 'rmse'):.2f} / {mean(seeds, 'log_likelihood'):.2f}" if seeds else "" for seeds in found]
-        sizes = [round(mean(seeds, "bytes")) for seeds in found if seeds]
+        found = [list(rows.get(method, {}).values()) for rows in sets.values()]
+        cells = [" / ".join(error(group, key) for key in ("rmse", "log_likelihood")) for group in found]
+        sizes = [round(mean(group, "bytes")) for group in found if group]
         lines.append([method, *cells, f"{sizes[0]:,}"])
     heads = [f"{name}, {min(map(len, rows.values()))} splits" for name, rows in sets.items()]
     return ["RMSE / log-likelihood", *heads, f"bytes, {next(iter(sets))}"], lines
 
 
-def rows_of(result: Result) -> dict[str, Group]:
-    """The figures of every seed by row."""
-    return {name: list(row["seeds"].values()) for name, row in result["rows"].items() if row["seeds"]}
+def rows_of(result: Result) -> dict[str, Seeds]:
+    """The figures of every row that has any."""
+    return {name: row["seeds"] for name, row in result["rows"].items() if row["seeds"]}
 
 
-def ratio(seeds: Group, reference: Group | None, key: str) -> str:
-    """Of medians; empty where one of them was not taken."""
-    ours, theirs = ([figures[key] for figures in group if key in figures] for group in (seeds, reference or []))
-    return f"{statistics.median(ours) / statistics.median(theirs):.1f}" if ours and theirs else ""
+def error(group: Group, key: str) -> str:
+    """The mean over splits and its standard error."""
+    return spread([figures[key] for figures in group], 2, error=True) if group else ""
+
+
+def ratio(seeds: Seeds, reference: Seeds, key: str) -> str:
+    """The median over seeds, each over the reference's of the same seed; empty where one of them was not taken."""
+    pairs = [(figures[key], reference.get(seed, {}).get(key)) for seed, figures in seeds.items() if key in figures]
+    found = [ours / theirs for ours, theirs in pairs if theirs]
+    return f"{statistics.median(found):.1f}" if found else ""
 
 
 TABLES: Tables = {
