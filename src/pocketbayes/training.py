@@ -38,8 +38,8 @@ class Training:
             two exchanges a layer and pass; else each by those of its own part, and running statistics are averaged.
         accumulate: Parts into which a batch is split to save memory; the step is the same.
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
-        channels_last: Images in that memory format. On a CPU convolutions of few channels are up to a fifth faster, those
-            of many a little slower (docs/cost.md); a model that calls `view` on their outputs fails.
+        channels_last: Images in that memory format. On a CPU convolutions of few channels are up to a fifth faster, of
+            many a little slower (docs/cost.md); a model that calls `view` on their outputs fails.
         accelerator: "auto", "cpu", "cuda", ...
         devices: Devices on this machine; torchrun's own number where it launched the process.
         strategy: "ddp": every process holds the whole network. "fsdp", which would share it out, is refused.
