@@ -20,7 +20,7 @@ from pocketbayes.batches import as_source, batches
 from pocketbayes.batches import share as weight_of
 from pocketbayes.evaluate import evaluate
 from pocketbayes.guards import fingerprint
-from pocketbayes.methods.addition import Passes
+from pocketbayes.methods.addition import DenseGradients
 from pocketbayes.methods.laplace import _Problem
 from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
@@ -180,7 +180,7 @@ def share(size: int) -> dict[str, Any]:
         found[kind] = sensitivities(net, zip(x.split(4), y.split(4)), kind, team=team)  # type: ignore[arg-type]
     source = as_source((x[:14], y[:14]))  # three batches, the last one of two examples: the third rank has none
     batch = list(batches(source, 6, rank=team.rank, world=size))[-1]
-    passes = Passes(net, lambda: [[batch]], "mean", team, weight_of(source, 6, 2, team.rank, size))
+    passes = DenseGradients(net, lambda: [[batch]], "mean", team, weight_of(source, 6, 2, team.rank, size))
     found["swap"] = torch.cat(list(passes.gradients()))
     torch.manual_seed(6)
     mean, std = 0.05 * torch.randn(3000), 0.01 * torch.rand(3000) + 1e-3

@@ -13,7 +13,7 @@ from torch import nn
 
 from pocketbayes import artifact, checkpoint, container, data
 from pocketbayes.artifact import MODEL_FILE
-from pocketbayes.config import RECIPE_FILE, Recipe, network_file, read
+from pocketbayes.config import RECIPE_FILE, DataPart, Recipe, network_file, read
 from pocketbayes.errors import NoSplitError, UserError
 from pocketbayes.evaluate import evaluate
 from pocketbayes.methods import VariationalMethod
@@ -74,6 +74,31 @@ class Outcome:
 def census_json(census: Census) -> dict[str, Any]:
     """A census as plain values, with the sum of all values stored."""
     return {**asdict(census), "stored": dict(census.stored), "values": census.values}
+
+
+def about(
+    network: Path, net: Net, size: int, tested: DataPart, split: str, recipe: Recipe | None = None
+) -> dict[str, Any]:
+    """What an evaluation says of the network beside its measures.
+
+    Args:
+        network: The run's folder or the network's file.
+        net: The network.
+        size: Bytes of its file.
+        tested: The data of the evaluation.
+        split: Their part.
+        recipe: What trained the network, if that is known.
+    """
+    made = {} if recipe is None else {"method": recipe.method.name, "model": recipe.model.name}
+    return {
+        "network": str(network),
+        **made,
+        "data": {"name": tested.name, **tested.settings},
+        "split": split,
+        "census": census_json(net.census()),
+        "bytes": size,
+        **({} if recipe is None else {"recipe": recipe.to_tree()}),
+    }
 
 
 def run(

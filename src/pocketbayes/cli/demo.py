@@ -87,7 +87,7 @@ def _one_thread() -> Iterator[None]:
 
 def _evaluate(outcome: Outcome) -> None:
     """The parts of a report that an evaluation gives, small enough for a demo."""
-    from pocketbayes.experiment import census_json
+    from pocketbayes.experiment import about
     from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
 
     recipe, test = outcome.recipe, outcome.recipe.data.load(outcome.split)  # type: ignore[arg-type]
@@ -99,16 +99,7 @@ def _evaluate(outcome: Outcome) -> None:
         samples=SAMPLES,
         out=outcome.folder / EVALUATION_FILE,
         overwrite=True,
-        about={
-            "network": str(outcome.folder),
-            "method": recipe.method.name,
-            "model": recipe.model.name,
-            "data": {"name": recipe.data.name, **recipe.data.settings},
-            "split": outcome.split,
-            "census": census_json(outcome.net.census()),
-            "bytes": outcome.bytes,
-            "recipe": recipe.to_tree(),
-        },
+        about=about(outcome.folder, outcome.net, outcome.bytes, recipe.data, outcome.split, recipe),
         progress="bar",
     )
 

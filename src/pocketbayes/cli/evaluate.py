@@ -133,7 +133,7 @@ def _evaluate_one(
     from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
     from pocketbayes.config import load_like
-    from pocketbayes.experiment import census_json
+    from pocketbayes.experiment import about
     from pocketbayes.suite import evaluate_suite
 
     net = load(file)
@@ -144,13 +144,6 @@ def _evaluate_one(
     others = {name: load_like(dataset, name, data_dir, **other_settings) for name in ood}
     for other in others.values():
         check_fit(file, net, other, labels=False)
-    about: dict[str, Any] = {"network": str(path)}
-    if recipe is not None:
-        about |= {"method": recipe.method.name, "model": recipe.model.name}
-    about |= {"data": {"name": part.name, **part.settings}, "split": split}
-    about |= {"census": census_json(net.census()), "bytes": file.stat().st_size}
-    if recipe is not None:
-        about["recipe"] = recipe.to_tree()
     return evaluate_suite(
         net,
         dataset,
@@ -164,7 +157,7 @@ def _evaluate_one(
         seed=seed,
         out=document,
         overwrite=overwrite,
-        about=about,
+        about=about(path, net, file.stat().st_size, part, split, recipe),
         team=team,
     )
 

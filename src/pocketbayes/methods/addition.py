@@ -19,8 +19,8 @@ Batch = Sequence[tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Passes:
-    """Passes whose gradients with respect to all weights, present and absent, decide what comes in.
+class DenseGradients:
+    """Gradients with respect to all weights, present and absent: the absent ones decide what comes in.
 
     Attributes:
         net: The network in training; nothing of it changes.

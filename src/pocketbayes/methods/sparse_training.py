@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.layout import Layout
-from pocketbayes.methods.addition import Batch, Passes
+from pocketbayes.methods.addition import Batch, DenseGradients
 from pocketbayes.methods.base import Method, Run, Start
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import Kernel, Sparse, carry
@@ -222,7 +222,7 @@ class SparseTraining(Method):
         free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
         return [free] if free else []
 
-    def _passes(self, net: Network, run: Run, batch: Batch, step: int, weight: float = 1.0) -> Passes:
+    def _passes(self, net: Network, run: Run, batch: Batch, step: int, weight: float = 1.0) -> DenseGradients:
         """The step's batch, or with others in an order of the step's own."""
 
         def batches() -> Iterator[Batch]:
@@ -231,7 +231,7 @@ class SparseTraining(Method):
                 others = run.batches(shuffle=True, turn=step)
                 yield from ([pair] for pair in itertools.islice(others, self.addition_batches - 1))
 
-        return Passes(net, batches, "mean" if self.addition == "mean" else "sample", run.team, weight)
+        return DenseGradients(net, batches, "mean" if self.addition == "mean" else "sample", run.team, weight)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
