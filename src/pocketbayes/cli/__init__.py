@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -90,17 +92,29 @@ def _start(
         typer.echo(context.get_help())
 
 
-app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("compress")(compress.compress)
-app.command("evaluate")(evaluate.evaluate)
-app.command("predict")(predict.predict)
-app.command("corruptions")(corruptions.corruptions)
-app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
-app.command("export")(export.export)
-app.command("inspect")(inspect.inspect)
-app.command("list")(listing.list_)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
+    "train": train.train,
+    "compress": compress.compress,
+    "evaluate": evaluate.evaluate,
+    "predict": predict.predict,
+    "corruptions": corruptions.corruptions,
+    "report": report.report,
+    "reproduce": reproduce.reproduce,
+    "export": export.export,
+    "inspect": inspect.inspect,
+    "list": listing.list_,
+}
+
+
+def _reflowed(text: str) -> str:
+    """Paragraphs as one line each, for the terminal to break; what is indented, as examples are, stays as it is."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(part if "\n  " in part else part.replace("\n", " ") for part in paragraphs)
+
+
+for name, command in COMMANDS.items():
+    app.command(name, help=_reflowed(cleandoc(command.__doc__ or "")))(command)
 
 
 def main() -> None:
