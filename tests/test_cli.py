@@ -439,6 +439,19 @@ def test_predict_abstains_above_a_threshold(trained: Trained, images: np.ndarray
     assert "?)" in shown
 
 
+def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    call_json("train", "digits-bbb", "--epochs", 1, "--out", folder, *TINY)
+    before = (folder / "recipe.yaml").read_text()
+    for change in ("training.lr=0.5", "training.epochs=0", "model.name=lenet300"):
+        result = call("train", "--out", folder, "--resume", "--set", change)
+        assert result.exit_code == 2, change
+        assert "was begun with" in result.stderr
+    assert (folder / "recipe.yaml").read_text() == before
+    result = call("train", "--out", folder)
+    assert (result.exit_code, "add --resume" in result.stderr) == (2, True)
+
+
 def test_a_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", images)
     folder = tmp_path / "run"

@@ -309,3 +309,21 @@ def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
         assert (other.info.mean, other.info.std) == (own.info.mean, own.info.std)
         assert torch.equal(other[3][0], own[3][0])
     assert len(config.load_like(own, "digits", subset=5)) == 5
+
+
+def test_other_data_come_in_the_size_of_the_network_s_own(tmp_path: Path) -> None:
+    own = pb.data.load("digits", "test")
+    images = np.random.default_rng(0).integers(0, 256, (6, 1, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "larger.npz", x=images, y=np.arange(6))
+    other = config.load_like(own, str(tmp_path / "larger.npz"))
+    assert other.info.input_shape == own.info.input_shape == (1, 8, 8)
+    x, y = other[:]
+    assert x.shape == (6, 1, 8, 8)
+    assert y.tolist() == list(range(6))
+    small = torch.nn.functional.interpolate(torch.tensor(images).float(), (8, 8), mode="bilinear", antialias=True)
+    mean, std = own.info.mean or (0.0,), own.info.std or (1.0,)
+    assert torch.allclose(x, (small.round() / 255 - mean[0]) / std[0], atol=1e-6)
+    assert torch.equal(other.take(torch.tensor([4, 1]))[:][0], x[[4, 1]])
+    np.savez(tmp_path / "colour.npz", x=images.repeat(3, axis=1), y=np.arange(6))
+    with pytest.raises(UserError, match="data set 'npz' has 3 channels, 'digits' has 1"):
+        config.load_like(own, str(tmp_path / "colour.npz"))

@@ -459,3 +459,15 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
         with pytest.raises(pb.UserError, match=message):
             pb.export_onnx(net, path, **arguments)
     assert not path.exists()
+
+
+def test_a_model_of_tokens_asks_for_an_example(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
+    tokens, labels = torch.randint(0, 9, (20, 3)), torch.arange(20) % 2
+    net = pb.fit("bbb", model, (tokens, labels), epochs=1, progress=False)
+    with pytest.raises(pb.UserError, match=r"does not take real numbers .*: pass some of its inputs as example="):
+        pb.export_onnx(net, tmp_path / "net.onnx")
+    pb.export_onnx(net, tmp_path / "net.onnx", "mean", example=tokens[:2])
+    answer = session(tmp_path / "net.onnx").run(["probs"], {"x": tokens.numpy()})[0]
+    assert np.allclose(answer, pb.predict(net, tokens, propagation="mean").probs, atol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -328,3 +329,15 @@ def test_answers_that_are_not_finite_are_told_of(pixels: bool) -> None:
         net.posterior.mean.fill_(torch.inf)
     with pytest.warns(UserWarning, match="weights"):
         pb.predict(net, torch.ones_like(x), samples=2)
+
+
+def test_what_is_no_network_and_no_input_is_named(tmp_path: Path) -> None:
+    net = pb.bayesianize(torch.nn.Linear(3, 2), pb.MeanFieldVI())
+    x = torch.zeros(4, 3)
+    for wrong in (lambda: pb.predict(torch.nn.Linear(3, 2), x), lambda: pb.predict(x, net)):  # type: ignore[arg-type]
+        with pytest.raises(pb.UserError, match=r"a Network is needed, not a (Linear|Tensor)"):
+            wrong()
+    with pytest.raises(pb.UserError, match="read_inputs"):
+        pb.predict(net, "cat.png")
+    with pytest.raises(pb.UserError, match="a Network is needed"):
+        pb.save(torch.nn.Linear(3, 2), tmp_path / "x.pocket")  # type: ignore[arg-type]

@@ -146,3 +146,27 @@ def test_generators_are_tried_and_left_as_they_were() -> None:
     assert torch.equal(before["numpy"][1], after["numpy"][1])
     assert before["numpy"][2:] == after["numpy"][2:]
     assert before["python"] == after["python"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"lr": 0.5}, r"begun with lr=0\.01, not 0\.5"),
+        ({"batch_size": 8}, "begun with batch_size=16, not 8"),
+        ({"seed": 4}, "begun with seed=3, not 4"),
+        ({"epochs": 2}, "begun with epochs=3, not 2"),
+    ],
+)
+def test_a_run_is_resumed_as_it_was_begun(runs: Any, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
+    with pytest.raises(pb.UserError, match=complaint):
+        fit(folder, optimizer="sgd", resume=True, **change)
+
+
+def test_another_method_does_not_go_on_and_more_epochs_do(runs: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
+    settings = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3, "keep_best": True, "optimizer": "sgd"}
+    with pytest.raises(pb.UserError, match=r"begun with method=MeanFieldVI\(.*, not PBN\("):
+        pb.fit("pbn", tiny_model(), tiny_data(), out=folder, resume=True, progress=False, **settings)
+    fit(folder, optimizer="sgd", resume=True, epochs=4)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4

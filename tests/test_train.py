@@ -300,3 +300,26 @@ def test_data_without_a_length_are_named() -> None:
 
     with pytest.raises(pb.UserError, match="a Stream has no length"):
         pb.fit(pb.MeanFieldVI(), nn.Linear(3, 2), torch.utils.data.DataLoader(Stream(), batch_size=None))
+
+
+def test_data_that_are_no_pairs_are_named() -> None:
+    class Named(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            return {"image": torch.zeros(4), "label": torch.tensor(0)}
+
+    for data in (Named(), DataLoader(Named(), 2)):
+        with pytest.raises(pb.UserError, match="a pair of tensors, inputs and targets, not a dict"):
+            pb.fit("map", tiny_model(), data, epochs=1, **QUICK)
+    with pytest.raises(pb.UserError, match=r"pb\.data\.load\('digits', 'train'\)"):
+        pb.fit("map", tiny_model(), "digits", **QUICK)
+    with pytest.raises(pb.UserError, match=r"beta is a setting of the method: give MeanFieldVI\(beta=\.\.\.\)"):
+        pb.fit("bbb", tiny_model(), tiny_data(), beta=0.1, **QUICK)
+
+
+@pytest.mark.parametrize("wrong", [{"beta": -1.0}, {"prior_std": 0.0}])
+def test_weights_of_the_kl_and_priors_are_checked_at_once(wrong: dict[str, float]) -> None:
+    with pytest.raises(pb.UserError, match="must not be negative"):
+        pb.MeanFieldVI(**wrong)

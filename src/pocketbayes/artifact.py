@@ -83,6 +83,7 @@ def describe(net: Net) -> dict[str, Any]:
     """The network as a tree of tensors and plain values."""
     if isinstance(net, Mixture):
         return {"networks": [describe(network) for network in net]}
+    (net,) = members(net)
     spec = models.spec_of(net.model)
     return {
         "method": net.method,

@@ -35,6 +35,8 @@ def as_source(value: Any) -> Source:
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
                 warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
         value = Arrays(_as_float(x), y, _info_of(x, y))
+    if isinstance(value, str):
+        raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
     if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
         raise UserError(
             f"cannot read data from a {type(value).__name__}: give a Dataset, a DataLoader or a pair (x, y)"
@@ -90,8 +92,9 @@ def batches(
     """
     info = info_of(source)
     if isinstance(source, DataLoader):
-        for index, (x, y) in enumerate(source):
+        for index, batch in enumerate(source):
             if index >= start and (index - start) % stride == 0:
+                x, y = _pair(batch)
                 if info is not None:
                     validate_batch(x, y, info)
                 yield x, y
@@ -110,7 +113,8 @@ def batches(
         num_workers=workers,
     )
     try:
-        for chunk, (x, y) in zip(chunks, loader):
+        for chunk, batch in zip(chunks, loader):
+            x, y = _pair(batch)
             if info is not None:
                 validate_batch(x, y, info, chunk)
             yield x, y
@@ -119,6 +123,16 @@ def batches(
         if not text.startswith("Caught "):
             raise
         raise UserError(text.splitlines()[-1].partition("Error: ")[2]) from None
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """A batch as inputs and targets."""
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        found = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else f"a {type(batch).__name__}"
+        raise UserError(
+            f"a batch must be a pair of tensors, inputs and targets, not {found}: change what the data give"
+        )
+    return batch[0], batch[1]
 
 
 def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:

@@ -28,6 +28,7 @@ from pocketbayes.shard import Shard
 from pocketbayes.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.team import ALONE, Team, is_first
 from pocketbayes.train import fit
+from pocketbayes.training import Training, begun_otherwise
 
 RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
 
@@ -239,8 +240,12 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
             if getattr(before, part) != getattr(recipe, part):
-                was = before.to_tree().get(part, "the default")
-                raise UserError(f"{folder} was begun with {part} {was}: resume it as it was, or choose another --out")
+                trees = (r.to_tree().get(part, "the default") for r in (before, recipe))
+                raise begun_otherwise(folder, part, *trees)
+        if before.model.name != recipe.model.name:
+            raise begun_otherwise(folder, "model", before.model.name, recipe.model.name)
+        begun_with = Training(**before.training)
+        Training(**recipe.training).check_resumes(begun_with.deciding(), begun_with.epochs, folder)
     elif found and not overwrite:
         raise UserError(f"{folder} already holds a run ({found[0]}): add --resume or --overwrite, or another --out")
 

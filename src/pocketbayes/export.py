@@ -65,7 +65,8 @@ def export_onnx(
             uncertainty.
         samples: The default of the input `samples`.
         seed: The default of the input `seed`.
-        example: Inputs (n, ...) that the network takes; needed only if it does not know its data.
+        example: Inputs (n, ...) that the network takes; needed only if it does not know its data, or takes
+            tokens.
         readout: For "moments": how Gaussian logits become probabilities, "probit" or "taylor".
 
     Raises:
@@ -78,7 +79,15 @@ def export_onnx(
     noise_size = sum(passes.noise_sizes)
     args = (x, torch.randn(noise_size, generator=_generator())) if noise_size else (x,)
     with torch.no_grad(), _quiet(), _step_by_step():
-        outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
+        try:
+            outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
+        except RuntimeError as error:
+            if example is not None:
+                raise
+            raise UserError(
+                f"the model does not take real numbers {tuple(x.shape)}, which were made up for it: pass some of its "
+                f"inputs as example= ({str(error).splitlines()[0]})"
+            ) from error
         model = _translate(passes, args, outputs)
     _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)
     model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed))

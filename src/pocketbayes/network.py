@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.data import Info
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.gaussian import Gaussian
 from pocketbayes.layout import Layout, placed
 from pocketbayes.linear import Linearised, linearise
@@ -253,7 +253,13 @@ Net = Network | Mixture
 
 
 def members(net: Net) -> list[Network]:
-    """The networks of a mixture, or the one network."""
+    """The networks of a mixture, or the one network.
+
+    Raises:
+        UserError: If it is neither.
+    """
+    if not isinstance(net, (Network, Mixture)):
+        raise UserError(f"a Network is needed, not a {type(net).__name__}: pb.bayesianize(model, method) makes one")
     return list(net) if isinstance(net, Mixture) else [net]
 
 

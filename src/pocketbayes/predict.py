@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -200,8 +201,10 @@ def predict(
         variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
             validation data; a prediction with one is no longer the posterior's own.
     """
-    x = torch.as_tensor(x)
     info = members(net)[0].info
+    if isinstance(x, (str, Path)):
+        raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
+    x = torch.as_tensor(x)
     if info is not None and tuple(x.shape) == tuple(info.input_shape):
         raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
     if not len(x):

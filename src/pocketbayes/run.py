@@ -40,7 +40,7 @@ from pocketbayes.objective import Categorical, GaussianNoise, Likelihood
 from pocketbayes.progress import Display
 from pocketbayes.resume import check_optimizer, check_progress, check_random, part
 from pocketbayes.team import Team
-from pocketbayes.training import Training
+from pocketbayes.training import Training, begun_otherwise
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -130,6 +130,7 @@ class FitRun:
             tree = None
         else:
             self.at, tree = found
+            self._check_asked(tree.get("asked", {}))
             net, self.best = self._rebuild(tree["net"]), tree["best"]
         self._tidy()
         for number in range(self.at.stage, len(stages)):
@@ -167,6 +168,14 @@ class FitRun:
             check_optimizer(tree["optimizer"], self._training(stage).make_optimizer(stage.network(net)))
         with part("random"):
             check_random(tree["random"])
+
+    def _check_asked(self, before: Mapping[str, Any]) -> None:
+        """Raises: UserError: If the run that is resumed is not the one that was begun."""
+        if before:
+            for name, value in (("method", repr(self.method)), ("seed", self.seed)):
+                if before[name] != value:
+                    raise begun_otherwise(self.folder, name, before[name], value)
+            self.base.check_resumes(before["training"], before["epochs"], self.folder)
 
     def _training(self, stage: Stage) -> Training:
         """The settings of a stage."""
@@ -245,6 +254,12 @@ class FitRun:
                 "optimizer": optimizer.state_dict(),
                 "random": states,
                 "best": self.best,
+                "asked": {
+                    "method": repr(self.method),
+                    "seed": self.seed,
+                    "training": self.base.deciding(),
+                    "epochs": self.base.epochs,
+                },
             }
             checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
         self.fabric.barrier()

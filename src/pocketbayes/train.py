@@ -56,6 +56,9 @@ def fit(
     method = _method(method, model)
     if epochs is not None:
         settings["epochs"] = epochs
+    for name in settings:
+        if hasattr(method, name) and not hasattr(Training, name):
+            raise UserError(f"{name} is a setting of the method: give {type(method).__name__}({name}=...) to fit")
     base = (training or Training()).but(settings)
     chosen = set(settings) | (set(vars(base)) if training else set())
     if resume and out is None:

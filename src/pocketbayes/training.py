@@ -13,6 +13,12 @@ from torch import Tensor
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.network import Network
 
+FREE = (
+    "epochs", "accelerator", "devices", "strategy", "timeout", "workers", "val_samples", "checkpoint_epochs",
+    "checkpoint_steps", "checkpoints", "on_nan", "tensorboard",
+)  # fmt: skip
+"""What a resumed run may change: how long, where and how safely it runs, not what a step is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -123,6 +129,18 @@ class Training:
                 raise UnknownNameError("training setting", name, known)
         return replace(self, **settings)
 
+    def check_resumes(self, before: Mapping[str, str], epochs: int, folder: object) -> None:
+        """Raises: UserError: If a run in the folder was begun with other `deciding()` settings, or for more epochs."""
+        for name, value in self.deciding().items():
+            if before.get(name, value) != value:
+                raise begun_otherwise(folder, name, before[name], value)
+        if self.epochs < epochs:
+            raise begun_otherwise(folder, "epochs", epochs, self.epochs)
+
+    def deciding(self) -> dict[str, str]:
+        """The settings that a resumed run must share, as text."""
+        return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in FREE}
+
     def make_optimizer(self, network: Network) -> torch.optim.Optimizer:
         """One group for means and points, one for what sets the stds."""
         stds = list(network.posterior.std_parameters())
@@ -149,6 +167,13 @@ class Training:
         if self.schedule == "milestones":
             return self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
         return 1.0
+
+
+def begun_otherwise(folder: object, what: str, before: object, now: object) -> UserError:
+    """What a run says that cannot be resumed with another setting."""
+    return UserError(
+        f"{folder} was begun with {what}={before}, not {now}: resume it as it was, or choose another folder"
+    )
 
 
 def _can_be_fused(parameter: Tensor) -> bool:

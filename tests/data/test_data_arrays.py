@@ -163,3 +163,11 @@ def test_toy_cubic_is_drawn_by_the_seed_and_leaves_all_points_for_training() -> 
     assert data.load("toy-cubic", "val")[0][0] != data.load("toy-cubic")[0][0]
     with pytest.raises(UserError, match="n=0"):
         data.load("toy-cubic", n=0)
+
+
+def test_a_file_with_nan_is_named_with_its_row(tmp_path: Path) -> None:
+    x, y = np.zeros((9, 2)), np.zeros(9)
+    x[7, 1] = np.nan
+    np.savez(tmp_path / "n.npz", x=x, y=y)
+    with pytest.raises(UserError, match=r"n\.npz: row 7 of x holds NaN"):
+        data.load("npz", "train", tmp_path, path="n.npz")

@@ -68,6 +68,7 @@ def test_no_validation_leaves_all_to_training() -> None:
 def test_subset_by_count_and_by_rows() -> None:
     full = data.load("digits")
     assert len(data.load("digits", subset=7)) == 7
+    assert len(data.load("digits", "val", subset=200)) == len(data.load("digits", "val")) < 200
     listed = data.load("digits", subset=[5, 2])
     assert torch.equal(listed[0][0], full[5][0])
     assert torch.equal(listed[1][0], full[2][0])

@@ -52,7 +52,7 @@ def compress(
 
     Examples:
       pocketbayes compress runs/digits-bbb --out small.pocket
-      pocketbayes compress runs/digits-bbb --out small.pocket --bits 4
+      pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
       pocketbayes compress net.pocket --out small.pocket --max-bytes 150000 --epochs 1
     """
     from pocketbayes.artifact import load

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,6 @@ PREFIX = "digits-"
 """Every recipe that begins so is part of the demo: a new method joins it by shipping one."""
 SHADES = " ░▒▓█"
 DRAWN = 3
-SAMPLES = 10
-"""Passes for the answers that the report shows: enough for networks this small."""
 
 
 def demo(
@@ -69,7 +69,13 @@ def demo(
     count = int(next(iter(outcomes.values())).measures["count"])
     show(table(rows, title=f"{count} test digits"), *_drawings(uncertain))
     show(styled("bold", page, " shows all of it: open it in a browser"))
-    note(f"the networks are in {out}; ask one: pocketbayes predict {out / (PREFIX + uncertain['method'])} FILE")
+    note(f"the networks are in {out}; ask one: {_command()} predict {out / (PREFIX + uncertain['method'])} FILE")
+
+
+def _command() -> str:
+    """How this very program is called from where we are: it may lie in an environment that is not activated."""
+    program = Path(sys.argv[0])
+    return str(program) if program.name == "pocketbayes" and shutil.which("pocketbayes") is None else "pocketbayes"
 
 
 @contextmanager
@@ -96,7 +102,7 @@ def _evaluate(outcome: Outcome) -> None:
         test,
         ood=_photographs(test.info),
         shift=("rotation", "noise"),
-        samples=SAMPLES,
+        samples=recipe.samples,
         out=outcome.folder / EVALUATION_FILE,
         overwrite=True,
         about=about(outcome.folder, outcome.net, outcome.bytes, recipe.data, outcome.split, recipe),

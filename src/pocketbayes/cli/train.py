@@ -81,6 +81,8 @@ def train(
     own = out if out is None or part is None or (resume and (out / RECIPE_FILE).is_file()) else out / part
     if resume and recipe is None and own is not None and not (own / RECIPE_FILE).is_file():
         raise UserError(f"nothing to resume: {own} holds no {RECIPE_FILE}; give the folder of a run with --out")
+    if not (recipe or method or resume) and own is not None and (own / RECIPE_FILE).is_file():
+        raise UserError(f"{own} holds a run: add --resume to go on with it, or name a recipe and add --overwrite")
     source = recipe if recipe is not None else own if resume else None
     tree: dict[str, Any] = {} if source is None else read_tree(source)
     tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}

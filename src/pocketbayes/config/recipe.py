@@ -16,6 +16,7 @@ from pocketbayes.config.files import override, read_tree
 from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
 from pocketbayes.data.dataset import Dataset, Pictures
 from pocketbayes.data.registry import LOADERS
+from pocketbayes.data.resized import Resized
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.search import BETAS
 from pocketbayes.training import Training
@@ -125,7 +126,16 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
         known = types_of(LOADERS[name])
         like = {"mean": own.info.mean, "std": own.info.std, "size": own.info.input_shape[-1]}
         tree = {**{key: value for key, value in like.items() if key in known}, **tree}
-    return check_data(tree).load("test", data_dir)
+    try:
+        other = check_data(tree).load("test", data_dir)
+    except UserError as error:
+        raise UserError(f"data beside {own.info.name!r}, which are to look like them: {error}") from None
+    if isinstance(other, Pictures) and isinstance(own, Pictures):
+        (channels, *size), shape = own.info.input_shape, other.info.input_shape
+        if shape[0] != channels:
+            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, {own.info.name!r} has {channels}")
+        return other if list(shape[1:]) == size else Resized(other, *size)
+    return other
 
 
 def _first_error(found: ValidationError) -> UserError:

@@ -57,6 +57,10 @@ def npz(
     x, y = arrays["x"], arrays["y"]
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise UserError(f"{file}: x of shape {x.shape} and y of shape {y.shape} do not have the same number of rows")
+    for name, values in arrays.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+            raise UserError(f"{file}: row {row} of {name} holds NaN or infinity")
     task, y = _targets(y, file)
     if task == "classification":
         classes = classes or int(y.max(initial=0)) + 1

@@ -63,7 +63,8 @@ def load(
             training rows chosen by `seed`, and "train" is the rest.
         data_dir: The folder that holds the data; else the environment's POCKETBAYES_DATA, else `./data`.
         augment: Augment the training split, the way the papers do for this set; the other splits never are.
-        subset: Only so many rows of the split (chosen by `seed`), or only the rows listed.
+        subset: Only so many rows of the split (chosen by `seed`; all, where validation or test rows are fewer), or only
+            the rows listed.
         val_fraction: How much of the training rows is for validation; 0 leaves all of them for training.
         seed: Of the validation split and of `subset`.
         download: Fetch missing files where torchvision can.
@@ -84,6 +85,8 @@ def load(
     _check_options(name, options)
     dataset = LOADERS[name](request, **options)
     if subset is not None and len(dataset):
+        if isinstance(subset, int) and split != "train":
+            subset = min(subset, len(dataset))
         dataset = dataset.take(choose(len(dataset), subset, seed))
     if not len(dataset):
         raise NoSplitError(f"data set {name!r}: its {split!r} split is empty with val_fraction={val_fraction}")

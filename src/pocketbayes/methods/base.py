@@ -176,6 +176,10 @@ class VariationalMethod(Method):
         self.kl_weight(0.0)
         if self.prior not in (known := ("normal", "pretrained", "scale-mixture")):
             raise UnknownNameError("prior", self.prior, known)
+        if not (self.beta >= 0 and self.prior_std > 0):
+            raise UserError(
+                f"beta must not be negative and prior_std must be positive, not {self.beta} and {self.prior_std}"
+            )
 
     def kl_weight(self, progress: float) -> float:
         """Beta under the method's annealing."""

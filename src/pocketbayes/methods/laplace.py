@@ -69,8 +69,6 @@ class Laplace(Method):
         precision = self.prior_precision
         if precision != "marglik" and not (isinstance(precision, (int, float)) and precision > 0):
             raise UserError(f"prior_precision must be positive or 'marglik', not {precision!r}")
-        if importlib.util.find_spec("laplace") is None:
-            raise UserError("Laplace needs laplace-torch: pip install 'pocketbayes[laplace]'")
 
     def init(self, model: nn.Module) -> Network:
         """The model's own weights, as a point."""
@@ -78,6 +76,8 @@ class Laplace(Method):
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Training, if it is still to be done, and the approximation at its end."""
+        if importlib.util.find_spec("laplace") is None:
+            raise UserError("Laplace needs laplace-torch: pip install 'pocketbayes[laplace]'")
         if isinstance(model, Network):
             return (Stage("laplace", epochs=0, end=self._end),)
         return (Stage("train", end=self._end),)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.models.layers import dropout_or_none, named
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -23,6 +23,8 @@ def mlp(
     """Linear layers with an activation between; inputs of any shape are flattened to `in_features`."""
     if activation not in ACTIVATIONS:
         raise UnknownNameError("activation", activation, ACTIVATIONS)
+    if isinstance(hidden, int):
+        raise UserError(f"hidden is a list of widths, such as [{hidden}], not {hidden}")
     layers: dict[str, nn.Module | None] = {"flatten": nn.Flatten()}
     for i, width in enumerate(hidden, 1):
         layers[f"linear{i}"] = nn.Linear(in_features, width)

@@ -159,6 +159,6 @@ def _refuse_to_lose(path: Path, kept: Mapping[str, Any], settings: Mapping[str, 
     changed = next(name for name in {**before, **settings} if before.get(name) != settings.get(name))
     was = "" if changed in ("network", "data") else f" ({before.get(changed)!r}, now {settings.get(changed)!r})"
     raise UserError(
-        f"{path} holds an evaluation with another {changed}{was}: choose another file (--out), or discard it "
-        "(--overwrite)"
+        f"{path} holds an evaluation with another {changed}{was}: choose another file (out=, --out), or discard it "
+        "(overwrite=True, --overwrite)"
     )
