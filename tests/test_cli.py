@@ -814,3 +814,10 @@ def test_help_and_version_succeed() -> None:
         assert result.exit_code == 0
         assert "Usage" in result.stdout
     assert "demo" in call().stdout
+
+
+def test_a_folder_in_the_place_of_data_or_of_a_file_is_told(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "pics").mkdir()
+    result = call("train", "--method", "map", "--model", "lenet5", "--data", tmp_path / "pics", "--out", tmp_path / "r")
+    assert "--data imagefolder --set data.path=" in result.stderr
+    assert "is a folder: name the files in it" in call("predict", trained.folder, tmp_path / "pics").stderr

@@ -16,7 +16,7 @@ from torch import nn
 
 from pocketbayes import artifact, data, models
 from pocketbayes.config.files import network_file
-from pocketbayes.data.registry import LOADERS
+from pocketbayes.data.registry import LOADERS, unknown
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.methods import METHODS, Method, make
 from pocketbayes.objective import LIKELIHOODS, Categorical, GaussianNoise, Likelihood
@@ -100,7 +100,7 @@ class DataPart(Named):
         if name.endswith(".npz"):
             name, settings = "npz", {"path": name, **settings}
         if name not in LOADERS:
-            raise UnknownNameError("data set", name, LOADERS)
+            raise unknown(name)
         common = types_of(data.load, drop=("name", "split", "data_dir", "options"))
         known = common | types_of(LOADERS[name], drop=("spec", "request"))
         return {"name": name, **check_types(f"data set {name!r}", settings, known)}

@@ -131,6 +131,8 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) 
     """The folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve."""
     if not (root / "train").is_dir():
         if not holds_data(root):
+            if root.is_dir() and any(root.iterdir()):
+                raise UserError(f"{root}: neither a folder 'train' nor what data set {request.name!r} reads lies in it")
             raise request.missing("folder", root / "train")
         return root, False
     held_out = [name for name in ("val", "test") if (root / name).is_dir() and holds_data(root / name)]

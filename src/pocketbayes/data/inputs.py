@@ -32,6 +32,8 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
         UserError: If the file is missing, unreadable, or does not fit the network.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the files in it, such as {path}/*")
     if not path.is_file():
         raise UserError(f"no file {path}")
     suffix = path.suffix.lower()

@@ -74,7 +74,7 @@ def load(
         UserError: For an unknown name, split or option, missing or broken files, and an empty split.
     """
     if name not in LOADERS:
-        raise UnknownNameError("data set", name, LOADERS)
+        raise unknown(name)
     if split not in get_args(Split):
         raise UnknownNameError("split", split, get_args(Split))
     if not 0 <= val_fraction < 1:
@@ -91,6 +91,16 @@ def load(
     if not len(dataset):
         raise NoSplitError(f"data set {name!r}: its {split!r} split is empty with val_fraction={val_fraction}")
     return dataset
+
+
+def unknown(name: str) -> UserError:
+    """What is said of a name that no loader has; a folder may be meant for data that are in it."""
+    if Path(name).is_dir():
+        return UserError(
+            f"{name!r} is a folder, not a data set: images in a folder for each class are read by the data set "
+            f"'imagefolder' with path={name} (--data imagefolder --set data.path={name})"
+        )
+    return UnknownNameError("data set", name, LOADERS)
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
