@@ -323,3 +323,13 @@ def test_data_that_are_no_pairs_are_named() -> None:
 def test_weights_of_the_kl_and_priors_are_checked_at_once(wrong: dict[str, float]) -> None:
     with pytest.raises(pb.UserError, match="must not be negative"):
         pb.MeanFieldVI(**wrong)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(8, 5), torch.zeros(8, 4, dtype=torch.int64), torch.zeros(8, 4).byte()])
+def test_inputs_that_the_model_does_not_take_are_named(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(pb.UserError, match=r"does not take inputs \(8, \d\) of type torch\."):
+        pb.fit("bbb", model, (x, torch.arange(8) % 3), epochs=1, **QUICK)
+    image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    with pytest.raises(pb.UserError, match=r"does not take inputs \(8, 3, 4, 4\)"):
+        pb.fit("map", image, (torch.zeros(8, 3, 4, 4), torch.arange(8) % 3), epochs=1, **QUICK)

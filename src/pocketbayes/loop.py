@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
 """What the line of an epoch shows of its row in the metrics file."""
+
+
+MISFIT = re.compile(r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size")
+"""What torch says where a layer gets another shape or type than it is made for."""
 
 
 @dataclass
@@ -138,11 +143,22 @@ class Loop:
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
                     with joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext():
-                        output = self.wrapped(inputs)
+                        output = self._output(inputs)
                     nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
                     run.fabric.backward(nll)
                 total += float(nll.detach())
         return total
+
+    def _output(self, inputs: Tensor) -> Any:
+        try:
+            return self.wrapped(inputs)
+        except RuntimeError as error:
+            if MISFIT.search(str(error)) is None:
+                raise
+            raise UserError(
+                f"the model does not take inputs {tuple(inputs.shape)} of type {inputs.dtype}: {error}; its layers "
+                "and the shape and type of the data (x.float()) must agree"
+            ) from error
 
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
         likelihood = self.network.likelihood
