@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -560,6 +561,7 @@ def test_inspect_a_mixture(tmp_path: Path) -> None:
         ("models", "model", pb.models.names()),
         ("data", "data", pb.data.names()),
         ("recipes", "recipe", config.names()),
+        ("training", "setting", [field.name for field in dataclasses.fields(pb.Training)]),
     ],
 )
 def test_list_names_everything(what: str, key: str, names: list[str]) -> None:

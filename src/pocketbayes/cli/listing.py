@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,13 +16,14 @@ from pocketbayes.errors import UnknownNameError
 
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|models|data|recipes")],
+    what: Annotated[str, typer.Argument(metavar="methods|models|data|recipes|training")],
     json: Json = False,
 ) -> None:
-    """List what there is by name: methods, models, data or recipes."""
+    """List what there is by name: methods, models, data or recipes; or the settings of training."""
+    from pocketbayes.data.registry import COMMON
     from pocketbayes.report.table import table
 
-    kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes}
+    kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes, "training": _training}
     if what not in kinds:
         raise UnknownNameError("kind to list", what, kinds)
     rows = kinds[what]()
@@ -34,6 +36,8 @@ def list_(
     show(table([{key: _words(value) for key, value in row.items()} for row in rows]))
     if common:
         show(styled("dim", "and all of them: ", _words(common)))
+    if what == "data":
+        show(styled("dim", "and all of them: ", ", ".join(COMMON)))
     if what == "models":
         show(styled("dim", "and any model of torchvision or timm: torchvision:NAME, timm:NAME"))
 
@@ -89,6 +93,17 @@ def _recipes() -> list[dict[str, Any]]:
     ]
 
 
+def _training() -> list[dict[str, Any]]:
+    from pocketbayes.training import Training
+
+    told = (inspect.getdoc(Training) or "").partition("Attributes:\n")[2]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", told, re.MULTILINE)
+    about = {name: " ".join(text.split()) for name, text in entries}
+    return [
+        {"setting": f.name, "default": _plain(f.default), "about": about[f.name]} for f in dataclasses.fields(Training)
+    ]
+
+
 def _about(made_by: Any) -> str:
     """The first line of what a class or function says of itself."""
     told = made_by.func if isinstance(made_by, partial) else made_by
@@ -101,7 +116,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
-def _words(value: Any) -> Any:
+def _words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
-    return ", ".join(value) if isinstance(value, list) else value
+    return ", ".join(value) if isinstance(value, list) else str(value)

@@ -43,6 +43,10 @@ def folder_of(data_dir: str | Path | None = None) -> Path:
     return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
 
 
+COMMON = ("augment", "subset", "val_fraction", "seed", "download")
+"""The options of all data sets."""
+
+
 def load(
     name: str,
     split: Split = "train",
@@ -112,7 +116,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     }
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"option of data set {name!r}", option, known)
+            raise UnknownNameError(f"option of data set {name!r}", option, (*known, *COMMON))
     for option, required in known.items():
         if required and option not in options:
             raise UserError(f"data set {name!r} needs the option {option}=...")
