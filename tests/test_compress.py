@@ -162,6 +162,25 @@ def test_a_candidate_without_finite_answers_is_passed_over(
     assert found.chosen.nll < float("inf")
 
 
+def test_what_was_chosen_by_few_draws_must_stand_others(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = run(trained, max_bytes=4000)
+    module = sys.modules["pocketbayes.compress"]
+    checked = []
+
+    def fails_at_first(*args: Any, samples: int, **settings: Any) -> Any:
+        if samples == module.CHECKED_SAMPLES:
+            checked.append(samples)
+            if len(checked) == 1:
+                raise NotFiniteAnswersError("inf")
+        return pb.evaluate(*args, samples=samples, **settings)
+
+    monkeypatch.setattr(module, "evaluate", fails_at_first)
+    other = run(trained, max_bytes=4000)
+    assert len(checked) == 2
+    assert other.chosen.candidate != usual.chosen.candidate
+    assert other.chosen.nll >= usual.chosen.nll
+
+
 def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:
     net = pb.bayesianize(nn.Linear(40, 3), pb.Deterministic())
     net.likelihood = pb.Categorical()

@@ -46,6 +46,8 @@ SMALL_STEPS: dict[str, Any] = {"lr": 1e-5, "freeze_batch_norm": True}
 SHARED_STDS = {"std_lr": 5e-2}
 RECALIBRATION_BATCHES = 20
 DEFAULT_LOSS = 0.01
+CHECKED_SAMPLES = 30
+"""Other draws that what was chosen must stand: a few Gaussians with wide stds may answer with infinity now and then."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,11 @@ def compress(
             for candidate in _between(sweep, limit, allowed):
                 sweep.try_out(candidate, limit)
     usable = sweep.trials[1:] if fixed is not None else sweep.trials
-    return sweep.outcome(_choose(usable, limit, allowed), before)
+    while True:
+        chosen = _choose(usable, limit, allowed)
+        if (found := sweep.outcome(chosen, before)) is not None:
+            return found
+        usable = [trial for trial in usable if trial is not chosen]
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:
@@ -227,8 +233,13 @@ class _Sweep:
         self.trials.append(Trial(candidate, size, bits, nll, accuracy))
         self.bar.advance(1, bytes=size, nll=nll)
 
-    def outcome(self, chosen: Trial, before: Trial) -> Compressed:
+    def outcome(self, chosen: Trial, before: Trial) -> Compressed | None:
+        """What was chosen; None if more draws than it was chosen by find answers that are not finite."""
         net, _ = artifact.as_saved(self.make(chosen.candidate), chosen.candidate.precision)
+        try:
+            evaluate(net, self.val, samples=CHECKED_SAMPLES, seed=self.seed + 1)
+        except NotFiniteAnswersError:
+            return None
         measured = tuple(trial for trial in self.trials if trial.nll < float("inf"))
         return Compressed(net, chosen, before, measured)
 
