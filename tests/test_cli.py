@@ -787,6 +787,33 @@ def test_a_process_says_no_in_one_line(tmp_path: Path) -> None:
     assert stderr == f"error: no file '{tmp_path / 'none.pocket'}'\n"
 
 
+def test_a_process_warns_in_one_line_and_a_standardised_table_is_answered_in_its_units(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(100, 10, (200, 2)).astype(np.float32)
+    np.savez(tmp_path / "table.npz", x=x, y=1000 + x[:, 0])
+    np.save(tmp_path / "new.npy", x[:3])
+    ask = ("train", "--method", "map", "--model", "mlp", "--data", tmp_path / "table.npz", "--json", "--out")
+    _, stderr = (running := process(*ask, tmp_path / "raw", "--epochs", 1)).communicate()
+    assert running.returncode == 0
+    first, second = stderr.splitlines()
+    assert first.startswith("warning: features as large as 10")
+    assert second.startswith("warning: targets as large as 1.1")
+
+    call(
+        "train",
+        *ask[1:],
+        tmp_path / "run",
+        "--epochs",
+        20,
+        "--set",
+        "data.standardise=true",
+        "--set",
+        "training.lr=0.01",
+    )
+    answers = json.loads(call("predict", tmp_path / "run", tmp_path / "new.npy", "--json").stdout)
+    means = [row["mean"][0] for row in answers["predictions"]]
+    assert means == pytest.approx([1000 + row[0] for row in x[:3]], abs=4)
+
+
 def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = process("train", "digits-map", "--epochs", 1_000_000, "--out", out, *TINY, "--json")

@@ -333,3 +333,17 @@ def test_inputs_that_the_model_does_not_take_are_named(x: Tensor) -> None:
     image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
     with pytest.raises(pb.UserError, match=r"does not take inputs \(8, 3, 4, 4\)"):
         pb.fit("map", image, (torch.zeros(8, 3, 4, 4), torch.arange(8) % 3), epochs=1, **QUICK)
+
+
+def test_one_example_left_over_for_batch_norm_is_told_of() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    x, y = torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)
+    with pytest.raises(pb.UserError, match=r"batch norm cannot learn from the 1 example that is left over.*batch_size"):
+        pb.fit("map", model, (x, y), epochs=1, batch_size=4, progress=False)
+
+
+@pytest.mark.parametrize(("what", "x", "y"), [("features", 1000.0, 1.0), ("targets", 1.0, 1000.0)])
+def test_units_that_train_badly_are_told_of(what: str, x: float, y: float) -> None:
+    data = torch.full((4, 2), x), torch.full((4, 1), y)
+    with pytest.warns(UserWarning, match=rf"{what} as large as 1e\+03 train badly.*standardise"):
+        pb.fit("map", nn.Linear(2, 1), data, epochs=1, lr=1e-6, progress=False)

@@ -34,6 +34,8 @@ SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_
 
 MISFIT = re.compile(r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size")
 """What torch says where a layer gets another shape or type than it is made for."""
+LONELY = "Expected more than 1 value per channel"
+"""What torch says where batch norm gets one example, and one value a channel of it."""
 
 
 @dataclass
@@ -152,6 +154,13 @@ class Loop:
     def _output(self, inputs: Tensor) -> Any:
         try:
             return self.wrapped(inputs)
+        except ValueError as error:
+            if LONELY not in str(error):
+                raise
+            raise UserError(
+                f"batch norm cannot learn from the {len(inputs)} example that is left over for a batch: "
+                "choose another batch_size, or training with freeze_batch_norm=True"
+            ) from error
         except RuntimeError as error:
             if MISFIT.search(str(error)) is None:
                 raise

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from pocketbayes import methods
-from pocketbayes.batches import as_source
+from pocketbayes.batches import Source, as_source
+from pocketbayes.data.memory import Arrays
 from pocketbayes.errors import UserError
 from pocketbayes.guards import Signals, TrainingError
 from pocketbayes.methods import Method
@@ -17,6 +20,9 @@ from pocketbayes.objective import Likelihood
 from pocketbayes.progress import Show, display
 from pocketbayes.run import FitRun
 from pocketbayes.training import Training
+
+FAR = 30.0
+"""A mean magnitude that no standardised feature has, and of which layers' usual starts make too much."""
 
 
 def fit(
@@ -43,8 +49,8 @@ def fit(
         val: Validation data, of the same kinds.
         epochs: Epochs of the method's main stage.
         seed: Of initial noise, data order and every draw.
-        out: A folder for checkpoints, metrics and the trained network (`model.pocket`).
-        resume: Goes on from the folder's checkpoint, if there is one, bit for bit.
+        out: A folder for checkpoints, metrics and the trained network (`model.pocket`); an older run in it is replaced.
+        resume: Goes on from the folder's checkpoint instead, if there is one, bit for bit.
         likelihood: The noise model; None for categorical or Gaussian with learned noise, as the targets are.
         training: Settings of the loop.
         progress: Shows a bar and a line an epoch; None for yes on a terminal, "bar" for the bar alone.
@@ -56,18 +62,20 @@ def fit(
     method = _method(method, model)
     if epochs is not None:
         settings["epochs"] = epochs
-    for name in settings:
-        if hasattr(method, name) and not hasattr(Training, name):
+    for name in settings.keys() - {field.name for field in fields(Training)}:
+        if hasattr(method, name):
             raise UserError(f"{name} is a setting of the method: give {type(method).__name__}({name}=...) to fit")
     base = (training or Training()).but(settings)
     chosen = set(settings) | (set(vars(base)) if training else set())
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
+    source = as_source(train)
+    _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
         run = FitRun(
             method=method,
             model=model,
-            train=as_source(train),
+            train=source,
             val=None if val is None else as_source(val),
             seed=seed,
             folder=None if out is None else Path(out),
@@ -80,6 +88,23 @@ def fit(
         again = "resume the run from its last checkpoint" if out else "start the run again"
         with run.team.guarded(again):
             return run.all_stages(resume)
+
+
+def _warn_of_scale(source: Source) -> None:
+    """Says so where a table's features, or the targets of a regression, are in units that train badly."""
+    if not isinstance(source, Arrays):
+        return
+    columns = {"features": source.x if source.x.ndim == 2 else None, "targets": source.y}
+    for what, values in columns.items():
+        if values is None or not values.is_floating_point():
+            continue
+        largest = float(values.abs().mean(0).max())
+        if largest > FAR:
+            warnings.warn(
+                f"{what} as large as {largest:.3g} train badly: subtract their means and divide by their stds first, "
+                "as data.standardise=true does for .npz files",
+                stacklevel=3,
+            )
 
 
 def _method(method: Any, model: Any, **settings: Any) -> Method:

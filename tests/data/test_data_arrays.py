@@ -59,7 +59,7 @@ def test_npz_classes_option(tmp_path: Path) -> None:
         ({"x": np.zeros(3)}, "needs the arrays x and y"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "same number of rows"),
         ({"x": np.zeros((3, 2)), "y": np.zeros((3, 2), int)}, "expected whole numbers"),
-        ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "label -1"),
+        ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "label -1 in row 1"),
         ({"x": np.zeros((3, 2), complex), "y": np.zeros(3)}, "only numbers"),
         ({"x": np.zeros((3, 5, 5, 7), np.uint8), "y": np.zeros(3)}, "no axis of one or three channels"),
     ],
@@ -70,12 +70,46 @@ def test_npz_mistakes(arrays: dict[str, Any], message: str, tmp_path: Path) -> N
     assert "own.npz" in str(caught.value)
 
 
+def test_npz_standardised(tmp_path: Path) -> None:
+    x = random.normal([5, -3, 7], [100, 0.01, 0], (200, 3))
+    y = random.normal(1e4, 1e3, 200)
+    path = save(tmp_path, x=x, y=y)
+    train, val, test = (
+        data.load("npz", split, path=path, standardise=True)  # type: ignore[arg-type]
+        for split in ("train", "val", "test")
+    )
+    assert train.info == val.info == test.info
+    known = torch.cat([train[:][0], val[:][0]]), torch.cat([train[:][1], val[:][1]])
+    for values, stds in ((known[0], [1, 1, 0]), (known[1], [1])):
+        torch.testing.assert_close(values.mean(0), torch.zeros(len(stds)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(values.std(0, correction=0), torch.tensor(stds).float(), atol=1e-4, rtol=0)
+    back = torch.cat([known[1], test[:][1]]) * test.target_std + test.target_mean
+    np.testing.assert_allclose(np.sort(back[:, 0].numpy()), np.sort(y), rtol=1e-5)
+    assert test[:][0].abs().max() < 6, "test rows are measured by the others' scale"
+
+    labels = save(tmp_path, x=x, y=np.arange(200) % 3)
+    assert data.load("npz", path=labels, standardise=True)[:][1].max() == 2, "labels stay"
+    given = data.load("npz", "test", path=labels, test_fraction=1, mean=[5, -3, 7], std=[100, 0.01, 1])
+    np.testing.assert_allclose(given[:][0].numpy(), (x - [5, -3, 7]) / [100, 0.01, 1], rtol=1e-3, atol=1e-4)
+    sequences = save(tmp_path, x=np.zeros((9, 4, 2)), y=np.arange(9) % 3)
+    for option in ({"standardise": True}, {"mean": 0.5}):
+        with pytest.raises(UserError, match="are for uint8 images and tables"):
+            data.load("npz", path=sequences, **option)
+
+
+def test_npz_without_labels(tmp_path: Path) -> None:
+    path = save(tmp_path, x=np.ones((7, 2)))
+    x, y = data.load("npz", "test", path=path, test_fraction=1, labelled=False)[:]
+    assert x.shape == (7, 2)
+    assert y.tolist() == [0] * 7
+
+
 def test_npz_missing_file_and_wrong_option(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file nowhere\.npz"):
         data.load("npz", data_dir=tmp_path, path="nowhere.npz")
     path = save(tmp_path, x=np.zeros((3, 2)), y=np.zeros(3))
-    with pytest.raises(UserError, match="are for uint8 images"):
-        data.load("npz", path=path, mean=0.5)
+    with pytest.raises(UserError, match="has none to measure"):
+        data.load("npz", path=path, test_fraction=1, standardise=True)
     with pytest.raises(UserError, match=r"between 0 and 1, not at 1\.5"):
         data.load("npz", path=path, test_fraction=1.5)
 

@@ -44,6 +44,13 @@ def test_one_held_out_folder_is_the_test_part(tmp_path: Path) -> None:
     assert parts["test"].info.input_shape == (3, 16, 16)
 
 
+def test_small_images_are_not_enlarged_without_a_word(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("train", "val"), each=2)
+    with pytest.warns(UserWarning, match=r"0\.png.* enlarged from 20 to 224 pixels: size=20"):
+        assert data.load("imagefolder", "train", tmp_path).info.input_shape == (3, 224, 224)
+    assert data.load("imagefolder", "train", tmp_path, size=224).info.input_shape == (3, 224, 224)
+
+
 def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val", "test"), each=2)
     for split in ("train", "val", "test"):
@@ -63,7 +70,7 @@ def test_nested_folders_come_in_one_order_whatever_the_file_system_says(
         (one / name / image.name).write_bytes(image.read_bytes())
 
     def orders() -> list[bytes]:
-        return data.load("imagefolder", "train", tmp_path, val_fraction=0).paths.tolist()  # type: ignore[attr-defined,no-any-return]
+        return data.load("imagefolder", "train", tmp_path, size=16, val_fraction=0).paths.tolist()  # type: ignore[attr-defined,no-any-return]
 
     first, walk = orders(), os.walk
     monkeypatch.setattr(os, "walk", lambda top: reversed(list(walk(top))))
@@ -74,7 +81,7 @@ def test_nested_folders_come_in_one_order_whatever_the_file_system_says(
 def test_a_flat_tree_is_split(tmp_path: Path) -> None:
     write_tree(tmp_path / "flat", ("",))
     lengths = [
-        len(data.load("imagefolder", split, tmp_path, path="flat", test_fraction=0.2, val_fraction=0.25))  # type: ignore[arg-type]
+        len(data.load("imagefolder", split, tmp_path, path="flat", size=16, test_fraction=0.2, val_fraction=0.25))  # type: ignore[arg-type]
         for split in ("train", "val", "test")
     ]
     assert lengths == [18, 6, 6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -119,4 +120,5 @@ for name, command in COMMANDS.items():
 
 def main() -> None:
     """The entry point."""
+    warnings.showwarning = lambda message, *_, **__: complain(str(message), "warning: ")
     app()

@@ -40,7 +40,7 @@ def note(text: str) -> None:
 
 
 def complain(text: str, label: str = "error: ") -> None:
-    """Prints the one line of an error on stderr."""
+    """Prints the one line of an error or a warning on stderr."""
     _line(label, " ".join(text.split()), "")
 
 

@@ -121,10 +121,12 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
     """The test part of another data set, or of an npz file, sized and normalised as a network's own data are."""
     tree: dict[str, Any] = {"name": name, **settings}
     if name.endswith(".npz"):
-        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, **settings}
-    if isinstance(own, Pictures) and name in LOADERS:
+        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, "labelled": False, **settings}
+    if (isinstance(own, Pictures) or name == "npz") and name in LOADERS:
         known = types_of(LOADERS[name])
-        like = {"mean": own.info.mean, "std": own.info.std, "size": own.info.input_shape[-1]}
+        like: dict[str, Any] = {"mean": own.info.mean, "std": own.info.std}
+        if isinstance(own, Pictures):
+            like["size"] = own.info.input_shape[-1]
         tree = {**{key: value for key, value in like.items() if key in known}, **tree}
     try:
         other = check_data(tree).load("test", data_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -56,3 +57,28 @@ class Arrays(Dataset):
     def take(self, indices: Tensor) -> Arrays:
         """The rows `indices` only."""
         return Arrays(self.x[indices], self.y[indices], self.info)
+
+    def scaled(
+        self, mean: Sequence[float], std: Sequence[float], target_mean: float = 0.0, target_std: float = 1.0
+    ) -> Arrays:
+        """The same rows, features and targets shifted and divided, which `info` keeps."""
+        info = dataclasses.replace(
+            self.info, mean=tuple(mean), std=tuple(std), target_mean=target_mean, target_std=target_std
+        )
+        y = (self.y - target_mean) / target_std if self.y.is_floating_point() else self.y
+        return Arrays((self.x - torch.tensor(mean)) / torch.tensor(std), y, info)
+
+    def standardised(self, known: Tensor) -> Arrays:
+        """The same rows; features, and the targets of a regression, with mean 0 and std 1 over the rows `known`."""
+        mean, std = _moments(self.x[known])
+        if not self.y.is_floating_point():
+            return self.scaled(mean.tolist(), std.tolist())
+        target_mean, target_std = _moments(self.y[known].reshape(-1, 1))
+        return self.scaled(mean.tolist(), std.tolist(), target_mean.item(), target_std.item())
+
+
+def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and std of each column; a constant column says nothing, and must not become NaN: its std counts as 1."""
+    columns = columns.double()
+    std = columns.std(dim=0, correction=0)
+    return columns.mean(dim=0), torch.where(std > 0, std, torch.ones_like(std))

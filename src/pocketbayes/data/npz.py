@@ -28,6 +28,8 @@ def npz(
     classes: int | None = None,
     mean: StatsOption = None,
     std: StatsOption = None,
+    standardise: bool = False,
+    labelled: bool = True,
     pad: int = 0,
     pad_mode: PadMode = "zero",
     flip: bool = False,
@@ -35,26 +37,34 @@ def npz(
     """Load the arrays `x` and `y` of a file.
 
     Whole-number `y` of shape (n,) means classification, floating-point `y` regression. Images are uint8 `x` of shape
-    (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is.
+    (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is, or
+    standardised.
 
     Args:
         request: The split and the rest.
         path: The file, inside the data folder or anywhere.
         test_fraction: How much of it is the test part, the same rows for every seed; 1 for a file of test data alone.
         classes: How many; else one more than the largest label.
-        mean: Images: a number a channel, or a known set's name, such as "imagenet"; else values lie in 0..1.
+        mean: Images: a number a channel, or a known set's name, such as "imagenet"; else values lie in 0..1. Tables
+            (n, features): a number a feature.
         std: Likewise.
+        standardise: Tables: features, and the targets of a regression, get mean 0 and std 1 over all but the test rows.
+        labelled: False reads `x` alone and sets `y` to 0, for data that are only told apart from others.
         pad: Images, when augmenting: random crops after padding by so many pixels.
         pad_mode: "zero" or "reflect".
         flip: Images, when augmenting: random flips.
     """
     file = next((place for place in (request.folder / path, Path(path).expanduser()) if place.is_file()), None)
     if file is None:
-        raise UserError(f"data set 'npz': no file {path}, neither as given nor in {request.folder}; check path=...")
-    arrays = read_npz(file, ("x", "y"))
-    if arrays.keys() != {"x", "y"}:
-        raise UserError(f"{file}: needs the arrays x and y, found of them: {', '.join(arrays) or 'none'}")
-    x, y = arrays["x"], arrays["y"]
+        raise UserError(
+            f"data set 'npz': no file {path}, neither as given nor in {request.folder}; check --set data.path=..."
+        )
+    wanted = ("x", "y") if labelled else ("x",)
+    arrays = read_npz(file, wanted)
+    if missing := [name for name in wanted if name not in arrays]:
+        raise UserError(f"{file}: needs the arrays {' and '.join(wanted)}, there is no {' and no '.join(missing)}")
+    x = arrays["x"]
+    y = arrays["y"] if labelled else np.zeros(x.shape[:1], np.int64)
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise UserError(f"{file}: x of shape {x.shape} and y of shape {y.shape} do not have the same number of rows")
     for name, values in arrays.items():
@@ -73,16 +83,29 @@ def npz(
         return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x holds {x.dtype}, only numbers are read")
-    if mean is not None or std is not None:
-        raise UserError(f"{file}: mean= and std= are for uint8 images, x is {x.dtype} of shape {x.shape}")
-    info = Info("npz", task, classes, None, x.shape[1:])
-    return request.carve(Arrays(torch.from_numpy(x.astype(np.float32)), labels, info), test_fraction)
+    table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, Info("npz", task, classes, None, x.shape[1:]))
+    given = mean is not None or std is not None
+    if (given or standardise) and x.ndim != 2:
+        raise UserError(
+            f"{file}: mean=, std= and standardise= are for uint8 images and tables, x is {x.dtype} of shape {x.shape}"
+        )
+    if given:
+        scale = normalisation("none", x.shape[1], mean, std)
+        table = table.scaled(scale.mean, scale.std)
+    elif standardise:
+        known = request.kept(len(table), test_fraction)
+        if not len(known):
+            raise UserError(f"{file}: all rows are test rows, standardise= has none to measure: give mean= and std=")
+        table = table.standardised(known)
+    return request.carve(table, test_fraction)
 
 
 def _targets(y: Array, file: Path) -> tuple[Task, Array]:
     if y.dtype.kind in "biu" and y.ndim == 1:
         if len(y) and y.min() < 0:
-            raise UserError(f"{file}: label {y.min()} in y, labels count from 0")
+            raise UserError(
+                f"{file}: label {y.min()} in row {y.argmin()} of y; labels count from 0, leave out rows that have none"
+            )
         return "classification", y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim <= 2:
         return "regression", y.reshape(len(y), -1).astype(np.float32)

@@ -99,7 +99,7 @@ def load(
 
 def unknown(name: str) -> UserError:
     """What is said of a name that no loader has; a folder may be meant for data that are in it."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # False for any text that can be no path
         return UserError(
             f"{name!r} is a folder, not a data set: images in a folder for each class are read by the data set "
             f"'imagefolder' with path={name} (--data imagefolder --set data.path={name})"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from pocketbayes.data.dataset import Dataset
 from pocketbayes.data.split import hold_out
 from pocketbayes.errors import UserError
@@ -46,11 +48,15 @@ class Request:
                 return pool
             train, val = hold_out(len(pool), self.val_fraction, self.seed)
         else:
-            rest, test = hold_out(len(pool), test_fraction, TEST_SEED)
             if self.split == "test":
-                return pool.take(test)
+                return pool.take(hold_out(len(pool), test_fraction, TEST_SEED)[1])
+            rest = self.kept(len(pool), test_fraction)
             train, val = (rest[part] for part in hold_out(len(rest), self.val_fraction, self.seed))
         return pool.take(val if self.split == "val" else train)
+
+    def kept(self, rows: int, test_fraction: float) -> Tensor:
+        """Which of so many rows are for training and validation, in a set without a test part of its own."""
+        return hold_out(rows, test_fraction, TEST_SEED)[0]
 
     def root(self, path: str | Path | None, usual: str) -> Path:
         """The folder of a tree: `path` (inside the data folder or on its own), or the usual place."""
