@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,17 @@ def test_another_method_does_not_go_on_and_more_epochs_do(runs: Any, tmp_path: P
         pb.fit("pbn", tiny_model(), tiny_data(), out=folder, resume=True, progress=False, **settings)
     fit(folder, optimizer="sgd", resume=True, epochs=4)
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+@dataclass(frozen=True)
+class WithAFunction(pb.Deterministic):
+    rule: Callable[[], None] = lambda: None
+
+
+def test_a_method_of_functions_is_known_again_in_another_process(tmp_path: Path) -> None:
+    """A function's text holds its address, which differs there."""
+    one, same = (WithAFunction(rule=lambda: None) for _ in range(2))
+    assert repr(one) != repr(same)
+    pb.fit(one, tiny_model(), tiny_data(), epochs=1, out=tmp_path, progress=False)
+    pb.fit(same, tiny_model(), tiny_data(), epochs=2, out=tmp_path, progress=False, resume=True)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

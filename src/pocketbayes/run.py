@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -169,10 +170,14 @@ class FitRun:
         with part("random"):
             check_random(tree["random"])
 
+    def _method_text(self) -> str:
+        """The method with its settings, those that are functions without their addresses, which no process repeats."""
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))
+
     def _check_asked(self, before: Mapping[str, Any]) -> None:
         """Raises: UserError: If the run that is resumed is not the one that was begun."""
         if before:
-            for name, value in (("method", repr(self.method)), ("seed", self.seed)):
+            for name, value in (("method", self._method_text()), ("seed", self.seed)):
                 if before[name] != value:
                     raise begun_otherwise(self.folder, name, before[name], value)
             self.base.check_resumes(before["training"], before["epochs"], self.folder)
@@ -255,7 +260,7 @@ class FitRun:
                 "random": states,
                 "best": self.best,
                 "asked": {
-                    "method": repr(self.method),
+                    "method": self._method_text(),
                     "seed": self.seed,
                     "training": self.base.deciding(),
                     "epochs": self.base.epochs,
