@@ -447,7 +447,7 @@ def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
     for change in ("training.lr=0.5", "training.epochs=0", "model.name=lenet300"):
         result = call("train", "--out", folder, "--resume", "--set", change)
         assert result.exit_code == 2, change
-        assert "was begun with" in result.stderr
+        assert "was begun" in result.stderr
     assert (folder / "recipe.yaml").read_text() == before
     result = call("train", "--out", folder)
     assert (result.exit_code, "add --resume" in result.stderr) == (2, True)
@@ -483,7 +483,7 @@ def test_a_threshold_is_chosen_at_a_target_risk(trained: Trained, images: np.nda
 
 def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
-    np.savez(tmp_path / "line.npz", x=x, y=100 + 50 * x)
+    np.savez(tmp_path / "line.npz", x=x, y=10 + 5 * x)
     out = tmp_path / "run"
     call_json(
         "train", "--method", "map", "--model", "mlp", "--data", tmp_path / "line.npz", "--epochs", 1, "--out", out
@@ -706,7 +706,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["evaluate", "RUN", "--set", "training.lr=1"], "data.subset"),
         (["evaluate", "RUN", "--shift", "noise,rotaton"], "did you mean 'rotation'"),
         (["evaluate", "RUN", "--ood", "svnh"], "did you mean 'svhn'"),
-        (["evaluate", "RUN", "--ood", "good.npz"], "uint8 images"),
+        (["evaluate", "RUN", "--ood", "good.npz"], "cannot take data set 'npz'"),
         (["evaluate", "RUN", "--humans", "text.npy"], "text.npy"),
         (["evaluate", "RUN", "--humans", "wide.npy"], "(n, classes)"),
         (["predict", "RUN", "none.png"], "none.png"),
@@ -850,3 +850,68 @@ def test_a_folder_in_the_place_of_data_or_of_a_file_is_told(trained: Trained, tm
     result = call("train", "--method", "map", "--model", "lenet5", "--data", tmp_path / "pics", "--out", tmp_path / "r")
     assert "--data imagefolder --set data.path=" in result.stderr
     assert "is a folder: name the files in it" in call("predict", trained.folder, tmp_path / "pics").stderr
+
+
+# -- the network's own scale ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a standardised table of two classes, and the table."""
+    folder = tmp_path_factory.mktemp("table")
+    x = np.random.default_rng(0).normal([100, -5], [30, 0.1], (300, 2)).astype(np.float32)
+    np.savez(folder / "table.npz", x=x, y=np.where(x[:, 0] > 100, "high", "low"))
+    np.savez(folder / "other.npz", x=x[:20] + np.array([300, 0]))
+    call_json("train", "--method", "bbb", "--model", "mlp", "--data", folder / "table.npz", "--epochs", 5,
+              "--set", "data.standardise=true", "--set", "training.lr=0.02", "--out", folder / "run")  # fmt: skip
+    return folder
+
+
+def test_data_given_by_name_are_scaled_as_the_network_s_own(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(table / "run")  # a run can be asked from another folder
+    (own,) = call_json("evaluate", table / "run")["results"]
+    assert own["measures"]["accuracy"] > 0.8
+    given = ["--data", table / "table.npz", "--out", table / "given"]
+    (same,) = call_json("evaluate", table / "run", *given, "--ood", table / "other.npz")["results"]
+    assert same["measures"] == own["measures"]
+    chosen = call_json("predict", table / "run", table / "other.npz", "--target-risk", 0.4, *given[:2])
+    assert chosen["abstention"]["risk"] <= 0.4
+    assert chosen["predictions"][0]["name"] == "high"
+    smaller = call_json("compress", table / "run", *given[:2], "--out", table / "small.pocket", "--max-nll-loss", 0.1)
+    assert smaller["before"]["accuracy"] > 0.8
+    assert_mistake(call("evaluate", table / "small.pocket"), "an .npz file, with --data")
+
+
+def test_a_folder_of_images_is_other_data(tmp_path: Path, trained: Trained) -> None:
+    image = pytest.importorskip("PIL.Image")
+    folder = tmp_path / "flat"
+    folder.mkdir()
+    for i in range(5):
+        image.fromarray(np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    assert_mistake(call("evaluate", trained.folder, "--out", tmp_path, "--ood", folder), "has 3 channels")
+    run = tmp_path / "colour"
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
+    call_json("train", "--method", "map", "--model", "mlp", "--data", tmp_path / "own.npz", "--epochs", 1, "--out", run)
+    (result,) = call_json("evaluate", run, "--ood", folder)["results"]
+    assert result["ood"][str(folder)]["images"] == 5
+
+
+def test_pixels_are_told_by_their_shares_and_drawn(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    net = pb.bayesianize(pb.models.build("unet-small", classes=3, in_channels=3, widths=[4, 8]), "bbb")
+    net.likelihood = pb.Categorical()
+    net.info = pb.data.Info("masks", "segmentation", 3, ("sky", "road", "tree"), (3, 16, 16), (0.5,) * 3, (0.2,) * 3)
+    pb.save(net, tmp_path / "net.pocket")
+    image.new("RGB", (16, 16), (200, 10, 60)).save(tmp_path / "street.png")
+    asked = (tmp_path / "net.pocket", tmp_path / "street.png", "--maps", tmp_path / "maps")
+    (row,) = call_json("predict", *asked)["predictions"]
+    assert sum(row["shares"]) == pytest.approx(1)
+    assert row["share"] == max(row["shares"]) == row["shares"][row["class"]]
+    assert "% of the pixels" in call("predict", *asked).stdout
+    classes, doubts = (
+        np.asarray(image.open(tmp_path / "maps" / f"street-{what}.png")) for what in ("classes", "uncertainty")
+    )
+    assert np.bincount(classes.flatten(), minlength=3) / 256 == pytest.approx(row["shares"])
+    assert doubts.mean() / 255 * np.log(3) == pytest.approx(row["entropy"], abs=0.01)
+    assert_mistake(call("predict", *asked[:2], "--abstain-above", 0.5), "answers for every pixel")

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,3 +138,18 @@ def test_pickles() -> None:
     x, y = line(30)
     estimator = pb.PocketRegressor(epochs=1).fit(x, y)
     assert (pickle.loads(pickle.dumps(estimator)).predict(x) == estimator.predict(x)).all()
+
+
+def test_a_saved_network_is_asked_in_the_original_units(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal([100, -3], [20, 0.1], (80, 2))
+    y = np.stack([1000 + 5 * x[:, 0], x[:, 1]], axis=1)
+    regressor = pb.PocketRegressor(epochs=5, random_state=0).fit(x, y)
+    pb.save(regressor.net_, tmp_path / "net.pocket")
+    net = pb.load(tmp_path / "net.pocket")
+    inputs = pb.data.scale_inputs(torch.from_numpy(x).float(), net.info)
+    answer = pb.predict(net, inputs, seed=regressor._seed)
+    back = answer.mean.numpy() * np.array(net.info.target_std) + np.array(net.info.target_mean)
+    np.testing.assert_allclose(back, regressor.predict(x), rtol=1e-4, atol=1e-3)
+    classifier = pb.PocketClassifier(epochs=1, random_state=0).fit(x, np.where(x[:, 0] > 100, "high", "low"))
+    assert classifier.net_.info.class_names == ("high", "low")

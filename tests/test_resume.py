@@ -155,7 +155,7 @@ def test_generators_are_tried_and_left_as_they_were() -> None:
         ({"lr": 0.5}, r"begun with lr=0\.01, not 0\.5"),
         ({"batch_size": 8}, "begun with batch_size=16, not 8"),
         ({"seed": 4}, "begun with seed=3, not 4"),
-        ({"epochs": 2}, "begun with epochs=3, not 2"),
+        ({"epochs": 2}, "begun for 3 epochs, not 2"),
     ],
 )
 def test_a_run_is_resumed_as_it_was_begun(runs: Any, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
@@ -168,7 +168,9 @@ def test_another_method_does_not_go_on_and_more_epochs_do(runs: Any, tmp_path: P
     folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
     settings = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3, "keep_best": True, "optimizer": "sgd"}
     with pytest.raises(pb.UserError, match=r"begun with method=MeanFieldVI\(.*, not PBN\("):
-        pb.fit("pbn", tiny_model(), tiny_data(), out=folder, resume=True, progress=False, **settings)
+        pb.fit("pbn", tiny_model(), tiny_data(), val=tiny_data(20), out=folder, resume=True, progress=False, **settings)
+    with pytest.raises(pb.UserError, match=r"begun with training examples=\d+, not 7"):
+        pb.fit(pb.MeanFieldVI(), tiny_model(), tiny_data(7), val=tiny_data(20), out=folder, resume=True, **settings)
     fit(folder, optimizer="sgd", resume=True, epochs=4)
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
 

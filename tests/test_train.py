@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.batches import batches
+from pocketbayes.batches import as_source, batches
 from pocketbayes.data.memory import Arrays
+from pocketbayes.guards import warn_of_odd_model
 from pocketbayes.network import frozen_batch_norm
 from pocketbayes.train import TrainingError
 from pocketbayes.training import Plateau
@@ -347,3 +348,83 @@ def test_units_that_train_badly_are_told_of(what: str, x: float, y: float) -> No
     data = torch.full((4, 2), x), torch.full((4, 1), y)
     with pytest.warns(UserWarning, match=rf"{what} as large as 1e\+03 train badly.*standardise"):
         pb.fit("map", nn.Linear(2, 1), data, epochs=1, lr=1e-6, progress=False)
+
+
+class Cut(nn.Module):
+    """A model of which a part has no gradient."""
+
+    def __init__(self, cut: bool = True, softmax: bool = False) -> None:
+        super().__init__()
+        self.body, self.unused, self.head = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.cut, self.softmax = cut, softmax
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x).relu()
+        output = self.head(hidden.detach() if self.cut else hidden)
+        return output.softmax(1) if self.softmax else output
+
+
+def few() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 3)
+
+
+def test_weights_that_have_no_gradient_and_probabilities_in_place_of_logits_are_told_of() -> None:
+    with pytest.warns(UserWarning, match=r"depends on 'body\.weight' and 1 others but has no gradient.*select="):
+        pb.fit("bbb", Cut(), few(), epochs=1, progress=False)
+    with pytest.warns(UserWarning, match="outputs look like probabilities"):
+        pb.fit("map", Cut(cut=False, softmax=True), few(), epochs=1, progress=False)
+    pb.fit("bbb", Cut(cut=False), few(), epochs=1, progress=False)  # what no output depends on is left alone
+
+
+def test_the_look_at_a_model_changes_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    net = pb.bayesianize(model).train()
+    net.model[1].eval()
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    warn_of_odd_model(net, few()[0])
+    assert [module.training for module in net.model] == [True, False, True, True]
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": "1e-3"}, "lr must be a number, not '1e-3'"),
+        ({"epochs": 1.5}, r"epochs must be a whole number, not 1\.5"),
+        ({"schedule": "milestones"}, "needs milestones="),
+        ({"keep_best": True}, "keep_best=True needs val="),
+        ({"tensorboard": True}, "tensorboard=True needs out="),
+        ({"likelihood": pb.Categorical}, "must be an instance.*not the class Categorical"),
+        ({"likelihood": "categorical"}, "must be an instance.*not 'categorical'"),
+        ({"likelihood": pb.Categorical([1.0, 2.0, 3.0])}, "3 class weights do not go with the model's 2 outputs"),
+    ],
+)
+def test_settings_that_would_do_nothing_or_fail_late_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(pb.UserError, match=message):
+        pb.fit("map", Cut(cut=False), few(), progress=False, **{"epochs": 1, **settings})
+
+
+def test_several_inputs_names_of_models_and_real_labels_are_told_of() -> None:
+    x, y = few()
+    for several in ((x, x), {"x": x}):
+        with pytest.raises(pb.UserError, match="inputs are one tensor, not a"):
+            pb.fit("map", Cut(cut=False), (several, y), epochs=1, progress=False)
+    with pytest.raises(pb.UserError, match=r"pb\.models\.build\('mlp'"):
+        pb.fit("map", "mlp", (x, y), epochs=1, progress=False)
+    real = y[:, None] + 0.5
+    with pytest.raises(pb.UserError, match=r"wants classes: give whole numbers"):
+        pb.fit("map", Cut(cut=False), (x, real), likelihood=pb.Categorical(), epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (torch.tensor([0.0, 1.0] * 30), "2 whole numbers as floats.*y.long"),
+        (torch.arange(60), "60 whole numbers in 60 rows.*give floats"),
+        (torch.tensor([1, 2] * 30), "labels begin at 1"),
+    ],
+)
+def test_targets_of_the_wrong_kind_are_told_of(y: Tensor, message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        as_source((torch.zeros(60, 2), y))

@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+UNITS = {"target_mean": 0.0, "target_std": 1.0}
+"""What takes the answers of a regression back to the original units, and what stands for it where it is not known."""
+
 
 def load(path: Path, threads: int) -> tuple[onnxruntime.InferenceSession, dict]:
     """The graph, ready to run, and what the exporter wrote beside it."""
@@ -32,6 +35,11 @@ def normalised(x: np.ndarray, data: dict | None) -> np.ndarray:
         return x
     mean, std = (np.float32(data[key]).reshape(-1, *[1] * (len(data["input_shape"]) - 1)) for key in ("mean", "std"))
     return (x - mean) / std
+
+
+def listed(values: np.ndarray) -> str:
+    """Numbers for people."""
+    return ", ".join(f"{value:.3g}" for value in np.ravel(values))
 
 
 def milliseconds(run, seconds: float) -> tuple[float, float]:
@@ -53,9 +61,12 @@ def report(session: onnxruntime.InferenceSession, feed: dict, data: dict | None,
             best = int(answer["probs"][row].reshape(len(answer["probs"][row]), -1).mean(1).argmax())
             names = (data or {}).get("class_names") or {}
             what = f"class {names[best] if names else best:<12} p = {answer['probs'][row][best].mean():.3f}"
+            parts = " ".join(f"{name} {answer[name][row].mean():.4f}" for name in ("epistemic", "aleatoric"))
         else:
-            what = f"mean {np.ravel(answer['mean'][row])[0]:.4g} +- {np.ravel(answer['var'][row])[0] ** 0.5:.3g}"
-        parts = " ".join(f"{name} {answer[name][row].mean():.4f}" for name in ("epistemic", "aleatoric"))
+            shift, scale = (np.float32((data or {}).get(key, usual)) for key, usual in UNITS.items())
+            means, stds = np.ravel(answer["mean"][row] * scale + shift), np.ravel(answer["var"][row] ** 0.5 * scale)
+            what = "mean " + ", ".join(f"{mean:.4g} +- {std:.3g}" for mean, std in zip(means, stds))
+            parts = "  ".join(f"{name} {listed(answer[name][row] * scale)}" for name in ("epistemic", "aleatoric"))
         print(f"  {row:3d}  {what}  {parts}")
 
 
@@ -76,8 +87,11 @@ def main() -> None:
     loading = time.perf_counter() - start
     (x,) = (value for value in session.get_inputs() if value.name == "x")
     data = facts["data"]
+    whole = x.type == "tensor(int64)"  # tokens, which are not normalised
     if arguments.x:
-        inputs = normalised(np.load(arguments.x), data)
+        inputs = np.load(arguments.x).astype(np.int64) if whole else normalised(np.load(arguments.x), data)
+    elif whole:
+        inputs = np.zeros((8, *x.shape[1:]), np.int64)
     else:
         inputs = np.random.default_rng(0).standard_normal((8, *x.shape[1:]), dtype=np.float32)
     given = {value.name for value in session.get_overridable_initializers()}

@@ -14,6 +14,8 @@ from pocketbayes.network import members
 MOST_BYTES, MOST_INPUTS, MOST_SAMPLES = 1 << 20, 64, 100
 net = pb.load(os.environ["POCKETBAYES_NET"])
 info = members(net)[0].info
+if info is None or info.task != "classification":
+    raise SystemExit("this service is for classifiers that know their data, such as those that pocketbayes train makes")
 size = math.prod(info.input_shape)
 names = info.class_names or [str(label) for label in range(info.classes)]
 Row = Annotated[list[float], Field(min_length=size, max_length=size)]
@@ -21,7 +23,7 @@ app = FastAPI(title="pocketbayes")
 
 
 class Question(BaseModel):
-    """Inputs, flat and normalised as in training."""
+    """Inputs, flat, as before normalisation: pixels from 0 to 1, tables in their own units."""
 
     x: Annotated[list[Row], Field(min_length=1, max_length=MOST_INPUTS)]
     samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 30
@@ -39,7 +41,7 @@ async def bounded(request: Request, call_next) -> Response:
 @app.post("/predict")
 def predict(question: Question) -> list[dict[str, str | float]]:
     """For each input its class, the probability, and where the doubt comes from, in nats."""
-    x = torch.tensor(question.x).reshape(-1, *info.input_shape)
+    x = pb.data.scale_inputs(torch.tensor(question.x).reshape(-1, *info.input_shape), info)
     if not x.isfinite().all():
         raise HTTPException(422, "x holds numbers that are not finite")
     answer = pb.predict(net, x, samples=question.samples)

@@ -164,6 +164,8 @@ def _module(module: Any) -> dict[str, Any]:
 
 
 def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> nn.Module:
+    if isinstance(model, type):
+        raise UserError(f"model= is the class {model.__name__}: give an instance, such as {model.__name__}()")
     if model is not None:
         return copy.deepcopy(model)
     if tree["model"] is None:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.memory import Arrays
+from pocketbayes.data.validate import warn_of_odd_targets
 from pocketbayes.errors import UserError
 
 Source = TorchDataset | DataLoader
@@ -27,13 +28,14 @@ def as_source(value: Any) -> Source:
         UserError: If it is none of these, or is empty.
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        x, y = (torch.as_tensor(item) for item in value)
+        x, y = (_tensor(item) for item in value)
         if len(x) != len(y):
             raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
         if y.is_floating_point():
             y = _as_float(y).reshape(len(y), -1)
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
                 warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
+        warn_of_odd_targets(y)
         value = Arrays(_as_float(x), y, _info_of(x, y))
     if isinstance(value, str):
         raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
@@ -128,7 +130,8 @@ def batches(
 def _pair(batch: Any) -> tuple[Tensor, Tensor]:
     """A batch as inputs and targets."""
     if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        found = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else f"a {type(batch).__name__}"
+        parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
+        found = f"({parts})" if parts else f"a {type(batch).__name__}"
         raise UserError(
             f"a batch must be a pair of tensors, inputs and targets, not {found}: change what the data give"
         )
@@ -188,6 +191,15 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
     random.seed(seed)
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, dict) or (isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value)):
+        raise UserError(
+            f"inputs are one tensor, not a {type(value).__name__} of several: join them, and split them in the model's "
+            "forward"
+        )
+    return torch.as_tensor(value)
 
 
 def _as_float(x: Tensor) -> Tensor:

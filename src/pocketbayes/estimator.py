@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from pocketbayes import checkpoint, models
 from pocketbayes.methods import Method, make
-from pocketbayes.network import Net
+from pocketbayes.network import Net, members
 from pocketbayes.predict import Prediction, predict
 from pocketbayes.train import fit
 
@@ -56,8 +56,15 @@ class _PocketEstimator(BaseEstimator):
     net_: Net
     n_features_in_: int
 
-    def _fit(self, X: Array, y: Array, outputs: int) -> None:
-        """Trains on features and on targets that are class numbers (n,) or real numbers (n, targets)."""
+    def _fit(self, X: Array, y: Array, outputs: int, **known: Any) -> None:
+        """Trains on features and on targets that are class numbers (n,) or real numbers (n, targets).
+
+        Args:
+            X: Features as they are.
+            y: Targets, standardised.
+            outputs: Of the model.
+            **known: What else the network shall know of its data, by the names of `Info`.
+        """
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._mean, self._std = X.mean(axis=0), _spread(X)
         method = make(self.method) if isinstance(self.method, str) else self.method
@@ -77,6 +84,10 @@ class _PocketEstimator(BaseEstimator):
             )
         finally:
             checkpoint.set_random_state(before)
+        for network in members(self.net_):  # a saved network is asked in the original units too
+            assert network.info is not None
+            mean, std = (tuple(values.tolist()) for values in (self._mean, self._std))
+            network.info = replace(network.info, mean=mean, std=std, **known)
 
     def _make_model(self, outputs: int) -> nn.Module:
         features = self.n_features_in_
@@ -122,7 +133,7 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
             raise ValueError(
                 f"a classifier needs at least two classes, the labels have one class: {self.classes_[0]!r}"
             )
-        self._fit(X, numbers.astype(np.int64), len(self.classes_))
+        self._fit(X, numbers.astype(np.int64), len(self.classes_), class_names=tuple(map(str, self.classes_)))
         return self
 
     def predict(self, X: Any) -> Array:
@@ -167,7 +178,9 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         targets = y.reshape(len(y), -1).astype(np.float64)
         self._flat = y.ndim == 1
         self._target_mean, self._target_std = targets.mean(axis=0), _spread(targets)
-        self._fit(X, ((targets - self._target_mean) / self._target_std).astype(np.float32), targets.shape[1])
+        scaled = ((targets - self._target_mean) / self._target_std).astype(np.float32)
+        known = {"target_mean": tuple(self._target_mean.tolist()), "target_std": tuple(self._target_std.tolist())}
+        self._fit(X, scaled, targets.shape[1], **known)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:

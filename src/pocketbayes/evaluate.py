@@ -131,7 +131,7 @@ class Measures:
         return measures
 
 
-def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float) -> Measures:
+def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[float, ...]) -> Measures:
     """Empty accumulators for what the network answers and the data ask."""
     if isinstance(passes, RealPasses):
         if not y.is_floating_point():

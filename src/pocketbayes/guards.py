@@ -1,4 +1,4 @@
-"""What stops a run in time: a signal, a number that is none, ranks that disagree."""
+"""What stops a run in time, or warns of it: a signal, a number that is none, ranks that disagree, an odd model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import copy
 import hashlib
 import signal
 import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pocketbayes.checkpoint import Progress
 from pocketbayes.errors import UserError
+from pocketbayes.layout import placed
 from pocketbayes.network import Net, Network, members
+from pocketbayes.objective import Categorical
 from pocketbayes.team import LostProcessError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -117,3 +122,56 @@ class Snapshot:
         optimizer.load_state_dict(copy.deepcopy(self.moments))
         self.at.plateau.factor *= SLOWER
         return copy.deepcopy(self.at)
+
+
+def warn_of_odd_model(network: Network, x: Tensor) -> None:
+    """Says so where a model cannot be trained as it is meant to be.
+
+    Looked for, with two inputs and the posterior's mean: weights that the output depends on but has no gradient of,
+    which the prior alone would pull at; and probabilities where logits are expected.
+    """
+    model, layout = network.model, network.posterior.layout
+    means = network.posterior.weight_means().detach()
+    x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
+    with _as_if_never_run(model):
+        weights = [view.clone().requires_grad_() for view in layout.views(means)]
+        with torch.enable_grad(), placed(model, layout.by_site(weights)):
+            output = model(x)
+        if not isinstance(output, Tensor):
+            return
+        reached: Sequence[Tensor | None] = [None] * len(weights)
+        if output.requires_grad:
+            reached = torch.autograd.grad(output.sum(), weights, allow_unused=True)
+        cut = [slot for slot, gradient in zip(layout.slots, reached) if gradient is None]
+        if cut:
+            moved = [weight + (gradient is None) for weight, gradient in zip(weights, reached)]
+            with torch.no_grad(), placed(model, layout.by_site(moved)):
+                depends = not torch.equal(model(x), output)
+    if cut and depends:
+        others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
+        warnings.warn(
+            f"the output depends on {cut[0].name!r}{others} but has no gradient there (no_grad, detach or rounding in "
+            "the model?): the data cannot train them, the prior alone pulls at them; freeze them with "
+            "requires_grad_(False), or leave them out with select=",
+            stacklevel=2,
+        )
+    if isinstance(network.likelihood, Categorical) and output.ndim > 1 and bool((output >= 0).all()):
+        totals = output.sum(1)
+        if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
+            warnings.warn(
+                "the model's outputs look like probabilities: the likelihood wants logits, so leave out its softmax",
+                stacklevel=2,
+            )
+
+
+@contextmanager
+def _as_if_never_run(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode within the block; modes and random generators are as before after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.random.fork_rng():
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

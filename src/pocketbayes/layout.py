@@ -89,7 +89,7 @@ class Layout:
         Raises:
             UserError: If nothing in the model is selected, or the model cannot be re-parametrised.
         """
-        _refuse_unsupported(model)
+        refuse_unsupported(model)
         slots: list[Slot] = []
         points: list[tuple[str, str]] = []
         kinds: dict[tuple[torch.dtype, torch.device], str] = {}
@@ -289,8 +289,8 @@ def _is_parametrisation(module: nn.Module) -> bool:
     return isinstance(module, parametrize.ParametrizationList)
 
 
-def _refuse_unsupported(model: nn.Module) -> None:
-    """Raises by name for what cannot be re-parametrised."""
+def refuse_unsupported(model: nn.Module) -> None:
+    """Raises: UserError: By name for what cannot be re-parametrised."""
     for path, module in model.named_modules():
         where = f"{path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):

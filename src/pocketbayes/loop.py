@@ -17,7 +17,7 @@ from pocketbayes import artifact
 from pocketbayes.batches import batches, share, steps_per_epoch
 from pocketbayes.errors import UserError
 from pocketbayes.evaluate import evaluate, loss_of
-from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite
+from pocketbayes.guards import NotFiniteError, gradient_is_finite, not_finite, warn_of_odd_model
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.objective import Likelihood
@@ -71,6 +71,8 @@ class Loop:
             x = arranged(x.to(run.fabric.device), self.training.channels_last and x.ndim == 4)
             figures = self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
             at.step += 1
+            if (at.stage, at.epoch, at.step) == (0, 0, 1) and run.team.rank == 0:
+                warn_of_odd_model(self.network, x)
             at.sums = {name: at.sums.get(name, 0.0) + value for name, value in figures.items()}
             run.bar.advance(1, **figures)
             every = self.training.checkpoint_steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -48,14 +48,14 @@ class Categorical(Likelihood):
 
     def __init__(
         self,
-        class_weights: Tensor | None = None,
+        class_weights: Tensor | Sequence[float] | None = None,
         ignore_index: int | None = None,
         gaussian_loss: GaussianLoss = "cross-entropy",
     ) -> None:
         """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", class_weights)
+        self.register_buffer("class_weights", None if class_weights is None else torch.as_tensor(class_weights).float())
         self.ignore_index = ignore_index
         self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 
@@ -66,6 +66,14 @@ class Categorical(Likelihood):
         expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
         """
         check_output(output)
+        shape = output.shape
+        if self.class_weights is not None and len(self.class_weights) != shape[1]:
+            raise UserError(f"{len(self.class_weights)} class weights do not go with the model's {shape[1]} outputs")
+        if target.is_floating_point() and target.shape != shape:
+            raise UserError(
+                f"targets of shape {tuple(target.shape)} are real numbers, but the likelihood wants classes: give "
+                f"whole numbers (y.long()), or probabilities of shape {tuple(shape)}"
+            )
         if isinstance(output, Gaussian):
             return self._gaussian_nll(output, target)
         if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them

@@ -170,15 +170,16 @@ class FitRun:
         with part("random"):
             check_random(tree["random"])
 
-    def _method_text(self) -> str:
-        """The method with its settings, those that are functions without their addresses, which no process repeats."""
-        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))
+    def _asked(self) -> dict[str, Any]:
+        """What a resumed run must share beside its training settings."""
+        method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))  # a function's address no process repeats
+        return {"method": method, "seed": self.seed, "training examples": self.examples}
 
     def _check_asked(self, before: Mapping[str, Any]) -> None:
         """Raises: UserError: If the run that is resumed is not the one that was begun."""
         if before:
-            for name, value in (("method", self._method_text()), ("seed", self.seed)):
-                if before[name] != value:
+            for name, value in self._asked().items():
+                if before.get(name, value) != value:
                     raise begun_otherwise(self.folder, name, before[name], value)
             self.base.check_resumes(before["training"], before["epochs"], self.folder)
 
@@ -259,12 +260,7 @@ class FitRun:
                 "optimizer": optimizer.state_dict(),
                 "random": states,
                 "best": self.best,
-                "asked": {
-                    "method": self._method_text(),
-                    "seed": self.seed,
-                    "training": self.base.deciding(),
-                    "epochs": self.base.epochs,
-                },
+                "asked": {**self._asked(), "training": self.base.deciding(), "epochs": self.base.epochs},
             }
             checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
         self.fabric.barrier()

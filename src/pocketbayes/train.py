@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from pocketbayes import methods
+from pocketbayes import methods, models
 from pocketbayes.batches import Source, as_source
 from pocketbayes.data.memory import Arrays
 from pocketbayes.errors import UserError
@@ -69,6 +69,14 @@ def fit(
     chosen = set(settings) | (set(vars(base)) if training else set())
     if resume and out is None:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
+    if base.tensorboard and out is None:
+        raise UserError("tensorboard=True needs out=, the folder that its files go to")
+    if settings.get("keep_best") and val is None:
+        raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
+    noise: Any = likelihood
+    if noise is not None and not isinstance(noise, Likelihood):
+        what = f"the class {noise.__name__}" if isinstance(noise, type) else repr(noise)
+        raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
     source = as_source(train)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
@@ -112,6 +120,8 @@ def _method(method: Any, model: Any, **settings: Any) -> Method:
     for value, what, example in ((method, "method", "pb.MeanFieldVI()"), (model, "model", "MyModel()")):
         if isinstance(value, type):
             raise UserError(f"the {what} is the class {value.__name__}: give an instance, such as {example}")
+    if isinstance(model, str) and model in models.names():
+        raise UserError(f"the model is the name {model!r}: pb.models.build({model!r}, ...) makes it")
     if isinstance(method, nn.Module) or isinstance(model, (Method, str)):
         raise UserError("method and model seem to be swapped: fit(method, model, data), bayesianize(model, method)")
     if settings and isinstance(method, Method):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -94,6 +95,12 @@ class Training:
     stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value, kinds = getattr(self, f.name), {"int": int, "float": Real}
+            kind = kinds.get(str(f.type).removesuffix(" | None"))
+            if kind is not None and value is not None and not isinstance(value, kind):
+                what = "a whole number" if kind is int else "a number"
+                raise UserError(f"{f.name} must be {what}, not {value!r}")
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -112,6 +119,8 @@ class Training:
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
         if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
             raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
+        if self.schedule == "milestones" and not self.milestones:
+            raise UserError("schedule='milestones' needs milestones=, the epochs at which the rate falls")
         if self.on_nan not in ("stop", "rollback"):
             raise UnknownNameError("on_nan", self.on_nan, ("stop", "rollback"))
         for settings in self.stages.values():
@@ -135,7 +144,10 @@ class Training:
             if before.get(name, value) != value:
                 raise begun_otherwise(folder, name, before[name], value)
         if self.epochs < epochs:
-            raise begun_otherwise(folder, "epochs", epochs, self.epochs)
+            raise UserError(
+                f"{folder} was begun for {epochs} epochs, not {self.epochs}: resume it for as many or more, or choose "
+                "another folder"
+            )
 
     def deciding(self) -> dict[str, str]:
         """The settings that a resumed run must share, as text."""

@@ -97,6 +97,22 @@ def test_npz_standardised(tmp_path: Path) -> None:
             data.load("npz", path=sequences, **option)
 
 
+def test_npz_targets_are_standardised_one_by_one(tmp_path: Path) -> None:
+    y = random.normal([10, -1000], [0.1, 500], (100, 2))
+    part = data.load("npz", path=save(tmp_path, x=y, y=y), standardise=True, test_fraction=0.0, val_fraction=0.0)
+    torch.testing.assert_close(part[:][1].std(0, correction=0), torch.ones(2))
+    back = part[:][1].numpy() * np.array(part.target_std) + np.array(part.target_mean)
+    np.testing.assert_allclose(back, y, rtol=1e-3)
+    np.testing.assert_allclose(part.unscaled()[:][1].numpy(), y, rtol=1e-3)  # type: ignore[attr-defined]
+
+
+def test_npz_labels_may_be_names(tmp_path: Path) -> None:
+    path = save(tmp_path, x=np.zeros((40, 2)), y=np.array(["emu", "cat", "dog", "cat"] * 10))
+    part = data.load("npz", "test", path=path, test_fraction=1)
+    assert part.info.class_names == ("cat", "dog", "emu")
+    assert part[:][1][:4].tolist() == [2, 0, 1, 0]
+
+
 def test_npz_without_labels(tmp_path: Path) -> None:
     path = save(tmp_path, x=np.ones((7, 2)))
     x, y = data.load("npz", "test", path=path, test_fraction=1, labelled=False)[:]

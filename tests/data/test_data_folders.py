@@ -51,6 +51,23 @@ def test_small_images_are_not_enlarged_without_a_word(tmp_path: Path) -> None:
     assert data.load("imagefolder", "train", tmp_path, size=224).info.input_shape == (3, 224, 224)
 
 
+def test_a_folder_without_classes_is_read_where_labels_do_not_matter(tmp_path: Path) -> None:
+    write_tree(tmp_path / "nested", ("train",), each=2)
+    for file in (tmp_path / "nested").rglob("*.png"):
+        file.rename(tmp_path / f"{file.parent.parent.name}-{file.name}")
+    part = data.load("imagefolder", "test", tmp_path, size=16, test_fraction=1.0, labelled=False)
+    assert len(part) == 6
+    assert part[:][1].tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("size", [(40, 20), (20, 40), (24, 24)])
+def test_a_file_reaches_a_network_as_its_data_set_gives_it(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_tree(tmp_path, ("train", "val"), each=1, size=size)
+    part = data.load("imagefolder", "test", tmp_path, size=16, crop_fraction=0.8)
+    for i, path in enumerate(part.paths):  # type: ignore[attr-defined]
+        torch.testing.assert_close(data.read_inputs(tmp_path / os.fsdecode(path), part.info)[0], part[i][0])
+
+
 def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val", "test"), each=2)
     for split in ("train", "val", "test"):

@@ -56,7 +56,7 @@ def compress(
       pocketbayes compress net.pocket --out small.pocket --max-bytes 150000 --epochs 1
     """
     from pocketbayes.artifact import load
-    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
     from pocketbayes.compress import compress as run
     from pocketbayes.config import check_data, network_file
     from pocketbayes.container import write_atomically
@@ -75,8 +75,7 @@ def compress(
     if part.settings.get("val_fraction") == 0:
         part = check_data({"name": part.name, **part.settings, "val_fraction": VAL_FRACTION})
         note(f"the run trained on everything: {VAL_FRACTION:.0%} of its training data serve for validation")
-    train, val = part.load("train", data_dir), part.load("val", data_dir)
-    check_fit(file, net, val)
+    train, val = (load_for(file, net, part, split, data_dir) for split in ("train", "val"))
     found = run(
         net,
         train,

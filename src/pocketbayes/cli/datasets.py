@@ -34,15 +34,28 @@ def data_of(
         own = tree.get("data", {})
         if given != (own if isinstance(own, str) else own.get("name")):
             tree["data"] = given
-    elif not tree and info is not None and info.name in names():
+    elif not tree and info is not None and info.name in names() and info.name != "npz":
         tree["data"] = info.name
     if "data" not in tree:
-        raise UserError(f"{file} does not say which data set it was trained on: name one with --data")
+        raise UserError(f"{file} does not say which data set it was trained on: name one, or an .npz file, with --data")
     for item in settings:
         if not item.startswith(("data.", "ood.")):
             raise UserError(f"cannot set {item!r}: only options of the data can be changed here, such as data.subset=9")
         override(tree, item)
     return check_data(tree["data"]), tree.get("ood", {})
+
+
+def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
+    """A split of the data, scaled as the network's own were unless their options say how, and known to fit."""
+    from pocketbayes.data.alike import alike
+    from pocketbayes.network import members
+
+    dataset = part.load(split, data_dir)  # type: ignore[arg-type]
+    info = members(net)[0].info
+    if info is not None and not part.settings.keys() & {"mean", "std"}:
+        dataset = alike(dataset, info)
+    check_fit(file, net, dataset)
+    return dataset
 
 
 def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:

@@ -131,7 +131,7 @@ def _evaluate_one(
     team: Team,
 ) -> dict[str, Any]:
     from pocketbayes.artifact import load
-    from pocketbayes.cli.datasets import check_fit, data_of, recipe_beside
+    from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
     from pocketbayes.config import load_like
     from pocketbayes.experiment import about
     from pocketbayes.suite import evaluate_suite
@@ -139,8 +139,7 @@ def _evaluate_one(
     net = load(file)
     recipe = recipe_beside(file)
     part, other_settings = data_of(file, net, recipe, data, settings)
-    dataset = part.load(split, data_dir)  # type: ignore[arg-type]
-    check_fit(file, net, dataset)
+    dataset = load_for(file, net, part, split, data_dir)
     others = {name: load_like(dataset, name, data_dir, **other_settings) for name in ood}
     for other in others.values():
         check_fit(file, net, other, labels=False)

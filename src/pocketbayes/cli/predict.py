@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 100
 """Rows that a table shows; JSON has all of them."""
 BAR = 8
+NATS = ("entropy", "epistemic", "aleatoric")
 REAL = ("mean", "std", "epistemic", "aleatoric")
 
 
@@ -44,6 +45,10 @@ def predict(
         typer.Option("--data", help="The data to choose it on; else the data that the network was trained on."),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Of these data: val, train or test.")] = "val",
+    maps: Annotated[
+        Path | None,
+        typer.Option("--maps", help="Segmentation: a folder for pictures of every pixel's class and uncertainty."),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -56,6 +61,7 @@ def predict(
     Examples:
       pocketbayes predict runs/digits-bbb seven.png
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
+      pocketbayes predict runs/streets street.jpg --maps maps
     """
     from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import data_of, recipe_beside
@@ -76,6 +82,11 @@ def predict(
     inputs = {path: read_inputs(path, first.info) for path in files}
     for path, x in inputs.items():
         check_input(first, x[0].to(first.device), str(net), str(path))
+    pixels = first.info is not None and first.info.task == "segmentation"
+    if pixels and not (abstain_above is None and target_risk is None):
+        raise UserError(f"{net} answers for every pixel: only answers for whole inputs are abstained from; see --maps")
+    if maps is not None and not pixels:
+        raise UserError(f"--maps is for networks that answer for every pixel, {net} answers for whole inputs")
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
         given = {"samples": samples, "propagation": propagation, "seed": seed}
@@ -84,7 +95,10 @@ def predict(
     rows = []
     for path, x in inputs.items():
         prediction = answer(network, x, samples, propagation, seed=seed)
-        rows += [{"file": str(path), "index": i, **_answer(prediction, i, first.info)} for i in range(len(x))]
+        tell = _pixels if pixels else _answer
+        rows += [{"file": str(path), "index": i, **tell(prediction, i, first.info)} for i in range(len(x))]
+        if maps is not None:
+            _draw(prediction, maps, path.stem)
     if abstention is not None:
         if "probs" not in rows[0]:
             raise UserError(f"{net} predicts numbers: only classifiers abstain, by their total uncertainty in nats")
@@ -112,7 +126,7 @@ def _chosen(
 
     import torch
 
-    from pocketbayes.cli.datasets import check_fit
+    from pocketbayes.cli.datasets import load_for
     from pocketbayes.evaluate import stream
     from pocketbayes.metrics import abstention
     from pocketbayes.progress import display
@@ -120,10 +134,9 @@ def _chosen(
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     try:
-        dataset = part.load(split, data_dir)  # type: ignore[arg-type]
+        dataset = load_for(file, net, part, split, data_dir)
     except UserError as error:
         raise UserError(f"{error}; a threshold can be chosen on other data with --data or --split") from None
-    check_fit(file, net, dataset)
     if dataset.info.task != "classification":
         raise UserError(f"--target-risk counts wrong answers, which {dataset.info.task} has none of")
     uncertainty, correct = [], []
@@ -151,25 +164,66 @@ def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
 
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
-    """One input's answer as plain values; of an image of labels, the mean over its pixels."""
+    """One input's answer as plain values."""
+    import torch
+
     if prediction.probs is None:
-        scale, shift = (info.target_std, info.target_mean) if info else (1.0, 0.0)
-        values = {name: getattr(prediction, name)[index] * scale for name in REAL}
+        units = (info.target_std, info.target_mean) if info else (1.0, 0.0)
+        scale, shift = (torch.tensor(value) for value in units)
+        values = {name: getattr(prediction, name)[index].cpu() * scale for name in REAL}
         values["mean"] = values["mean"] + shift
         return {name: value.flatten().tolist() for name, value in values.items()}
     probs = prediction.probs[index]
-    best = probs.argmax(0)
-    label = int(best.flatten().mode().values)
-    known = info.class_names if info else None
+    label = int(probs.argmax())
     return {
         "class": label,
-        "name": known[label] if known and label < len(known) else str(label),
-        "probability": float(probs.max(0).values.mean()),
-        "entropy": float(prediction.entropy[index].mean()),
-        "epistemic": float(prediction.epistemic[index].mean()),
-        "aleatoric": float(prediction.aleatoric[index].mean()),
-        "probs": probs.flatten(1).mean(1).tolist() if probs.ndim > 1 else probs.tolist(),
+        "name": _name(label, info),
+        "probability": float(probs.max()),
+        **{name: float(getattr(prediction, name)[index]) for name in NATS},
+        "probs": probs.tolist(),
     }
+
+
+def _pixels(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
+    """The answer for a picture's pixels: the share of each class, the commonest one, and means over the pixels."""
+    assert prediction.probs is not None
+    probs = prediction.probs[index]
+    shares = probs.argmax(0).flatten().bincount(minlength=len(probs)) / probs[0].numel()
+    label = int(shares.argmax())
+    return {
+        "class": label,
+        "name": _name(label, info),
+        "share": float(shares[label]),
+        "probability": float(probs.max(0).values.mean()),
+        **{name: float(getattr(prediction, name)[index].mean()) for name in NATS},
+        "shares": shares.tolist(),
+    }
+
+
+def _name(label: int, info: Info | None) -> str:
+    known = info.class_names if info else None
+    return known[label] if known and label < len(known) else str(label)
+
+
+def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
+    """Two pictures an input: classes by colour, and total uncertainty from black (none) to white (all there can be)."""
+    import colorsys
+
+    from pocketbayes.data.folders import require
+
+    assert prediction.probs is not None
+    pillow, classes = require("PIL.Image"), prediction.probs.shape[1]
+    hues = (colorsys.hsv_to_rgb(k * 0.618 % 1, 0.65, 0.95) for k in range(classes))
+    palette = [round(255 * part) for colour in hues for part in colour]
+    labels = prediction.probs.argmax(1).byte().cpu().numpy()
+    doubts = (255 * prediction.entropy / math.log(classes)).clamp(0, 255).round().byte().cpu().numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(len(labels)):
+        name = stem if len(labels) == 1 else f"{stem}-{i}"
+        picture = pillow.fromarray(labels[i]).convert("P")
+        picture.putpalette(palette)
+        picture.save(folder / f"{name}-classes.png")
+        pillow.fromarray(doubts[i]).save(folder / f"{name}-uncertainty.png")
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
@@ -179,10 +233,12 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     shown = []
     for row in rows[:MOST_ROWS]:
         cells: dict[str, Any] = {"input": f"{row['file']}[{row['index']}]" if row["file"] in many else row["file"]}
-        if "probs" in row:
-            most = math.log(len(row["probs"]))  # nats of a network that knows nothing
+        if "class" in row:
+            most = math.log(len(row["shares" if "shares" in row else "probs"]))  # nats of a network that knows nothing
             percent = f"{100 * row['probability']:5.1f} %"
             name = f"({row['name']}?)" if row.get("abstains") else row["name"]
+            if "share" in row:
+                name = f"{name} ({100 * row['share']:.0f} % of the pixels)"
             cells |= {"class": name, "probability": _with_bar(percent, row["probability"])}
             for name, heading in (("entropy", "total"), ("epistemic", "epistemic"), ("aleatoric", "aleatoric")):
                 cells[heading] = _with_bar(f"{row[name]:.3f}", row[name] / most if most else 0.0)

@@ -98,7 +98,9 @@ class DataPart(Named):
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Checks the options' types; whether the files are there is for `load` to find out."""
         if name.endswith(".npz"):
-            name, settings = "npz", {"path": name, **settings}
+            # The whole path, so that the run can be asked from another folder.
+            path = os.path.abspath(name) if os.path.isfile(name) else name
+            name, settings = "npz", {"path": path, **settings}
         if name not in LOADERS:
             raise unknown(name)
         common = types_of(data.load, drop=("name", "split", "data_dir", "options"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,9 +15,9 @@ from torch import nn
 from pocketbayes import models
 from pocketbayes.config.files import override, read_tree
 from pocketbayes.config.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
+from pocketbayes.data.alike import alike
 from pocketbayes.data.dataset import Dataset, Pictures
 from pocketbayes.data.registry import LOADERS
-from pocketbayes.data.resized import Resized
 from pocketbayes.errors import UnknownNameError, UserError
 from pocketbayes.search import BETAS
 from pocketbayes.training import Training
@@ -118,26 +119,22 @@ def check_data(value: Any) -> DataPart:
 
 
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
-    """The test part of another data set, or of an npz file, sized and normalised as a network's own data are."""
-    tree: dict[str, Any] = {"name": name, **settings}
+    """The test part of another data set, or all of an npz file or a folder of images, to look like a network's own."""
+    tree: dict[str, Any] = {"name": name}
     if name.endswith(".npz"):
-        name, tree = "npz", {"name": "npz", "path": name, "test_fraction": 1.0, "labelled": False, **settings}
-    if (isinstance(own, Pictures) or name == "npz") and name in LOADERS:
-        known = types_of(LOADERS[name])
-        like: dict[str, Any] = {"mean": own.info.mean, "std": own.info.std}
-        if isinstance(own, Pictures):
-            like["size"] = own.info.input_shape[-1]
-        tree = {**{key: value for key, value in like.items() if key in known}, **tree}
+        tree = {"name": "npz", "path": name}
+    elif os.path.isdir(name):
+        tree = {"name": "imagefolder", "path": name}
+    tree |= settings
+    if tree["name"] in ("npz", "imagefolder"):
+        tree = {"test_fraction": 1.0, "labelled": False, **tree}
+    if isinstance(own, Pictures) and tree["name"] in LOADERS and "size" in types_of(LOADERS[tree["name"]]):
+        tree = {"size": own.info.input_shape[-1], **tree}
     try:
         other = check_data(tree).load("test", data_dir)
+        return other if settings.keys() & {"mean", "std"} else alike(other, own.info)
     except UserError as error:
         raise UserError(f"data beside {own.info.name!r}, which are to look like them: {error}") from None
-    if isinstance(other, Pictures) and isinstance(own, Pictures):
-        (channels, *size), shape = own.info.input_shape, other.info.input_shape
-        if shape[0] != channels:
-            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, {own.info.name!r} has {channels}")
-        return other if list(shape[1:]) == size else Resized(other, *size)
-    return other
 
 
 def _first_error(found: ValidationError) -> UserError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pocketbayes.data.dataset import Dataset, Info, collate
 from pocketbayes.data.frequency import class_frequencies, class_weights
-from pocketbayes.data.inputs import read_inputs
+from pocketbayes.data.inputs import read_inputs, scale_inputs
 from pocketbayes.data.registry import folder_of, load, names
 from pocketbayes.data.validate import validate_batch
 
@@ -22,5 +22,6 @@ __all__ = [
     "load",
     "names",
     "read_inputs",
+    "scale_inputs",
     "validate_batch",
 ]

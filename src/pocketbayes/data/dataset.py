@@ -29,8 +29,10 @@ class Info:
         mean: What was subtracted from each channel (of values in 0..1) or feature.
         std: What each channel or feature was divided by.
         ignore_index: The label that counts as "no answer" and must not enter a loss or a score.
-        target_mean: Regression: what was subtracted from `y`.
+        target_mean: Regression: what was subtracted from `y`, one number or one a target.
         target_std: Regression: what `y` was divided by; `y * target_std + target_mean` is in the original unit.
+        crop_fraction: Pictures from files: the shorter side becomes the input's size over this, then the centre is cut
+            out; `None` where the whole picture is scaled, whatever its shape.
     """
 
     name: str
@@ -41,8 +43,9 @@ class Info:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     ignore_index: int | None = None
-    target_mean: float = 0.0
-    target_std: float = 1.0
+    target_mean: float | tuple[float, ...] = 0.0
+    target_std: float | tuple[float, ...] = 1.0
+    crop_fraction: float | None = None
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
@@ -70,12 +73,12 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
         return x[0], y[0]
 
     @property
-    def target_mean(self) -> float:
+    def target_mean(self) -> float | tuple[float, ...]:
         """What was subtracted from the targets of a regression."""
         return self.info.target_mean
 
     @property
-    def target_std(self) -> float:
+    def target_std(self) -> float | tuple[float, ...]:
         """What the targets of a regression were divided by."""
         return self.info.target_std
 

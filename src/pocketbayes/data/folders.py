@@ -74,6 +74,7 @@ def image_folder(
     crop_fraction: float = 1.0,
     jitter: Sequence[float] | None = None,
     test_fraction: float = 0.1,
+    labelled: bool = True,
     mean: StatsOption = None,
     std: StatsOption = None,
 ) -> Dataset:
@@ -89,6 +90,7 @@ def image_folder(
         crop_fraction: Without augmentation the shorter side becomes `size / crop_fraction`, then the centre is cut out.
         jitter: When augmenting: strengths of brightness, contrast, saturation and hue.
         test_fraction: For a tree without `train`: how much of it is the test part, the same files for every seed.
+        labelled: False takes every image in the tree, all with label 0, for data that are only told apart from others.
         mean: A number a channel, or a known set's name; else ImageNet's.
         std: Likewise.
     """
@@ -96,8 +98,11 @@ def image_folder(
     if size < 1 or not 0 < crop_fraction <= 1:
         raise UserError(f"size={size}, crop_fraction={crop_fraction}: a size of at least 1, a fraction up to 1")
     root = request.root(path, "")
-    part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)))
-    class_names = _subfolders(root / "train" if (root / "train").is_dir() else root)
+    if labelled:
+        part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)))
+        class_names = _subfolders(root / "train" if (root / "train").is_dir() else root)
+    else:
+        part, own, class_names = root, False, (".",)
     paths, labels = _list_images(root, part, class_names)
     normalise = normalisation("imagenet", 3, mean, std)
     info = Info(
@@ -108,8 +113,9 @@ def image_folder(
         input_shape=(3, size, size),
         mean=normalise.mean,
         std=normalise.std,
+        crop_fraction=crop_fraction,
     )
-    transform = _augmentation(size, jitter) if request.augmented else _centre_crop(size, crop_fraction)
+    transform = _augmentation(size, jitter) if request.augmented else centre_crop(size, crop_fraction)
     if not chosen:
         _warn_of_enlarging(root / os.fsdecode(paths[0]))
     files = ImageFiles(root, paths, labels, info, transform, normalise)
@@ -192,7 +198,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 def _list_images(root: Path, part: Path, class_names: tuple[str, ...]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
     unknown = sorted(set(_subfolders(part)) - set(class_names))
-    if unknown:
+    if unknown and class_names != (".",):
         raise UserError(f"{part / unknown[0]}: a class that {root / 'train'} does not have")
     paths: list[bytes] = []
     labels: list[int] = []
@@ -215,7 +221,8 @@ def _augmentation(size: int, jitter: Sequence[float] | None) -> Callable[[Image.
     return transform
 
 
-def _centre_crop(size: int, crop_fraction: float) -> Callable[[Image.Image], Tensor]:
+def centre_crop(size: int, crop_fraction: float) -> Callable[[Image.Image], Tensor]:
+    """A picture to `size` x `size` bytes: scaled to a shorter side of `size / crop_fraction`, the centre cut out."""
     v2 = require("torchvision.transforms.v2")
     steps = [v2.Resize(round(size / crop_fraction)), v2.CenterCrop(size), v2.PILToTensor()]
     transform: Callable[[Image.Image], Tensor] = v2.Compose(steps)

@@ -14,7 +14,9 @@ _AT_ONCE = 16
 
 def class_frequencies(dataset: Dataset) -> Tensor:
     """The fraction of labels, or of pixels, that each class has, (classes,); the ignored label does not count."""
-    info = dataset.info
+    info = getattr(dataset, "info", None)
+    if info is None:
+        raise UserError(f"classes are counted in a data set of pb.data.load, not in a {type(dataset).__name__}")
     if info.classes is None:
         raise UserError(f"data set {info.name!r} is a {info.task}: it has no classes to count")
     counts = torch.zeros(info.classes, dtype=torch.int64)

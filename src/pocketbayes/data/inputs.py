@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.data.dataset import Info
-from pocketbayes.data.folders import SUFFIXES, read_image, require
+from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
 from pocketbayes.errors import UserError
 
@@ -21,8 +21,9 @@ Array = npt.NDArray[Any]
 def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     """The inputs (n, ...) in a file, ready for `predict`.
 
-    Images are scaled to the size that the network was trained on. Arrays (.npy, or x in an .npz) hold one input or
-    many: bytes or numbers from 0 to 1 for images, the original units for tables; they are normalised as in training.
+    Images are scaled, and cropped where they were in training, to the size that the network takes. Arrays (.npy, or x
+    in an .npz) hold one input or many: bytes or numbers from 0 to 1 for images, the original units for tables; they
+    are normalised as in training.
 
     Args:
         path: The file.
@@ -49,6 +50,15 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}) nor an array (.npy .npz)")
 
 
+def scale_inputs(x: Tensor, info: Info) -> Tensor:
+    """Inputs (n, ...), pixels from 0 to 1 or features, as a network saw them in training: less mean, over std."""
+    if info.mean is None or info.std is None:
+        return x
+    extra = (1,) * (len(info.input_shape) - 1)
+    mean, std = (torch.tensor(values, device=x.device).reshape(-1, *extra) for values in (info.mean, info.std))
+    return (x - mean) / std
+
+
 def _read_image(path: Path, info: Info | None) -> Array:
     if info is None or len(info.input_shape) != 3 or info.mean is None:
         raise UserError(f"{path}: the network was not trained on images of a known kind; give it arrays (.npy or .npz)")
@@ -57,6 +67,9 @@ def _read_image(path: Path, info: Info | None) -> Array:
     if channels not in (1, 3):
         raise UserError(f"{path}: the network takes images of {channels} channels; give it arrays (.npy or .npz)")
     image = read_image(path, "L" if channels == 1 else "RGB")
+    if info.crop_fraction is not None:
+        cropped: Array = centre_crop(height, info.crop_fraction)(image).numpy()
+        return cropped
     pixels = image.resize((width, height), pillow.Resampling.BILINEAR)
     return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
@@ -94,9 +107,7 @@ def _normalised(array: Array, path: Path, info: Info | None) -> Tensor:
             x /= 255
         elif float(x.min()) < 0 or float(x.max()) > 1:
             raise UserError(f"{path}: pixels from {x.min():.3g} to {x.max():.3g}; give bytes, or numbers from 0 to 1")
-    extra = (1,) * (len(info.input_shape) - 1)
-    mean, std = (torch.tensor(values).reshape(-1, *extra) for values in (info.mean, info.std))
-    return (x - mean) / std
+    return scale_inputs(x, info)
 
 
 def _finite(x: Tensor, path: Path) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from pocketbayes.data.augment import CropFlip
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise
+
+Numbers = tuple[float, ...]
+Scale = tuple[Numbers | None, Numbers | None, float | Numbers, float | Numbers]
 
 
 class Images(Pictures):
@@ -58,27 +61,43 @@ class Arrays(Dataset):
         """The rows `indices` only."""
         return Arrays(self.x[indices], self.y[indices], self.info)
 
+    @property
+    def scale(self) -> Scale:
+        """What was subtracted and divided by: of features (None: nothing), and of targets."""
+        return self.info.mean, self.info.std, self.info.target_mean, self.info.target_std
+
     def scaled(
-        self, mean: Sequence[float], std: Sequence[float], target_mean: float = 0.0, target_std: float = 1.0
+        self, mean: Numbers, std: Numbers, target_mean: float | Numbers = 0.0, target_std: float | Numbers = 1.0
     ) -> Arrays:
         """The same rows, features and targets shifted and divided, which `info` keeps."""
-        info = dataclasses.replace(
-            self.info, mean=tuple(mean), std=tuple(std), target_mean=target_mean, target_std=target_std
-        )
-        y = (self.y - target_mean) / target_std if self.y.is_floating_point() else self.y
-        return Arrays((self.x - torch.tensor(mean)) / torch.tensor(std), y, info)
+        x, y = (self.x - torch.tensor(mean)) / torch.tensor(std), self.y
+        if y.is_floating_point():
+            y = (y - torch.tensor(target_mean)) / torch.tensor(target_std)
+        info = replace(self.info, mean=mean, std=std, target_mean=target_mean, target_std=target_std)
+        return Arrays(x, y, info)
+
+    def unscaled(self) -> Arrays:
+        """The same rows in their original units."""
+        mean, std, target_mean, target_std = self.scale
+        x, y = self.x, self.y
+        if mean is not None and std is not None:
+            x = x * torch.tensor(std) + torch.tensor(mean)
+        if y.is_floating_point():
+            y = y * torch.tensor(target_std) + torch.tensor(target_mean)
+        return Arrays(x, y, replace(self.info, mean=None, std=None, target_mean=0.0, target_std=1.0))
 
     def standardised(self, known: Tensor) -> Arrays:
         """The same rows; features, and the targets of a regression, with mean 0 and std 1 over the rows `known`."""
-        mean, std = _moments(self.x[known])
+        features = _moments(self.x[known])
         if not self.y.is_floating_point():
-            return self.scaled(mean.tolist(), std.tolist())
-        target_mean, target_std = _moments(self.y[known].reshape(-1, 1))
-        return self.scaled(mean.tolist(), std.tolist(), target_mean.item(), target_std.item())
+            return self.scaled(*features)
+        mean, std = _moments(self.y[known])
+        return self.scaled(*features, *((mean[0], std[0]) if len(mean) == 1 else (mean, std)))
 
 
-def _moments(columns: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(columns: Tensor) -> tuple[Numbers, Numbers]:
     """Mean and std of each column; a constant column says nothing, and must not become NaN: its std counts as 1."""
     columns = columns.double()
     std = columns.std(dim=0, correction=0)
-    return columns.mean(dim=0), torch.where(std > 0, std, torch.ones_like(std))
+    std = torch.where(std > 0, std, torch.ones_like(std))
+    return tuple(columns.mean(dim=0).tolist()), tuple(std.tolist())

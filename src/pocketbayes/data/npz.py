@@ -15,6 +15,7 @@ from pocketbayes.data.formats import read_npz
 from pocketbayes.data.memory import Arrays, Images
 from pocketbayes.data.normalise import StatsOption, normalisation
 from pocketbayes.data.request import Request
+from pocketbayes.data.validate import warn_of_odd_targets
 from pocketbayes.errors import UserError
 
 Array = npt.NDArray[Any]
@@ -36,9 +37,9 @@ def npz(
 ) -> Dataset:
     """Load the arrays `x` and `y` of a file.
 
-    Whole-number `y` of shape (n,) means classification, floating-point `y` regression. Images are uint8 `x` of shape
-    (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is, or
-    standardised.
+    Whole numbers or text in `y`, of shape (n,), mean classification, floating-point `y` regression. Images are uint8
+    `x` of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is,
+    or standardised.
 
     Args:
         request: The split and the rest.
@@ -71,19 +72,26 @@ def npz(
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
             raise UserError(f"{file}: row {row} of {name} holds NaN or infinity")
+    class_names = None
+    if y.dtype.kind in "US":
+        names, y = np.unique(y, return_inverse=True)
+        class_names = tuple(str(name) for name in names)
     task, y = _targets(y, file)
     if task == "classification":
         classes = classes or int(y.max(initial=0)) + 1
     labels = torch.from_numpy(y)
+    if labelled:
+        warn_of_odd_targets(labels)
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         images = _channels_first(x, file)
         normalise = normalisation("none", images.shape[1], mean, std)
-        info = Info("npz", task, classes, None, images.shape[1:], normalise.mean, normalise.std)
+        info = Info("npz", task, classes, class_names, images.shape[1:], normalise.mean, normalise.std)
         augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
         return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x holds {x.dtype}, only numbers are read")
-    table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, Info("npz", task, classes, None, x.shape[1:]))
+    info = Info("npz", task, classes, class_names, x.shape[1:])
+    table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, info)
     given = mean is not None or std is not None
     if (given or standardise) and x.ndim != 2:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from pocketbayes.data.dataset import Info
 from pocketbayes.errors import UserError
+
+FEW = 20
+"""Different values that real-valued targets have more of."""
 
 
 def validate_batch(x: Tensor, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
@@ -39,6 +43,28 @@ def validate_batch(x: Tensor, y: Tensor, info: Info, rows: Sequence[int] | None 
             f"data set {info.name!r}: label {int(y[tuple(where)])} at {_place(where, rows)}, "
             f"but labels are 0 to {info.classes - 1}{ignored}"
         )
+
+
+def warn_of_odd_targets(y: Tensor) -> None:
+    """Says so where real numbers look like classes, or whole numbers like the targets of a regression."""
+    if y.ndim > 2 or y.flatten().shape != y.shape[:1] or not len(y):
+        return
+    different = len(y.unique())
+    if y.is_floating_point():
+        if 2 <= different <= FEW and len(y) >= 5 * different and bool((y == y.round()).all() and y.min() >= 0):
+            warnings.warn(
+                f"y holds {different} whole numbers as floats, which are taken for a regression: for classes give "
+                "whole numbers (y.long())",
+                stacklevel=4,
+            )
+    elif different > max(FEW, len(y) / 5):
+        warnings.warn(
+            f"y holds {different} whole numbers in {len(y)} rows, which are taken for classes: for a regression give "
+            "floats",
+            stacklevel=4,
+        )
+    elif int(y.min()) > 0 and different > 1:
+        warnings.warn(f"labels begin at {int(y.min())}: classes before it never occur; count from 0", stacklevel=4)
 
 
 def _check_shapes(x: Tensor, y: Tensor, info: Info) -> None:

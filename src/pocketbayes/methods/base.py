@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.layout import Layout, refuse_unsupported
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.objective import Annealing, kl_weight
 from pocketbayes.priors import Normal, Prior, ScaleMixture
@@ -242,6 +242,7 @@ class Start:
                         "choice of weights is kept; start from net.to_module() to choose anew"
                     )
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
+        refuse_unsupported(model)  # some of it cannot be copied either
         model = copy.deepcopy(model)
         names = [name for name, _ in model.named_parameters()]
         if select is not None and not any(re.search(select, name) for name in names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -213,7 +214,7 @@ class Regression(Sums):
         scale: what the targets were divided by when they were standardised, one number or one per output.
     """
 
-    def __init__(self, scale: float | Tensor = 1.0) -> None:
+    def __init__(self, scale: float | Sequence[float] | Tensor = 1.0) -> None:
         super().__init__()
         self.scale = torch.as_tensor(scale, dtype=torch.float64)
 

@@ -1,0 +1,65 @@
+"""Other data as a network's own: in the same size, by the same means and stds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from pocketbayes.data.dataset import Dataset, Info, Pictures
+from pocketbayes.data.memory import Arrays
+from pocketbayes.data.normalise import Normalise
+from pocketbayes.errors import UserError
+
+
+def alike(other: Dataset, own: Info) -> Dataset:
+    """The data, made to look like those that `own` describes, whatever their loader took for their scale.
+
+    Pictures get the size and the normalisation, tables the scale of features and targets; what has it already, and
+    what `own` says nothing of, stays as it is.
+
+    Raises:
+        UserError: If pictures have another number of channels.
+    """
+    if isinstance(other, Pictures) and len(own.input_shape) == 3:
+        (channels, *size), shape = own.input_shape, other.info.input_shape
+        if shape[0] != channels:
+            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, {own.name!r} has {channels}")
+        if own.mean is not None and own.std is not None and (other.info.mean, other.info.std) != (own.mean, own.std):
+            other = copy.copy(other)
+            other.normalise = Normalise(own.mean, own.std)
+            other.info = replace(other.info, mean=own.mean, std=own.std)
+        return other if list(shape[1:]) == size else Resized(other, *size)
+    if isinstance(other, Arrays) and own.mean is not None and own.std is not None and other.x.ndim == 2:
+        scale = (own.mean, own.std, own.target_mean, own.target_std)
+        if other.x.shape[1] == len(own.mean) and other.scale != scale:
+            return other.unscaled().scaled(*scale)
+    return other
+
+
+class Resized(Pictures):
+    """The pictures of a data set, scaled to `height` x `width` as they are fetched."""
+
+    def __init__(self, pictures: Pictures, height: int, width: int) -> None:
+        self.pictures, self.normalise = pictures, pictures.normalise
+        self.info = replace(pictures.info, input_shape=(pictures.info.input_shape[0], height, width))
+
+    def __len__(self) -> int:
+        """How many pictures."""
+        return len(self.pictures)
+
+    def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The pictures `indices` as bytes, and their labels."""
+        images, labels = self.pictures.pixels(indices)
+        scaled = interpolate(images.float(), self.info.input_shape[1:], mode="bilinear", antialias=True)
+        return scaled.round().clamp(0, 255).to(torch.uint8), labels
+
+    def take(self, indices: Tensor) -> Resized:
+        """The pictures `indices` only."""
+        kept = self.pictures.take(indices)
+        assert isinstance(kept, Pictures), "a part of pictures is pictures"
+        return Resized(kept, *self.info.input_shape[1:])
