@@ -27,6 +27,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         ("my_method", "'accuracy': 0."),
         ("my_rule", "no rule for torch.special.sinc"),
         ("my_data", "entropy between the moons and far away"),
+        ("my_likelihood", "NoisyLabels: 9"),
     ],
 )
 def test_skeletons_for_extensions(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
