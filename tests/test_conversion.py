@@ -301,3 +301,11 @@ def test_tokens_stay_whole_numbers() -> None:
     x = torch.randint(0, 9, (20, 3))
     net = pb.fit("bbb", Words(), (x, (x[:, 0] > 4).long()), epochs=1, progress=False)
     assert pb.predict(net, x, 2).probs.shape == (20, 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+def test_old_weight_norm_is_refused_by_name_also_after_a_pass() -> None:
+    model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 2)))
+    model(torch.zeros(1, 3))
+    with pytest.raises(pb.UserError, match=r"'0' \(Linear\) has a WeightNorm hook.*parametrizations"):
+        pb.bayesianize(model)

@@ -411,3 +411,23 @@ def test_uncertainty_without_a_gradient_is_named(stop: Callable[[Tensor], Tensor
     net = pb.bayesianize(Rounded(stop), pb.MeanFieldVI(std_init=0.1)).eval()
     with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):
         net.linear(torch.randn(16, 3))
+
+
+class WithoutGrad(Rounded):
+    """Its first layer is not even recorded."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = self.first(x)
+        return self.last(hidden)
+
+
+def test_uncertainty_of_a_layer_under_no_grad_is_named_and_the_rest_kept() -> None:
+    net = pb.bayesianize(WithoutGrad(torch.round), pb.MeanFieldVI(std_init=0.1)).eval()
+    x = torch.randn(16, 3)
+    with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):
+        found = net.linear(x)
+    hidden = torch.nn.functional.linear(
+        x, *(t.detach() for t in (net.layout.views(net.posterior.weight_means())[0], net.model.first.bias))
+    )
+    torch.testing.assert_close(found.variance[:, 0], 0.01 * hidden.square().sum(1), rtol=1e-4, atol=1e-6)

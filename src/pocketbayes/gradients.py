@@ -47,8 +47,9 @@ class Pass:
 
     def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
         """The gradients of sum(direction * output) of every example with respect to every use's output."""
-        edges = [use.edge for use in self.uses]
-        deltas = torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True)  # type: ignore[arg-type]
+        edges = [use.edge for use in self.uses if use.edge is not None]  # those under no_grad have none
+        found = iter(torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True))
+        deltas = [None if use.edge is None else next(found) for use in self.uses]
         for use in self.uses:
             if use.version != use.call.input._version:
                 name = self.layout.slots[use.slot].name
@@ -59,7 +60,7 @@ class Pass:
         for use, delta in zip(self.uses, deltas):
             if delta is None or (self.examples >= ENOUGH and not (bool(delta[:1].any()) or bool(delta.any()))):
                 _warn_of_no_gradient(self.layout.slots[use.slot].name)
-        return list(deltas)
+        return deltas
 
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
         """sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
@@ -240,8 +241,8 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
 def _warn_of_no_gradient(name: str) -> None:
     """Says that a weight's uncertainty is lost."""
     warnings.warn(
-        f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparing and "
-        "detach stop it): its uncertainty is left out; use propagation='sample'",
+        f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparing, detach "
+        "and no_grad stop it): its uncertainty is left out; use propagation='sample'",
         stacklevel=2,
     )
 
