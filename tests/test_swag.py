@@ -76,7 +76,8 @@ def test_the_weights_at_the_end_of_each_epoch_are_collected(monkeypatch: pytest.
 def test_the_collection_keeps_its_own_rate(tmp_path: Path) -> None:
     method = pb.SWAG(swag_epochs=2, swag_lr=0.003, rank=2)
     settings = {"epochs": 2, "lr": 0.01, "schedule": "cosine", "warmup_epochs": 1.0, "keep_best": True}
-    pb.fit(method, tiny_model(), tiny_data(), out=tmp_path, batch_size=16, progress=False, **settings)
+    data = {"train": tiny_data(), "val": tiny_data(20)}
+    pb.fit(method, tiny_model(), **data, out=tmp_path, batch_size=16, progress=False, **settings)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["train", "train", "collect", "collect"]
     assert [row["lr"] for row in rows[2:]] == [0.003, 0.003]

@@ -55,7 +55,7 @@ class Categorical(Likelihood):
         """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", None if class_weights is None else torch.as_tensor(class_weights).float())
+        self.register_buffer("class_weights", None if class_weights is None else torch.as_tensor(class_weights))
         self.ignore_index = ignore_index
         self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 
