@@ -98,18 +98,20 @@ def image_folder(
     if size < 1 or not 0 < crop_fraction <= 1:
         raise UserError(f"size={size}, crop_fraction={crop_fraction}: a size of at least 1, a fraction up to 1")
     root = request.root(path, "")
+    class_names: tuple[str, ...] = ()
     if labelled:
         part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)))
         class_names = _subfolders(root / "train" if (root / "train").is_dir() else root)
+        _refuse_other_classes(root, part, class_names)
     else:
-        part, own, class_names = root, False, (".",)
-    paths, labels = _list_images(root, part, class_names)
+        part, own = root, False
+    paths, labels = _list_images(root, [part / name for name in class_names] or [part])
     normalise = normalisation("imagenet", 3, mean, std)
     info = Info(
         name=request.name,
         task="classification",
-        classes=len(class_names),
-        class_names=class_names,
+        classes=len(class_names) or 1,
+        class_names=class_names or None,
         input_shape=(3, size, size),
         mean=normalise.mean,
         std=normalise.std,
@@ -196,19 +198,24 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != "."))
 
 
-def _list_images(root: Path, part: Path, class_names: tuple[str, ...]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
+def _refuse_other_classes(root: Path, part: Path, class_names: tuple[str, ...]) -> None:
     unknown = sorted(set(_subfolders(part)) - set(class_names))
-    if unknown and class_names != (".",):
+    if unknown:
         raise UserError(f"{part / unknown[0]}: a class that {root / 'train'} does not have")
+
+
+def _list_images(root: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
+    """The images in each folder and below it, as paths inside `root`, and the numbers of their folders."""
     paths: list[bytes] = []
     labels: list[int] = []
-    for label, name in enumerate(class_names):
+    for label, top in enumerate(folders):
         before = len(paths)
-        found = (Path(folder, file) for folder, _, files in os.walk(part / name) for file in files)
+        found = (Path(folder, file) for folder, _, files in os.walk(top) for file in files)
         paths += sorted(os.fsencode(path.relative_to(root)) for path in found if path.name.lower().endswith(SUFFIXES))
         labels += [label] * (len(paths) - before)
     if not paths:
-        raise UserError(f"{part}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
+        where = folders[0] if len(folders) == 1 else folders[0].parent
+        raise UserError(f"{where}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
     return np.array(paths, dtype=np.bytes_), torch.tensor(labels)
 
 
