@@ -393,6 +393,7 @@ def test_the_look_at_a_model_changes_nothing() -> None:
         ({"lr": "1e-3"}, "lr must be a number, not '1e-3'"),
         ({"epochs": 1.5}, r"epochs must be a whole number, not 1\.5"),
         ({"schedule": "milestones"}, "needs milestones="),
+        ({"milestones": [1]}, "needs schedule='milestones'"),
         ({"keep_best": True}, "keep_best=True needs val="),
         ({"tensorboard": True}, "tensorboard=True needs out="),
         ({"likelihood": pb.Categorical}, "must be an instance.*not the class Categorical"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -67,16 +68,8 @@ def fit(
             raise UserError(f"{name} is a setting of the method: give {type(method).__name__}({name}=...) to fit")
     base = (training or Training()).but(settings)
     chosen = set(settings) | (set(vars(base)) if training else set())
-    if resume and out is None:
-        raise UserError("resume=True needs out=, the folder of the interrupted run")
-    if base.tensorboard and out is None:
-        raise UserError("tensorboard=True needs out=, the folder that its files go to")
-    if settings.get("keep_best") and val is None:
-        raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
-    noise: Any = likelihood
-    if noise is not None and not isinstance(noise, Likelihood):
-        what = f"the class {noise.__name__}" if isinstance(noise, type) else repr(noise)
-        raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
+    _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
+    _check_likelihood(likelihood)
     source = as_source(train)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
@@ -96,6 +89,26 @@ def fit(
         again = "resume the run from its last checkpoint" if out else "start the run again"
         with run.team.guarded(again):
             return run.all_stages(resume)
+
+
+def _refuse_what_does_nothing(
+    base: Training, settings: Mapping[str, Any], *, with_val: bool, with_out: bool, resume: bool
+) -> None:
+    """Raises: UserError: If something was asked for that needs something else, which is not there."""
+    if resume and not with_out:
+        raise UserError("resume=True needs out=, the folder of the interrupted run")
+    if base.tensorboard and not with_out:
+        raise UserError("tensorboard=True needs out=, the folder that its files go to")
+    if settings.get("milestones") and base.schedule != "milestones":
+        raise UserError("milestones= needs schedule='milestones'")
+    if settings.get("keep_best") and not with_val:
+        raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
+
+
+def _check_likelihood(likelihood: Any) -> None:
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        what = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
+        raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
 
 
 def _warn_of_scale(source: Source) -> None:
