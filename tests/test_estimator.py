@@ -140,6 +140,11 @@ def test_pickles() -> None:
     assert (pickle.loads(pickle.dumps(estimator)).predict(x) == estimator.predict(x)).all()
 
 
+def test_a_model_for_images_does_not_take_a_table() -> None:
+    with pytest.raises(pb.UserError, match=r"does not take inputs \(\d+, 4\)"):
+        pb.PocketClassifier(model="lenet5", epochs=1).fit(*load_iris(return_X_y=True))
+
+
 def test_a_saved_network_is_asked_in_the_original_units(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal([100, -3], [20, 0.1], (80, 2))

@@ -32,7 +32,9 @@ SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_
 """What the line of an epoch shows of its row in the metrics file."""
 
 
-MISFIT = re.compile(r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size")
+MISFIT = re.compile(
+    r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size|input to conv"
+)
 """What torch says where a layer gets another shape or type than it is made for."""
 LONELY = "Expected more than 1 value per channel"
 """What torch says where batch norm gets one example, and one value a channel of it."""
