@@ -914,4 +914,11 @@ def test_pixels_are_told_by_their_shares_and_drawn(tmp_path: Path) -> None:
     )
     assert np.bincount(classes.flatten(), minlength=3) / 256 == pytest.approx(row["shares"])
     assert doubts.mean() / 255 * np.log(3) == pytest.approx(row["entropy"], abs=0.01)
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == [
+        "street-classes.png",
+        "street-uncertainty.png",
+    ]
     assert_mistake(call("predict", *asked[:2], "--abstain-above", 0.5), "answers for every pixel")
+    (tmp_path / "other").mkdir()
+    image.new("RGB", (16, 16)).save(tmp_path / "other" / "street.png")
+    assert_mistake(call("predict", *asked[:2], tmp_path / "other" / "street.png", *asked[2:]), "have one name")

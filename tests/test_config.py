@@ -311,6 +311,13 @@ def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
     assert len(config.load_like(own, "digits", subset=5)) == 5
 
 
+def test_a_data_set_s_name_is_no_folder_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    own = pb.data.load("digits", "test")
+    assert len(config.load_like(own, "digits")) == len(own)
+
+
 def test_other_tables_are_scaled_as_the_network_s_own(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(100, 20, (50, 3)).astype(np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(50) % 2)

@@ -95,6 +95,28 @@ def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Pa
     assert done.stdout.count("epistemic") == 3
 
 
+def test_the_edge_answers_a_regression_in_its_own_units(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    x = np.random.default_rng(0).normal(100, 20, (60, 2))
+    regressor = pb.PocketRegressor("bbb", epochs=10, random_state=0).fit(x, np.stack([1e4 + x[:, 0], x[:, 1]], axis=1))
+    pb.export_onnx(regressor.net_, tmp_path / "net.onnx", samples=4)
+    np.save(tmp_path / "x.npy", x[:2])
+    command = [
+        sys.executable,
+        EXAMPLES / "edge" / "run.py",
+        tmp_path / "net.onnx",
+        "--x",
+        tmp_path / "x.npy",
+        "--seconds",
+        "0",
+    ]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines() if " mean " in line]
+    for row, expected in zip(rows, regressor.predict(x[:2]), strict=True):
+        assert [float(row[2]), float(row[5])] == pytest.approx(expected.tolist(), rel=0.1)
+
+
 def test_the_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     inbox = tmp_path / "inbox"

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -404,6 +405,11 @@ def test_the_look_at_a_model_changes_nothing() -> None:
 def test_settings_that_would_do_nothing_or_fail_late_are_named(settings: dict[str, object], message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         pb.fit("map", Cut(cut=False), few(), progress=False, **{"epochs": 1, **settings})
+
+
+def test_numpy_s_numbers_and_whole_class_weights_are_taken() -> None:
+    likelihood = pb.Categorical([1, 3])
+    pb.fit("map", Cut(cut=False), few(), epochs=np.int64(1), lr=np.float32(0.1), likelihood=likelihood, progress=False)
 
 
 def test_several_inputs_names_of_models_and_real_labels_are_told_of() -> None:

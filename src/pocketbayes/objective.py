@@ -55,7 +55,10 @@ class Categorical(Likelihood):
         """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
-        self.register_buffer("class_weights", None if class_weights is None else torch.as_tensor(class_weights))
+        weights = None if class_weights is None else torch.as_tensor(class_weights)
+        self.register_buffer(
+            "class_weights", weights if weights is None or weights.is_floating_point() else weights.float()
+        )
         self.ignore_index = ignore_index
         self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 

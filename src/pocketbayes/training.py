@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -96,10 +96,10 @@ class Training:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            value, kinds = getattr(self, f.name), {"int": int, "float": Real}
+            value, kinds = getattr(self, f.name), {"int": Integral, "float": Real}
             kind = kinds.get(str(f.type).removesuffix(" | None"))
             if kind is not None and value is not None and not isinstance(value, kind):
-                what = "a whole number" if kind is int else "a number"
+                what = "a whole number" if kind is Integral else "a number"
                 raise UserError(f"{f.name} must be {what}, not {value!r}")
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
             if getattr(self, name) < 1:

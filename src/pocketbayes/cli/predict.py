@@ -87,6 +87,8 @@ def predict(
         raise UserError(f"{net} answers for every pixel: only answers for whole inputs are abstained from; see --maps")
     if maps is not None and not pixels:
         raise UserError(f"--maps is for networks that answer for every pixel, {net} answers for whole inputs")
+    if maps is not None and len({path.stem for path in files}) < len(files):
+        raise UserError("--maps names pictures by their files, and two of these have one name: ask for them apart")
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
         given = {"samples": samples, "propagation": propagation, "seed": seed}
@@ -208,7 +210,9 @@ def _name(label: int, info: Info | None) -> str:
 def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
     """Two pictures an input: classes by colour, and total uncertainty from black (none) to white (all there can be)."""
     import colorsys
+    from functools import partial
 
+    from pocketbayes.container import write_atomically
     from pocketbayes.data.folders import require
 
     assert prediction.probs is not None
@@ -217,13 +221,12 @@ def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
     palette = [round(255 * part) for colour in hues for part in colour]
     labels = prediction.probs.argmax(1).byte().cpu().numpy()
     doubts = (255 * prediction.entropy / math.log(classes)).clamp(0, 255).round().byte().cpu().numpy()
-    folder.mkdir(parents=True, exist_ok=True)
     for i in range(len(labels)):
         name = stem if len(labels) == 1 else f"{stem}-{i}"
         picture = pillow.fromarray(labels[i]).convert("P")
         picture.putpalette(palette)
-        picture.save(folder / f"{name}-classes.png")
-        pillow.fromarray(doubts[i]).save(folder / f"{name}-uncertainty.png")
+        for what, drawn in (("classes", picture), ("uncertainty", pillow.fromarray(doubts[i]))):
+            write_atomically(folder / f"{name}-{what}.png", partial(drawn.save, format="PNG"))
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

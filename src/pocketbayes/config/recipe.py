@@ -123,7 +123,7 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
     tree: dict[str, Any] = {"name": name}
     if name.endswith(".npz"):
         tree = {"name": "npz", "path": name}
-    elif os.path.isdir(name):
+    elif name not in LOADERS and os.path.isdir(name):
         tree = {"name": "imagefolder", "path": name}
     tree |= settings
     if tree["name"] in ("npz", "imagefolder"):
