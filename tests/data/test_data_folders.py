@@ -60,6 +60,13 @@ def test_a_folder_without_classes_is_read_where_labels_do_not_matter(tmp_path: P
     assert part[:][1].tolist() == [0] * 6
 
 
+def test_images_outside_any_class_are_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "train" / "flat.png")
+    with pytest.raises(UserError, match=r"train: no images; expected a folder for each class"):
+        data.load("imagefolder", "train", tmp_path, size=8)
+
+
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (24, 24)])
 def test_a_file_reaches_a_network_as_its_data_set_gives_it(tmp_path: Path, size: tuple[int, int]) -> None:
     write_tree(tmp_path, ("train", "val"), each=1, size=size)

@@ -105,7 +105,7 @@ def image_folder(
         _refuse_other_classes(root, part, class_names)
     else:
         part, own = root, False
-    paths, labels = _list_images(root, [part / name for name in class_names] or [part])
+    paths, labels = _list_images(root, part, [part / name for name in class_names] if labelled else [part])
     normalise = normalisation("imagenet", 3, mean, std)
     info = Info(
         name=request.name,
@@ -204,7 +204,7 @@ def _refuse_other_classes(root: Path, part: Path, class_names: tuple[str, ...]) 
         raise UserError(f"{part / unknown[0]}: a class that {root / 'train'} does not have")
 
 
-def _list_images(root: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
+def _list_images(root: Path, part: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
     """The images in each folder and below it, as paths inside `root`, and the numbers of their folders."""
     paths: list[bytes] = []
     labels: list[int] = []
@@ -214,8 +214,7 @@ def _list_images(root: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.by
         paths += sorted(os.fsencode(path.relative_to(root)) for path in found if path.name.lower().endswith(SUFFIXES))
         labels += [label] * (len(paths) - before)
     if not paths:
-        where = folders[0] if len(folders) == 1 else folders[0].parent
-        raise UserError(f"{where}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
+        raise UserError(f"{part}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
     return np.array(paths, dtype=np.bytes_), torch.tensor(labels)
 
 
