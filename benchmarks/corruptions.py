@@ -14,7 +14,7 @@ from pathlib import Path
 import pocketbayes as pb
 from measure import write_result
 from networks import classifier, given_resnet20
-from pocketbayes.suite import evaluate_suite
+from pocketbayes.inference.suite import evaluate_suite
 
 KEPT = ("measures", "reliability", "risk_coverage", "temperature", "shift")
 

@@ -23,8 +23,13 @@ from typing import Any
 CHECKSUM = re.compile(rb'"checksum":"([^"]{32})"')
 BLANK = b"0" * 32
 WATCHED = {
-    "network": ["pocketbayes.pocket", "pocketbayes.packing", "pocketbayes.codec", "pocketbayes.artifact"],
-    "recipe": ["pocketbayes.config", "yaml"],
+    "network": [
+        "pocketbayes.files.pocket",
+        "pocketbayes.files.packing",
+        "pocketbayes.files.codec",
+        "pocketbayes.files.network_file",
+    ],
+    "recipe": ["pocketbayes.recipes", "yaml"],
 }
 SLOW = 10
 """YAML's parser under watch takes so much longer."""

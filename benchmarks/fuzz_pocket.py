@@ -15,9 +15,11 @@ import torch
 
 import pocketbayes as pb
 from fuzz_mutations import damage, lie
-from pocketbayes import artifact, checkpoint, container, pocket
-from pocketbayes.container import METADATA
-from pocketbayes.packing import Precision
+from pocketbayes.files import container, pocket
+from pocketbayes.files import network_file as artifact
+from pocketbayes.files.container import METADATA
+from pocketbayes.files.packing import Precision
+from pocketbayes.training import checkpoint
 
 METHODS: dict[str, tuple[pb.Method, str | Precision]] = {
     "shared": (pb.WeightSharing(k=4, n_min=2, tau_w=0.3), "lossless"),

@@ -20,11 +20,13 @@ import yaml
 import fuzz_pocket
 import pocketbayes as pb
 from fuzz_mutations import damage, damage_text, lie
-from pocketbayes import checkpoint, config, models
+from pocketbayes import models
+from pocketbayes import recipes as config
 from pocketbayes.cli.inspect import read_run
 from pocketbayes.data import Info, read_inputs
-from pocketbayes.studies.run import read_result
-from pocketbayes.suite import EVALUATION_FILE, read_values
+from pocketbayes.inference.suite import EVALUATION_FILE, read_values
+from pocketbayes.recipes.studies.run import read_result
+from pocketbayes.training import checkpoint
 
 Mutation = Callable[[bytes, random.Random], bytes]
 DIGITS = Info("digits", "classification", 10, None, (1, 8, 8), (0.5,), (0.5,))

@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from measure import RESULTS, Rows
-from pocketbayes import checkpoint
 from pocketbayes.cli import app
-from pocketbayes.loop import Loop
 from pocketbayes.methods import METHODS
+from pocketbayes.training import checkpoint
+from pocketbayes.training.loop import Loop
 
 SETTINGS: dict[str, list[str]] = {
     "ensemble": ["members=2"],
@@ -176,7 +176,7 @@ def measure(method: str, folder: Path, kills: int, clock: bool) -> dict[str, Any
 
 def prepare() -> None:
     """Imports what runs import, so that forks need not."""
-    for name in ("laplace", "lightning_fabric", "sklearn.datasets", "pocketbayes.report.table"):
+    for name in ("laplace", "lightning_fabric", "sklearn.datasets", "pocketbayes.reporting.table"):
         importlib.import_module(name)
     torch.set_num_threads(1)
 

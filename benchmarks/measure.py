@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pocketbayes.container import write_atomically
-from pocketbayes.environment import environment
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
@@ -102,7 +102,7 @@ class Rows(dict[str, Any]):
 
 def draw(figures: Mapping[str, Callable[[], Any]]) -> None:
     """Writes NAME.png to docs/figures for each that is measured: one that is not gives None."""
-    from pocketbayes.figures import save
+    from pocketbayes.reporting.figures import save
 
     for name, make in figures.items():
         figure = make()

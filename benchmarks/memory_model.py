@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from measure import write_result
-from pocketbayes.layout import Layout
 from pocketbayes.models.vit import VisionTransformer
+from pocketbayes.posteriors.layout import Layout
 
 FLOAT = 4
 DEVICES = (8, 64, 512)

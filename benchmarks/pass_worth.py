@@ -22,7 +22,7 @@ from torch import Tensor
 
 import pocketbayes as pb
 from measure import Rows, interleaved, ratios
-from pocketbayes.metrics import Classification, ood_scores
+from pocketbayes.inference.metrics import Classification, ood_scores
 
 NAME = "pass-worth"
 METHODS: dict[str, tuple[pb.Method, dict[str, Any]]] = {

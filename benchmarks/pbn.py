@@ -26,7 +26,7 @@ import pocketbayes as pb
 from measure import Rows
 from pocketbayes.data.memory import Images
 from pocketbayes.data.shift import rotate
-from pocketbayes.metrics import ood_scores
+from pocketbayes.inference.metrics import ood_scores
 
 KEPT = ("accuracy", "nll", "brier", "ece", "entropy")
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import pocketbayes as pb
 from measure import interleaved, ratios
-from pocketbayes.metrics import cost_model, flops, peak_memory
-from pocketbayes.sparsity import training_bytes
+from pocketbayes.inference.metrics import cost_model, flops, peak_memory
+from pocketbayes.methods.sparsity import training_bytes
 from steps import EXAMPLES, Action, deterministic_step
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}

@@ -14,7 +14,7 @@ from typing import Any
 
 import pocketbayes as pb
 from measure import Rows, draw
-from pocketbayes.figures import partial, regression, segmentation, shift
+from pocketbayes.reporting.figures import partial, regression, segmentation, shift
 from table_parts import grouped, mean
 
 CAMVID_CLASSES = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]

@@ -21,9 +21,9 @@ import torch
 
 import pocketbayes as pb
 from measure import interleaved, write_result
-from pocketbayes import codec, pocket
+from pocketbayes.files import codec, pocket
+from pocketbayes.files.packing import Precision
 from pocketbayes.methods.int8 import quantized
-from pocketbayes.packing import Precision
 
 
 def layers_of(model: str) -> list[int]:

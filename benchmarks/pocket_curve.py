@@ -17,8 +17,8 @@ from typing import Any
 import pocketbayes as pb
 from measure import Rows
 from networks import classifier, given_resnet20
-from pocketbayes import figures
-from pocketbayes.packing import Precision
+from pocketbayes.files.packing import Precision
+from pocketbayes.reporting import figures
 
 NAME = "pocket-curve"
 PRECISION = Precision("int8", "int8", "bfloat16")

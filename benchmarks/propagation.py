@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import pocketbayes as pb
 from measure import Rows, interleaved, ratios
 from networks import given_resnet20, trained_vit
-from pocketbayes.metrics import Classification, peak_memory
+from pocketbayes.inference.metrics import Classification, peak_memory
+from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
 from pocketbayes.posteriors.base import softplus_inverse
-from pocketbayes.predict import outputs_of, passes_for, scaled
 from steps import Action, deterministic_step, our_step, peer_model, thirty_passes, without_gradients
 
 NAME = "propagation"

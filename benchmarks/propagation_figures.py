@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from measure import Rows, draw
-from pocketbayes.figures import propagation
+from pocketbayes.reporting.figures import propagation
 
 METHODS = ("map", "bbb", "vdp", "vdp-full")
 

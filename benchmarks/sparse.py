@@ -23,8 +23,8 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import interleaved, write_result
 from networks import classifier
-from pocketbayes.csr import Pattern, SparseMatrix
-from pocketbayes.sparsity import training_bytes, training_flops
+from pocketbayes.methods.sparsity import training_bytes, training_flops
+from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from steps import EXAMPLES, Action, step_of, without_gradients
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet-small": (3, 32, 32)}

@@ -23,10 +23,10 @@ import torch
 
 import pocketbayes as pb
 from measure import Rows
-from pocketbayes.batches import steps_per_epoch
+from pocketbayes.data.batches import steps_per_epoch
 from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.methods.sparsity import removal_overlap, training_bytes, training_flops
 from pocketbayes.posteriors.sparse import SCORES
-from pocketbayes.sparsity import removal_overlap, training_bytes, training_flops
 
 KEPT = ("accuracy", "nll", "ece", "brier")
 SEEDS = (0, 1, 2)

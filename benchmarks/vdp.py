@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 import pocketbayes as pb
 from measure import Rows
 from networks import classifier, given_resnet20, trained_vit
-from pocketbayes import curves, explain, statistics
+from pocketbayes.inference import curves, explain, statistics
 
 SEEDS = range(5)
 KEPT = ("accuracy", "nll", "ece", "brier", "count")

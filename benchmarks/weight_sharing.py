@@ -24,12 +24,13 @@ import torch
 import pocketbayes as pb
 from measure import Rows
 from networks import classifier, given_resnet20
-from pocketbayes import config, figures
-from pocketbayes.batches import batches
-from pocketbayes.experiment import run
-from pocketbayes.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
-from pocketbayes.metrics import ood_scores
-from pocketbayes.predict import run_passes
+from pocketbayes import recipes as config
+from pocketbayes.data.batches import batches
+from pocketbayes.inference.metrics import ood_scores
+from pocketbayes.inference.prediction import run_passes
+from pocketbayes.recipes.experiment import run
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
 
 NAME = "weight-sharing"
 KEPT = ("accuracy", "nll", "ece", "brier", "count")

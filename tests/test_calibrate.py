@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes import config
-from pocketbayes.calibrate import fit_variance_scale
+from pocketbayes import recipes as config
 from pocketbayes.cli import app
-from pocketbayes.experiment import run
-from pocketbayes.search import search_beta
+from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.recipes.experiment import run
+from pocketbayes.training.beta_search import search_beta
 
 
 def regression(std: float) -> tuple[pb.Network, torch.Tensor]:

@@ -20,7 +20,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import pocketbayes as pb
-from pocketbayes import config
+from pocketbayes import recipes as config
 from pocketbayes.cli import app
 
 TINY = ["--set", "model.hidden=[8]", "--set", "samples=3"]
@@ -365,7 +365,7 @@ def test_seeds_are_averaged(trained: Trained, tmp_path: Path) -> None:
 def test_an_interrupted_evaluation_says_how_to_go_on(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pocketbayes.suite import parts
+    from pocketbayes.inference.suite import parts
 
     stream, count = parts.stream, 0
 

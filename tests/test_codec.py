@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pocketbayes import codec
-from pocketbayes.codec import CodecError
+from pocketbayes.files import codec
+from pocketbayes.files.codec import CodecError
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -299,7 +299,7 @@ def test_the_specified_reader_agrees_with_tables_and_with_large_numbers() -> Non
 
 def test_the_bound_on_blocks_holds_and_is_not_far_off() -> None:
     """What a decoder allows for learning, before it learns: no less than the encoder needs, not many times more."""
-    from pocketbayes.codec.integers import FIRST_BLOCK, _blocks, _Models
+    from pocketbayes.files.codec.integers import FIRST_BLOCK, _blocks, _Models
 
     for length in (*range(1, 2000, 7), 5 * FIRST_BLOCK, 5 * FIRST_BLOCK + 1, 10**5, 10**7, 10**9):
         taken = sum(1 for _ in _Models(2).blocks(slice(0, length), None))

@@ -13,10 +13,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pocketbayes as pb
+from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.cli import app
-from pocketbayes.compress import Candidate, Compressed, Trial, compress, frontier
-from pocketbayes.errors import NotFiniteAnswersError, UserError
-from pocketbayes.packing import Precision
+from pocketbayes.files.packing import Precision
+from pocketbayes.ship.compression import Candidate, Compressed, Trial, compress, frontier
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,7 +122,7 @@ def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, mo
 
 
 def test_the_figure_shows_every_trial() -> None:
-    from pocketbayes.figures.compression import rate_distortion
+    from pocketbayes.reporting.figures.compression import rate_distortion
 
     def trial(size: int, nll: float, sharing: Any = None) -> dict[str, Any]:
         return {"bytes": size, "bits": 1.0, "nll": nll, "accuracy": 1 - nll, "sharing": sharing, "precision": {}}
@@ -148,7 +148,7 @@ def test_regressions_are_compressed_by_their_log_likelihood() -> None:
 def test_a_candidate_without_finite_answers_is_passed_over(
     trained: pb.Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, calls = sys.modules["pocketbayes.compress"], []
+    module, calls = sys.modules["pocketbayes.ship.compression"], []
 
     def sometimes(*args: Any, **settings: Any) -> dict[str, float]:
         calls.append(1)
@@ -164,7 +164,7 @@ def test_a_candidate_without_finite_answers_is_passed_over(
 
 def test_what_was_chosen_by_few_draws_must_stand_others(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run(trained, max_bytes=4000)
-    module = sys.modules["pocketbayes.compress"]
+    module = sys.modules["pocketbayes.ship.compression"]
     checked = []
 
     def fails_at_first(*args: Any, samples: int, **settings: Any) -> Any:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from pocketbayes import config
+from pocketbayes import recipes as config
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.registry import LOADERS
-from pocketbayes.errors import UnknownNameError, UserError
 
 BASE = {"method": "bbb", "model": "mlp", "data": "digits"}
 
@@ -63,7 +63,7 @@ def test_the_pretrained_recipe_loads_its_weights(data_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.data
 def test_lenet300_on_mnist_reaches_98_percent(data_dir: Path, tmp_path: Path) -> None:
-    from pocketbayes.experiment import run
+    from pocketbayes.recipes.experiment import run
 
     recipe = config.read("mnist-lenet300-lrt")
     assert recipe.training["epochs"] <= 10

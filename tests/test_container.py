@@ -19,8 +19,9 @@ from torch import Tensor
 
 import pocketbayes as pb
 from cases import tiny_model
-from pocketbayes import container
-from pocketbayes.errors import UserError
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import UserError
+from pocketbayes.files import container
 
 DTYPES = [
     torch.float32,
@@ -222,7 +223,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     elif step == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(UserError, match=r"cannot write .*net\.pocket.*No space left"):
-        container.write_atomically(file, fail if step == "fill" else lambda handle: handle.write(b"new"))
+        atomic.write_atomically(file, fail if step == "fill" else lambda handle: handle.write(b"new"))
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
 
@@ -235,7 +236,7 @@ def test_an_interrupt_leaves_the_old_file(file: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        container.write_atomically(file, interrupt)
+        atomic.write_atomically(file, interrupt)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import pocketbayes as pb
-from pocketbayes.gaussian import tensors_in
 from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors.gaussian import tensors_in
 
 PROPAGATIONS = ("mean", "sample", "local", "flipout")
 

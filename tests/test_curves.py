@@ -7,7 +7,7 @@ import torch
 
 import pocketbayes as pb
 from cases import CASES, Case, tiny_data, tiny_model
-from pocketbayes import curves
+from pocketbayes.inference import curves
 from pocketbayes.network import members
 
 

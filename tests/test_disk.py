@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes import checkpoint
+from pocketbayes.training import checkpoint
 from test_guards import Told, fit
 
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import tiny_data, tiny_model
-from pocketbayes.batches import as_source, batches
-from pocketbayes.batches import share as weight_of
-from pocketbayes.evaluate import evaluate
-from pocketbayes.guards import fingerprint
+from pocketbayes.base.process_group import Team
+from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import share as weight_of
+from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.methods.addition import DenseGradients
 from pocketbayes.methods.laplace import _Problem
+from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
-from pocketbayes.sensitivity import sensitivities
-from pocketbayes.team import Team
+from pocketbayes.training.checks import fingerprint
 from test_train import smooth
 
 QUIET: dict[str, Callable[[], pb.Method]] = {

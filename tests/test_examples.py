@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an example registers is gone after it."""
     from pocketbayes.data.registry import LOADERS
-    from pocketbayes.rules.moments.table import RULES
+    from pocketbayes.propagation.moments.table import RULES
 
     for registry in (LOADERS, RULES):
         for key, value in list(registry.items()):

@@ -8,7 +8,7 @@ from torch import nn
 
 import pocketbayes as pb
 from cases import CASES, Case, tiny_data, tiny_model
-from pocketbayes import explain
+from pocketbayes.inference import explain
 
 
 def network(propagation: str = "moments") -> pb.Network:

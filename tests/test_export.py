@@ -149,7 +149,7 @@ def drawn_in_torch(net: pb.Mixture | pb.Network, x: Tensor, samples: int, seed: 
 
 def noise_graph(size: int) -> Any:
     """(seed, pass) -> noise."""
-    from pocketbayes import onnx_graph
+    from pocketbayes.ship import onnx_graph
 
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 20})
     op = onnx_graph.Nodes(graph)
@@ -193,7 +193,7 @@ def test_noise_is_standard_normal_and_passes_and_seeds_are_unrelated() -> None:
 
 def shrunk(values: Array) -> tuple[Array, int]:
     """What a graph gives for its shrunken constant, and the bytes of all its constants."""
-    from pocketbayes import onnx_graph
+    from pocketbayes.ship import onnx_graph
 
     constant = ir.val("index", const_value=ir.tensor(values, name="index"))
     graph = ir.Graph([], [], nodes=[], initializers=[constant], opset_imports={"": 20})

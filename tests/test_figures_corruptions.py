@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pocketbayes.figures.corruptions import contact_sheet
+from pocketbayes.reporting.figures.corruptions import contact_sheet
 
 
 @pytest.mark.parametrize("shape", [(6, 6, 3), (6, 9, 1), (6, 9)])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from pocketbayes import figures
-from pocketbayes.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
 
 pytest.importorskip("matplotlib")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pocketbayes import figures
-from pocketbayes.figures import propagation
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures import propagation
 
 pytest.importorskip("matplotlib")
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pocketbayes.figures.calibration import confidence_boxes, reliability, risk_coverage
-from pocketbayes.figures.layers import layer_fractions, sigma_map
-from pocketbayes.figures.ood import ood_histograms
-from pocketbayes.figures.pareto import beside, pareto, pareto_front
-from pocketbayes.figures.shift import shift_curves
-from pocketbayes.figures.training import training_curves
+from pocketbayes.reporting.figures.calibration import confidence_boxes, reliability, risk_coverage
+from pocketbayes.reporting.figures.layers import layer_fractions, sigma_map
+from pocketbayes.reporting.figures.ood import ood_histograms
+from pocketbayes.reporting.figures.pareto import beside, pareto, pareto_front
+from pocketbayes.reporting.figures.shift import shift_curves
+from pocketbayes.reporting.figures.training import training_curves
 
 pytest.importorskip("matplotlib")
 

@@ -14,10 +14,10 @@ from torch import nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes import checkpoint
-from pocketbayes.checkpoint import Progress
-from pocketbayes.guards import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
-from pocketbayes.team import LostProcessError
+from pocketbayes.base.process_group import LostProcessError
+from pocketbayes.training import checkpoint
+from pocketbayes.training.checkpoint import Progress
+from pocketbayes.training.checks import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
 
 
 class Told(torch.utils.data.Dataset):

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.gradients import looped_gradient
-from pocketbayes.head import Head
-from pocketbayes.taps import make_plan
+from pocketbayes.inference.head import Head
+from pocketbayes.propagation.linear.gradients import looped_gradient
+from pocketbayes.propagation.linear.taps import make_plan
 
 
 class Features(nn.Module):
@@ -93,7 +93,7 @@ def test_a_last_layer_among_point_weights_of_a_layout(
     hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All draws at once, or one after the other where memory holds no more."""
-    monkeypatch.setattr("pocketbayes.head._AT_ONCE", at_once)
+    monkeypatch.setattr("pocketbayes.inference.head._AT_ONCE", at_once)
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h)), hessian), torch.randn(9, 6)
     slow = without_head(net, x, monkeypatch)

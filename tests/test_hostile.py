@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from pocketbayes import packing, pocket
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
+from pocketbayes.files import packing, pocket
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 fuzz = __import__("fuzz")

@@ -14,7 +14,7 @@ import yaml
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes import hub
+from pocketbayes.ship import hub
 
 
 def digits_net(out_features: int = 10) -> pb.Network:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.layout import Layout
 from pocketbayes.methods.int8 import quantized
 from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField, Quantized
+from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.quantized import SIGMA_BITS, pack, rows, unpack
 
 each_bits = pytest.mark.parametrize("bits", SIGMA_BITS)

@@ -13,7 +13,7 @@ import torch
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes import container
+from pocketbayes.base import atomic
 from pocketbayes.data.augment import CropFlip
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import Normalise
@@ -52,7 +52,7 @@ def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path
     others = [".model.pocket", ".model.pocket.notes", "model.pocket", ".other.0123abcd", ".model.pocket.0123abcd0"]
     for name in (".model.pocket.0123abcd", *others):
         (tmp_path / name).touch()
-    container.remove_leftovers(tmp_path / "model.pocket")
+    atomic.remove_leftovers(tmp_path / "model.pocket")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
 
 

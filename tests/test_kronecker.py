@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import pocketbayes as pb
 from pocketbayes.posteriors import Kronecker, LowRank
-from pocketbayes.priors import Normal
+from pocketbayes.posteriors.priors import Normal
 
 LAYOUT = pb.Layout.of(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3)), bayesian_bias=True)
 SLOTS = (2, 3)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout, Slot, placed
+from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors.layout import Layout, Slot, placed
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=4).map(tuple), min_size=1, max_size=6)
 

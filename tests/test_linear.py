@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes import linear
-from pocketbayes.gradients import looped_gradient
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.shared import Shared
-from pocketbayes.readout import read_out
-from pocketbayes.taps import make_plan
+from pocketbayes.propagation.linear import delta as linear
+from pocketbayes.propagation.linear.gradients import looped_gradient
+from pocketbayes.propagation.linear.taps import make_plan
+from pocketbayes.propagation.readout import read_out
 
 
 def network_of(model: nn.Module, std: float = 0.02, **settings: Any) -> pb.Network:

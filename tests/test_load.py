@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pocketbayes.figures.memory import memory
+from pocketbayes.reporting.figures.memory import memory
 
 if not Path("/proc/self/statm").exists():
     pytest.skip("resident memory is read from /proc, which only Linux has", allow_module_level=True)

@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import pocketbayes as pb
 from pocketbayes.posteriors import LowRank
-from pocketbayes.priors import Normal, ScaleMixture
+from pocketbayes.posteriors.priors import Normal, ScaleMixture
 
 LAYOUT = pb.Layout.of(nn.Linear(4, 3))
 INDEX = torch.tensor([1, 4, 5, 9, 11])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes.metrics.cost import peak_memory
+from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.posteriors import Shared
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes import models
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.models.resnet import SubsampleAndPad
 
 # One small instance of every name of ours: its arguments, and an input's shape.

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pocketbayes as pb
 from cases import TinyNet, tiny_data
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.network import frozen_batch_norm
 from pocketbayes.posteriors import MeanField, Point
 

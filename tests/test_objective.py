@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout
-from pocketbayes.objective import Categorical, GaussianNoise, kl_weight, match_target, restore
+from pocketbayes.base.errors import UserError
+from pocketbayes.likelihoods import Categorical, GaussianNoise, kl_weight, match_target, restore
 from pocketbayes.posteriors import MeanField, Point
 from pocketbayes.posteriors.base import softplus_inverse
-from pocketbayes.priors import Normal, ScaleMixture
-from pocketbayes.priors import restore as restore_prior
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Normal, ScaleMixture
+from pocketbayes.posteriors.priors import restore as restore_prior
 
 # -- categorical ------------------------------------------------------------------------------------------------------
 

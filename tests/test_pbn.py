@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.methods.base import Start
+from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Partial
-from pocketbayes.sensitivity import largest, largest_per_slot, sensitivities
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 2.0000002]), min_size=1, max_size=40), st.data())

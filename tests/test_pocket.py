@@ -11,10 +11,11 @@ from torch import nn
 
 import pocketbayes as pb
 from cases import CASES, Case, tiny_data, tiny_model
-from pocketbayes import artifact, packing, pocket
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
+from pocketbayes.files import network_file as artifact
+from pocketbayes.files import packing, pocket
+from pocketbayes.files.packing import Precision
 from pocketbayes.network import members
-from pocketbayes.packing import Precision
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.errors import UserError
-from pocketbayes.predict import run_passes
+from pocketbayes.base.errors import UserError
+from pocketbayes.inference.prediction import run_passes
 
 FIELDS = ("mean", "std", "entropy", "epistemic", "aleatoric", "probs")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pocketbayes.progress import Bar, Silent, display
+from pocketbayes.base.progress import Bar, Silent, display
 
 
 @pytest.mark.parametrize(("show", "seen"), [(True, True), ("bar", False)])

@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import pocketbayes as pb
-from pocketbayes import checkpoint, config
-from pocketbayes.config.files import parse_yaml
+from pocketbayes import recipes as config
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.folders import read_image
 from pocketbayes.data.formats import read_cifar, read_npy, read_npz, read_svhn
 from pocketbayes.data.matlab import matlab_arrays
-from pocketbayes.errors import UserError
+from pocketbayes.recipes.files import parse_yaml
+from pocketbayes.training import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 fuzz = __import__("fuzz")

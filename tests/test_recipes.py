@@ -16,11 +16,12 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes import config, data
+from pocketbayes import data
+from pocketbayes import recipes as config
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.vision import IMAGE_SETS
-from pocketbayes.experiment import run
 from pocketbayes.methods import Method, Stage
+from pocketbayes.recipes.experiment import run
 
 BATCH, STEPS = 4, 2
 SMALL_ONES = [name for name in config.names() if name.startswith("digits-")]

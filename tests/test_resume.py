@@ -15,8 +15,9 @@ import torch
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes import checkpoint, container
-from pocketbayes.resume import check_random
+from pocketbayes.files import container
+from pocketbayes.training import checkpoint
+from pocketbayes.training.resume import check_random
 
 NAN = float("nan")
 OPTIMISERS = ("adamw", "sgd")

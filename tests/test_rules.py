@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.gaussian import Gaussian, noise_like, safe_sqrt
 from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors.gaussian import Gaussian, noise_like, safe_sqrt
 
 DRAWS = 100_000
 

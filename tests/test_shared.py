@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.layout import Layout
 from pocketbayes.network import Network
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Normal, ScaleMixture
 from pocketbayes.posteriors.shared import Shared
-from pocketbayes.priors import Normal, ScaleMixture
 
 DRAWS = ["shared", "shared-noise", "independent"]
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.csr import Pattern, SparseMatrix
+from pocketbayes.methods.sparsity import layer_counts, removal_overlap, training_bytes, training_flops
 from pocketbayes.network import Network
+from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from pocketbayes.posteriors.sparse import SCORES, Sparse, carry, removal_score
-from pocketbayes.sparsity import layer_counts, removal_overlap, training_bytes, training_flops
 
 # -- scores -----------------------------------------------------------------------------------------------------------
 

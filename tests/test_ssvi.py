@@ -18,12 +18,12 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import tiny_data, tiny_model
+from pocketbayes.base.process_group import ALONE
+from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
-from pocketbayes.metrics.cost import peak_memory
+from pocketbayes.methods.sparsity import layer_counts
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
-from pocketbayes.sparsity import layer_counts
-from pocketbayes.team import ALONE
 from test_train import smooth
 
 QUICK = {"batch_size": 16, "lr": 1e-2, "progress": False}
@@ -446,7 +446,7 @@ def test_a_wrong_kernel_is_named() -> None:
 
 
 def test_two_steps_of_the_recipe_at_the_papers_scale() -> None:
-    from pocketbayes import config
+    from pocketbayes import recipes as config
 
     large = config.read("cifar100-resnet18-ssvi")
     recipe = config.read("cifar10-resnet18-ssvi", ["method.swap_every=1"])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pocketbayes.errors import UserError
-from pocketbayes.statistics import anova, holm, mcnemar, mean_interval, paired_t
+from pocketbayes.base.errors import UserError
+from pocketbayes.inference.statistics import anova, holm, mcnemar, mean_interval, paired_t
 
 RNG = np.random.default_rng(0)
 

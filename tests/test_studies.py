@@ -11,10 +11,10 @@ import torch
 from typer.testing import CliRunner
 
 import pocketbayes as pb
-from pocketbayes import studies
+from pocketbayes.base.shard import Shard
 from pocketbayes.cli import app
-from pocketbayes.shard import Shard
-from pocketbayes.studies.study import merged
+from pocketbayes.recipes import studies
+from pocketbayes.recipes.studies.study import merged
 
 SMALL = {
     "about": "two methods",

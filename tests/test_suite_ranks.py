@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 import pocketbayes as pb
 import ranks
-from pocketbayes.suite import evaluate_suite, read_values
-from pocketbayes.team import Team, joined
+from pocketbayes.base.process_group import Team, joined
+from pocketbayes.inference.suite import evaluate_suite, read_values
 
 BATCH = 16
 

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.batches import as_source, batches
+from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.memory import Arrays
-from pocketbayes.guards import warn_of_odd_model
 from pocketbayes.network import frozen_batch_norm
-from pocketbayes.train import TrainingError
-from pocketbayes.training import Plateau
+from pocketbayes.training.checks import warn_of_odd_model
+from pocketbayes.training.fitting import TrainingError
+from pocketbayes.training.settings import Plateau
 
 QUICK = {"batch_size": 16, "progress": False}
 

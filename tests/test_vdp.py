@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.objective import VARIANCE_FLOOR
+from pocketbayes.likelihoods import VARIANCE_FLOOR
 
 
 def logits(scale: float = 0.1, shape: tuple[int, ...] = (6, 4)) -> pb.Gaussian:

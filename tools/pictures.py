@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes import figures
-from pocketbayes.figures.pareto import pareto
 from pocketbayes.methods import make
 from pocketbayes.network import members
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures.pareto import pareto
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

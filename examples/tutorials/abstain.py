@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import pocketbayes as pb
-from pocketbayes import figures
 from pocketbayes.data.shift import noise_db
-from pocketbayes.figures import calibration
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures import calibration
 
 options = {"val_fraction": 0.33}
 train = pb.data.load("digits", "train", subset=300, **options)

@@ -8,9 +8,10 @@
 
 # %%
 import pocketbayes as pb
-from pocketbayes import figures, statistics
-from pocketbayes.figures import calibration
-from pocketbayes.packing import Precision
+from pocketbayes.files.packing import Precision
+from pocketbayes.inference import statistics
+from pocketbayes.reporting import figures
+from pocketbayes.reporting.figures import calibration
 
 BUDGET = 150_000
 folder = pb.data.folder_of()

@@ -8,8 +8,8 @@
 import torch
 
 import pocketbayes as pb
-from pocketbayes import figures
 from pocketbayes.data.shift import rotate
+from pocketbayes.reporting import figures
 
 train, val, test = (pb.data.load("digits", split) for split in ("train", "val", "test"))
 print(

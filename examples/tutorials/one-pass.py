@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes import figures
+from pocketbayes.reporting import figures
 
 train, test = pb.data.load("digits", "train"), pb.data.load("digits", "test")
 x, _ = test[:]

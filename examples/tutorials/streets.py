@@ -10,7 +10,7 @@
 import torch
 
 import pocketbayes as pb
-from pocketbayes import figures
+from pocketbayes.reporting import figures
 
 train = pb.data.load("masks", "train", path="camvid", size=(48, 64), augment=True)
 test = pb.data.load("masks", "test", path="camvid", size=(48, 64))

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pocketbayes import curves, data, explain, models
-from pocketbayes.artifact import load, save
-from pocketbayes.calibrate import fit_variance_scale
-from pocketbayes.compress import compress
-from pocketbayes.errors import UserError
-from pocketbayes.evaluate import evaluate
-from pocketbayes.export import export_onnx
-from pocketbayes.gaussian import Gaussian
-from pocketbayes.hub import from_pretrained, push_to_hub, save_pretrained
-from pocketbayes.layout import Layout
+from pocketbayes import data, models
+from pocketbayes.base.errors import UserError
+from pocketbayes.files.network_file import load, save
+from pocketbayes.inference import curves, explain
+from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.inference.prediction import Prediction, predict
+from pocketbayes.inference.suite import evaluate_suite
+from pocketbayes.likelihoods import Categorical, GaussianNoise
 from pocketbayes.methods import (
     METHODS,
     PBN,
@@ -33,28 +32,30 @@ from pocketbayes.methods import (
     RigL,
     WeightSharing,
 )
+from pocketbayes.methods.recalibration import recalibrate
 from pocketbayes.network import Mixture, Net, Network
-from pocketbayes.objective import Categorical, GaussianNoise
 from pocketbayes.posteriors import Census, Posterior
-from pocketbayes.predict import Prediction, predict
-from pocketbayes.recalibrate import recalibrate
-from pocketbayes.report import report
-from pocketbayes.rules import register_moment_rule
-from pocketbayes.search import search_beta
-from pocketbayes.suite import evaluate_suite
-from pocketbayes.train import bayesianize, fit
-from pocketbayes.training import Training
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.propagation import register_moment_rule
+from pocketbayes.reporting import report
+from pocketbayes.ship.compression import compress
+from pocketbayes.ship.hub import from_pretrained, push_to_hub, save_pretrained
+from pocketbayes.ship.onnx import export_onnx
+from pocketbayes.training.beta_search import search_beta
+from pocketbayes.training.fitting import bayesianize, fit
+from pocketbayes.training.settings import Training
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from pocketbayes.estimator import PocketClassifier, PocketRegressor
+    from pocketbayes.ship.estimator import PocketClassifier, PocketRegressor
 else:
 
     def __getattr__(name: str) -> Any:
         """The estimators, whose scikit-learn takes a while to import."""
         if name in ("PocketClassifier", "PocketRegressor"):
-            from pocketbayes import estimator
+            from pocketbayes.ship import estimator
 
             return getattr(estimator, name)
         raise AttributeError(f"module 'pocketbayes' has no attribute {name!r}")

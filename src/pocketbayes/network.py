@@ -14,16 +14,16 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data import Info
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.gaussian import Gaussian
-from pocketbayes.layout import Layout, placed
-from pocketbayes.linear import Linearised, linearise
-from pocketbayes.plan import Plan, count_uses
 from pocketbayes.posteriors import Census, Posterior
-from pocketbayes.priors import Normal, Prior
-from pocketbayes.rules import RULES
-from pocketbayes.rules.moments import NoRuleError
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.posteriors.priors import Normal, Prior
+from pocketbayes.propagation import RULES
+from pocketbayes.propagation.linear.delta import Linearised, linearise
+from pocketbayes.propagation.moments import NoRuleError
+from pocketbayes.propagation.plan import Plan, count_uses
 
 PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES, "linear")
 """mean: the network at its mean; sample: draw weights, run the model as it is; linear: the delta method; the
@@ -117,7 +117,7 @@ class Network(nn.Module):
                 raise error.at(_module_of(error, self.model)) from error
 
     def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
-        """The delta method at the posterior mean: see `pocketbayes.linear.linearise`."""
+        """The delta method at the posterior mean: see `pocketbayes.propagation.linear.delta.linearise`."""
         with TURNS:
             return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pocketbayes import data
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 
 random = np.random.default_rng(0)
 

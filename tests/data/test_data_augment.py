@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pocketbayes import data
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.augment import CropFlip, random_crop, random_flip
 from pocketbayes.data.normalise import NORMALISATIONS, normalisation
-from pocketbayes.errors import UserError
 
 
 def images(n: int = 8, channels: int = 3, height: int = 6, width: int = 5) -> Tensor:

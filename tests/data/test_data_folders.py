@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from pocketbayes import data
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 
 CLASSES = ("cat", "dog", "emu")
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from pocketbayes import data
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.segmentation import CITYSCAPES_IDS
-from pocketbayes.errors import UserError
 
 
 def picture_of(mask: np.ndarray, step: int) -> Image.Image:

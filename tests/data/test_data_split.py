@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pocketbayes import data
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.split import choose, hold_out, permutation
-from pocketbayes.errors import UnknownNameError, UserError
 
 seeds = st.integers(0, 2**32)
 

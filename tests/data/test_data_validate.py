@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pocketbayes.batches import as_source, batches, epoch_order
+from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info, collate, validate_batch
-from pocketbayes.errors import UserError
+from pocketbayes.data.batches import as_source, batches, epoch_order
 
 CLASSIFICATION = Info("pets", "classification", 3, None, (2, 4))
 REGRESSION = Info("prices", "regression", None, None, (2,))

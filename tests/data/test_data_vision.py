@@ -18,10 +18,10 @@ from scipy.io import savemat
 from torch.utils.data import DataLoader
 
 from pocketbayes import data
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.class_names import CIFAR100
 from pocketbayes.data.formats import read_idx, read_npz
 from pocketbayes.data.vision import IMAGE_SETS
-from pocketbayes.errors import UserError
 
 random = np.random.default_rng(0)
 

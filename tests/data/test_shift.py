@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data import shift
 from pocketbayes.data.corruptions import FUNCTIONS, imaging, parameters
-from pocketbayes.errors import UserError
 
 # First 12 digits of SHA-256 over the five severities of `pattern(2, 32, 32, 3)`, seed 0. A change here is a change of
 # everybody's results: never update one without saying so in the changelog. (JPEG's depends on libjpeg as well.)

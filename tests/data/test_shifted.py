@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from pocketbayes import data
-from pocketbayes.batches import batches
+from pocketbayes.base.errors import UserError
 from pocketbayes.data import shift
+from pocketbayes.data.batches import batches
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shifted import Shifted, corrupted, noisy, rotated
 from pocketbayes.data.split import choose
-from pocketbayes.errors import UserError
 
 
 @pytest.fixture(scope="module")

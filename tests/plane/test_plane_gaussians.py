@@ -11,7 +11,7 @@ from scipy.linalg import sqrtm
 from scipy.stats import chi2 as chi_square
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane import mahalanobis_squared, merge, w2_squared
 
 

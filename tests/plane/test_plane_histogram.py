@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.plane import Grid, fit_mixture, make_grid, make_histogram
 
 

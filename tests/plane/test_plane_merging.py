@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane import PlaneMixture, dissolve, merge, merge_all, w2_squared
 
 

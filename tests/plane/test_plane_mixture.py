@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.plane import PlaneMixture, fit_mixture, kmeans
 from pocketbayes.plane import centres as centres_module
 from pocketbayes.plane.blocks import Blocks, bounds

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.plane import (
     Plane,
     PlaneMixture,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pocketbayes import config
-from pocketbayes.experiment import run
-from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes import recipes as config
+from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes.recipes.experiment import run
 
 RECIPES = {
     "shared": {"method": {"name": "2dgbnn", "k": 6, "n_min": 3, "pretrain_epochs": 2, "meanfield_epochs": 1}},

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import pocketbayes as pb
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli import app
-from pocketbayes.errors import UserError
-from pocketbayes.report import drawing
-from pocketbayes.report.build import document, gather
-from pocketbayes.report.leaderboard import leaderboard
-from pocketbayes.report.page import as_data, render
-from pocketbayes.report.runs import PARTS, Run, read_runs
-from pocketbayes.report.weights import GAP, POINT, codes_of, plane_of, tiled
+from pocketbayes.reporting import drawing
+from pocketbayes.reporting.build import document, gather
+from pocketbayes.reporting.leaderboard import leaderboard
+from pocketbayes.reporting.page import as_data, render
+from pocketbayes.reporting.runs import PARTS, Run, read_runs
+from pocketbayes.reporting.weights import GAP, POINT, codes_of, plane_of, tiled
 
 Change = Callable[[Path, Any], None]
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}"

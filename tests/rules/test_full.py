@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.base import softplus_inverse
-from pocketbayes.rules import MOMENTS_FULL
-from pocketbayes.rules.full import NoFullRuleError, TooLargeError
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian
+from pocketbayes.propagation import MOMENTS_FULL
+from pocketbayes.propagation.full import NoFullRuleError, TooLargeError
 
 DRAWS = 100_000
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.gaussian import Gaussian
-from pocketbayes.rules import MOMENTS, MOMENTS_EXACT
-from pocketbayes.rules.moments.exact import gelu_moments, owens_t, relu_moments
-from pocketbayes.rules.moments.table import mean_of
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import MOMENTS, MOMENTS_EXACT
+from pocketbayes.propagation.moments.exact import gelu_moments, owens_t, relu_moments
+from pocketbayes.propagation.moments.table import mean_of
 
 DRAWS = 100_000
 
@@ -325,7 +325,7 @@ def test_multi_head_attention_agrees_with_its_parts(need_weights: bool) -> None:
 def test_functions_by_parts_are_the_functions(function: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
     a = gaussian(7, 5, 9)
     whole = function(a)
-    monkeypatch.setattr("pocketbayes.rules.moments.activations.PART", 32)
+    monkeypatch.setattr("pocketbayes.propagation.moments.activations.PART", 32)
     with torch.no_grad():
         parts = function(a)
     assert torch.equal(parts.loc, whole.loc)

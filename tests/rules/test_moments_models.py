@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.rules.moments import table
+from pocketbayes.propagation.moments import table
 
 MOMENTS = ("moments", "moments-exact")
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli import (
     compress,
     corruptions,
@@ -27,7 +28,6 @@ from pocketbayes.cli import (
     train,
 )
 from pocketbayes.cli.output import complain
-from pocketbayes.errors import UserError
 
 MISTAKE = 2
 INTERRUPTED = 130

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.errors import UserError
 
 VAL_FRACTION = 0.1
 """Of the training data, where the run left none for validation."""
@@ -55,13 +55,13 @@ def compress(
       pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
       pocketbayes compress net.pocket --out small.pocket --max-bytes 150000 --epochs 1
     """
-    from pocketbayes.artifact import load
+    from pocketbayes.base.atomic import write_atomically
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-    from pocketbayes.compress import compress as run
-    from pocketbayes.config import check_data, network_file
-    from pocketbayes.container import write_atomically
-    from pocketbayes.packing import Precision
-    from pocketbayes.report.table import table
+    from pocketbayes.files.network_file import load
+    from pocketbayes.files.packing import Precision
+    from pocketbayes.recipes import check_data, network_file
+    from pocketbayes.reporting.table import table
+    from pocketbayes.ship.compression import compress as run
 
     if out.suffix in (".json", ".png"):
         raise UserError(f"--out {out} is where the curve goes: name the network {out.with_suffix('.pocket')}")
@@ -111,8 +111,8 @@ def _draw(path: Path, result: dict[str, Any]) -> Path | None:
     if find_spec("matplotlib") is None:
         note("no figure: pip install 'pocketbayes[report]' draws it")
         return None
-    from pocketbayes.figures import save
-    from pocketbayes.figures.compression import rate_distortion
+    from pocketbayes.reporting.figures import save
+    from pocketbayes.reporting.figures.compression import rate_distortion
 
     return save(rate_distortion(result), path)
 

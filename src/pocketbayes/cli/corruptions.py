@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show_json
-from pocketbayes.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +35,8 @@ def corruptions(
       pocketbayes corruptions --data mnist --index 7 --out mnist.pdf
     """
     from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, corrupt
-    from pocketbayes.figures.corruptions import contact_sheet
-    from pocketbayes.figures.style import save
+    from pocketbayes.reporting.figures.corruptions import contact_sheet
+    from pocketbayes.reporting.figures.style import save
 
     picture = _from_data(data, index, data_dir) if image is None else _from_file(image)
     pictures = {name: [corrupt(picture, name, severity, seed) for severity in SEVERITIES] for name in CORRUPTIONS}
@@ -62,8 +62,8 @@ def _from_file(path: Path) -> NDArray[np.uint8]:
 def _from_data(name: str, index: int, data_dir: Path | None) -> NDArray[np.uint8]:
     import numpy as np
 
-    from pocketbayes.config import check_data
     from pocketbayes.data.dataset import Pictures
+    from pocketbayes.recipes import check_data
 
     dataset = check_data(name).load("test", data_dir)
     if not isinstance(dataset, Pictures):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 
 if TYPE_CHECKING:
-    from pocketbayes.config import DataPart, Recipe
     from pocketbayes.data import Dataset
     from pocketbayes.network import Net
+    from pocketbayes.recipes import DataPart, Recipe
 
 
 def recipe_beside(file: Path) -> Recipe | None:
     """The recipe of the run that a network's file lies in."""
-    from pocketbayes.config import RECIPE_FILE, read
+    from pocketbayes.recipes import RECIPE_FILE, read
 
     return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
 
@@ -24,9 +24,9 @@ def data_of(
     file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
 ) -> tuple[DataPart, dict[str, Any]]:
     """The data to measure on, with the options of the run if it is the same data set; and options of other data."""
-    from pocketbayes.config import check_data, override
     from pocketbayes.data import names
     from pocketbayes.network import members
+    from pocketbayes.recipes import check_data, override
 
     tree: dict[str, Any] = {} if recipe is None else {"data": recipe.to_tree()["data"]}
     info = members(net)[0].info
@@ -60,8 +60,8 @@ def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | 
 
 def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
     """Refuses data that the network cannot take, or whose labels it does not know."""
-    from pocketbayes.config.parts import check_input
     from pocketbayes.network import members
+    from pocketbayes.recipes.parts import check_input
 
     network = members(net)[0]
     found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")

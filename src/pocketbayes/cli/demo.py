@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pocketbayes.data import Info
-    from pocketbayes.experiment import Outcome
+    from pocketbayes.recipes.experiment import Outcome
 
 PREFIX = "digits-"
 """Every recipe that begins so is part of the demo: a new method joins it by shipping one."""
@@ -35,11 +35,11 @@ def demo(
     The report, report.html in the folder, shows them on the test digits, turned and noisy digits and, where Pillow is
     installed, pieces of photographs that none of them has ever seen.
     """
-    from pocketbayes import config
-    from pocketbayes.experiment import run
+    from pocketbayes import recipes as config
     from pocketbayes.methods import METHODS
-    from pocketbayes.report import report
-    from pocketbayes.report.table import shown, table
+    from pocketbayes.recipes.experiment import run
+    from pocketbayes.reporting import report
+    from pocketbayes.reporting.table import shown, table
 
     recipes = {name: config.read(name) for name in config.names() if name.startswith(PREFIX)}
     order = list(METHODS)
@@ -93,8 +93,8 @@ def _one_thread() -> Iterator[None]:
 
 def _evaluate(outcome: Outcome) -> None:
     """The parts of a report that an evaluation gives, small enough for a demo."""
-    from pocketbayes.experiment import about
-    from pocketbayes.suite import EVALUATION_FILE, evaluate_suite
+    from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+    from pocketbayes.recipes.experiment import about
 
     recipe, test = outcome.recipe, outcome.recipe.data.load(outcome.split)  # type: ignore[arg-type]
     evaluate_suite(
@@ -128,7 +128,7 @@ def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
 
 def _most_uncertain(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """The test digits with the largest total uncertainty under the random network with the lowest NLL."""
-    from pocketbayes.predict import predict
+    from pocketbayes.inference.prediction import predict
 
     random = {name: o for name, o in outcomes.items() if o.net.census().random} or outcomes
     name = min(random, key=lambda key: random[key].measures["nll"])
@@ -170,7 +170,7 @@ def _drawings(uncertain: dict[str, Any]) -> list[Any]:
 
 
 def _drawing(digit: dict[str, Any]) -> str:
-    from pocketbayes.report.table import bar
+    from pocketbayes.reporting.table import bar
 
     top = len(SHADES) - 1
     rows = ["".join(2 * SHADES[round(min(max(value, 0.0), 1.0) * top)] for value in row) for row in digit["pixels"]]

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from pocketbayes.config import DataPart
+    from pocketbayes.base.process_group import Team
     from pocketbayes.data import Dataset
-    from pocketbayes.team import Team
+    from pocketbayes.recipes import DataPart
 
 
 def evaluate(
@@ -64,10 +64,10 @@ def evaluate(
       pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
       torchrun --nproc-per-node 4 -m pocketbayes evaluate runs/resnet20 --shift corruptions
     """
-    from pocketbayes.config import network_file
+    from pocketbayes.base.process_group import joined
+    from pocketbayes.inference.suite import SHIFTS, compare, over_seeds, read_values
     from pocketbayes.network import check_propagation
-    from pocketbayes.suite import SHIFTS, compare, over_seeds, read_values
-    from pocketbayes.team import joined
+    from pocketbayes.recipes import network_file
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
@@ -130,11 +130,11 @@ def _evaluate_one(
     overwrite: bool,
     team: Team,
 ) -> dict[str, Any]:
-    from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
-    from pocketbayes.config import load_like
-    from pocketbayes.experiment import about
-    from pocketbayes.suite import evaluate_suite
+    from pocketbayes.files.network_file import load
+    from pocketbayes.inference.suite import evaluate_suite
+    from pocketbayes.recipes import load_like
+    from pocketbayes.recipes.experiment import about
 
     net = load(file)
     recipe = recipe_beside(file)
@@ -170,8 +170,8 @@ def _document_file(file: Path, out: Path | None, propagation: str | None) -> Pat
 
     The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`.
     """
-    from pocketbayes.artifact import MODEL_FILE
-    from pocketbayes.suite import EVALUATION_FILE
+    from pocketbayes.files.network_file import MODEL_FILE
+    from pocketbayes.inference.suite import EVALUATION_FILE
 
     of_run, way = file.name == MODEL_FILE, "" if propagation is None else f"{propagation}."
     if out is None and of_run:
@@ -182,9 +182,9 @@ def _document_file(file: Path, out: Path | None, propagation: str | None) -> Pat
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
     """The published corruptions of the same images, where the user has them."""
-    from pocketbayes.config import check_data
     from pocketbayes.data import folder_of
     from pocketbayes.data.shifted import PUBLISHED
+    from pocketbayes.recipes import check_data
 
     name = f"{part.name}-c"
     if split != "test" or name not in PUBLISHED or not (folder_of(data_dir) / PUBLISHED[name].folder).is_dir():

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
-from pocketbayes.errors import UserError
 
 
 def export(
@@ -39,9 +39,9 @@ def export(
     """
     import torch
 
-    from pocketbayes.artifact import load
-    from pocketbayes.config import network_file
-    from pocketbayes.export import export_onnx
+    from pocketbayes.files.network_file import load
+    from pocketbayes.recipes import network_file
+    from pocketbayes.ship.onnx import export_onnx
 
     if out.suffix != ".onnx":
         raise UserError(f"--out {out}: an ONNX file ends in .onnx")

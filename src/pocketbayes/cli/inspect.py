@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
-from pocketbayes.errors import UserError, refusing
 
 if TYPE_CHECKING:
-    from pocketbayes.layout import Layout
     from pocketbayes.posteriors import Posterior
+    from pocketbayes.posteriors.layout import Layout
 
 MOST_ROWS = 40
 """Weights that a table lists; JSON has all of them."""
@@ -27,9 +27,9 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Say what a file holds: storage, weights, values stored, bytes, and what stayed a point and why."""
-    from pocketbayes.artifact import read
-    from pocketbayes.config import network_file
-    from pocketbayes.pocket import sizes
+    from pocketbayes.files.network_file import read
+    from pocketbayes.files.pocket import sizes
+    from pocketbayes.recipes import network_file
 
     file = network_file(path)
     tree = read(file)
@@ -49,9 +49,9 @@ def inspect(
 
 def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """What one network of a file is, without building its model."""
-    from pocketbayes.artifact import posterior_in
-    from pocketbayes.experiment import census_json
+    from pocketbayes.files.network_file import posterior_in
     from pocketbayes.posteriors import Census
+    from pocketbayes.recipes.experiment import census_json
 
     try:
         posterior, part, state = posterior_in(tree), tree["posterior"], tree["state"]
@@ -96,9 +96,9 @@ def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
 
 def _sparsity(posterior: Posterior) -> dict[str, Any]:
     """Of a sparse network, how many weights were swapped in training and how far removal scores agree."""
+    from pocketbayes.methods.sparsity import removal_overlap
     from pocketbayes.posteriors import Sparse
     from pocketbayes.posteriors.removal import SCORES
-    from pocketbayes.sparsity import removal_overlap
 
     if not isinstance(posterior, Sparse):
         return {}
@@ -109,8 +109,8 @@ def _sparsity(posterior: Posterior) -> dict[str, Any]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
-    from pocketbayes.config import RECIPE_FILE, read
-    from pocketbayes.run import METRICS_FILE
+    from pocketbayes.recipes import RECIPE_FILE, read
+    from pocketbayes.training.run import METRICS_FILE
 
     found: dict[str, Any] = {}
     if (folder / RECIPE_FILE).is_file():
@@ -127,7 +127,7 @@ def read_run(folder: Path) -> dict[str, Any]:
 def _show(found: dict[str, Any]) -> None:
     from rich.columns import Columns
 
-    from pocketbayes.report.table import table
+    from pocketbayes.reporting.table import table
 
     networks = found["networks"]
     if len(networks) > 1:
@@ -199,7 +199,7 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
 def _pairs(facts: Mapping[str, Any]) -> Any:
     from rich.table import Table
 
-    from pocketbayes.report.table import write
+    from pocketbayes.reporting.table import write
 
     numbers = any(isinstance(value, int) for value in facts.values())
     made = Table.grid(padding=(0, 2))

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
-from pocketbayes.errors import UnknownNameError
 
 
 def list_(
@@ -21,7 +21,7 @@ def list_(
 ) -> None:
     """List what there is by name: methods, models, data or recipes; or the settings of training."""
     from pocketbayes.data.registry import COMMON
-    from pocketbayes.report.table import table
+    from pocketbayes.reporting.table import table
 
     kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes, "training": _training}
     if what not in kinds:
@@ -84,7 +84,7 @@ def _data() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from pocketbayes import config
+    from pocketbayes import recipes as config
 
     recipes = {name: config.read(name) for name in config.names()}
     return [
@@ -94,7 +94,7 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _training() -> list[dict[str, Any]]:
-    from pocketbayes.training import Training
+    from pocketbayes.training.settings import Training
 
     told = (inspect.getdoc(Training) or "").partition("Attributes:\n")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", told, re.MULTILINE)

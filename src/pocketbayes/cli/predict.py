@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import show, show_json
-from pocketbayes.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
-    from pocketbayes.config import DataPart
     from pocketbayes.data import Info
+    from pocketbayes.inference.prediction import Prediction
     from pocketbayes.network import Net
-    from pocketbayes.predict import Prediction
+    from pocketbayes.recipes import DataPart
 
 MOST_ROWS = 100
 """Rows that a table shows; JSON has all of them."""
@@ -63,13 +63,13 @@ def predict(
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
       pocketbayes predict runs/streets street.jpg --maps maps
     """
-    from pocketbayes.artifact import load
     from pocketbayes.cli.datasets import data_of, recipe_beside
-    from pocketbayes.config import network_file
-    from pocketbayes.config.parts import check_input
     from pocketbayes.data import read_inputs
+    from pocketbayes.files.network_file import load
+    from pocketbayes.inference.prediction import predict as answer
     from pocketbayes.network import check_propagation, members
-    from pocketbayes.predict import predict as answer
+    from pocketbayes.recipes import network_file
+    from pocketbayes.recipes.parts import check_input
 
     if propagation is not None:
         check_propagation(propagation)
@@ -128,10 +128,10 @@ def _chosen(
 
     import torch
 
+    from pocketbayes.base.progress import display
     from pocketbayes.cli.datasets import load_for
-    from pocketbayes.evaluate import stream
-    from pocketbayes.metrics import abstention
-    from pocketbayes.progress import display
+    from pocketbayes.inference.evaluation import stream
+    from pocketbayes.inference.metrics import abstention
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
@@ -212,7 +212,7 @@ def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
     import colorsys
     from functools import partial
 
-    from pocketbayes.container import write_atomically
+    from pocketbayes.base.atomic import write_atomically
     from pocketbayes.data.folders import require
 
     assert prediction.probs is not None
@@ -230,7 +230,7 @@ def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    from pocketbayes.report.table import table
+    from pocketbayes.reporting.table import table
 
     many = {row["file"] for row in rows if row["index"]}
     shown = []
@@ -257,6 +257,6 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _with_bar(text: str, fraction: float) -> str:
-    from pocketbayes.report.table import bar
+    from pocketbayes.reporting.table import bar
 
     return f"{text} {bar(fraction, BAR)}"

@@ -31,7 +31,7 @@ def report(
       pocketbayes report runs/digits-bbb runs/digits-2dgbnn
       pocketbayes report runs/demo --out demo.html --figures figures
     """
-    from pocketbayes.report.build import write
+    from pocketbayes.reporting.build import write
 
     found = write(runs, out, figures)
     if json:

@@ -40,10 +40,10 @@ def reproduce(
       pocketbayes reproduce digits --quick --out /tmp/results
       pocketbayes reproduce digits --shard 2/4
     """
-    from pocketbayes import studies
-    from pocketbayes.errors import UnknownNameError
-    from pocketbayes.report.table import table
-    from pocketbayes.shard import Shard
+    from pocketbayes.base.errors import UnknownNameError
+    from pocketbayes.base.shard import Shard
+    from pocketbayes.recipes import studies
+    from pocketbayes.reporting.table import table
 
     job = None if shard is None else Shard.parse(shard)
     if what == "list":

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.errors import UserError
 
 if TYPE_CHECKING:
-    from pocketbayes.experiment import Outcome
+    from pocketbayes.recipes.experiment import Outcome
 
 
 def train(
@@ -61,11 +61,11 @@ def train(
       pocketbayes train --method ensemble --model lenet5 --data mnist --out runs/five --shard 1/5
       pocketbayes train --out runs/five --merge
     """
-    from pocketbayes import checkpoint, experiment
-    from pocketbayes.config import RECIPE_FILE, check, override, read_tree
-    from pocketbayes.experiment import run
-    from pocketbayes.shard import Shard
-    from pocketbayes.team import is_first
+    from pocketbayes.base.process_group import is_first
+    from pocketbayes.base.shard import Shard
+    from pocketbayes.recipes import RECIPE_FILE, check, experiment, override, read_tree
+    from pocketbayes.recipes.experiment import run
+    from pocketbayes.training import checkpoint
 
     if merge:
         others = (recipe, method, model, data, epochs, seed, shard, settings or None)
@@ -115,8 +115,8 @@ def train(
 
 
 def _show(outcome: Outcome, json: bool) -> None:
-    from pocketbayes.artifact import MODEL_FILE
-    from pocketbayes.report.table import shown, table
+    from pocketbayes.files.network_file import MODEL_FILE
+    from pocketbayes.reporting.table import shown, table
 
     folder = outcome.folder
     if json:
@@ -128,7 +128,7 @@ def _show(outcome: Outcome, json: bool) -> None:
 
 
 def _name(recipe: str | None, parts: list[str]) -> str:
-    from pocketbayes.config import RECIPE_FILE
+    from pocketbayes.recipes import RECIPE_FILE
 
     if recipe is None:
         return "-".join(Path(part).stem.replace(":", "-") for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pocketbayes.report.table import HEADINGS, PERCENT, best_of, shown, table
+from pocketbayes.reporting.table import HEADINGS, PERCENT, best_of, shown, table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.normalise import Normalise
-from pocketbayes.errors import UserError
 
 
 def alike(other: Dataset, own: Info) -> Dataset:

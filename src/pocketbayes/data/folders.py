@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import NoSplitError, UserError, refusing
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
-from pocketbayes.errors import NoSplitError, UserError, refusing
 
 if TYPE_CHECKING:
     from PIL import Image

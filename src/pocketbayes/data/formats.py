@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.data.matlab import matlab_arrays
-from pocketbayes.errors import UserError, refusing
 
 Bytes = npt.NDArray[np.uint8]
 

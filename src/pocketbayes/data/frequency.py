@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset
-from pocketbayes.errors import UserError
 
 _AT_ONCE = 16
 """Rows read together: images of a segmentation are large."""

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
-from pocketbayes.errors import UserError
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
 StatsOption = str | float | Sequence[float] | None

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.augment import CropFlip, PadMode
 from pocketbayes.data.dataset import Dataset, Info, Task
 from pocketbayes.data.formats import read_npz
@@ -16,7 +17,6 @@ from pocketbayes.data.memory import Arrays, Images
 from pocketbayes.data.normalise import StatsOption, normalisation
 from pocketbayes.data.request import Request
 from pocketbayes.data.validate import warn_of_odd_targets
-from pocketbayes.errors import UserError
 
 Array = npt.NDArray[Any]
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from pocketbayes.base.errors import NoSplitError, UnknownNameError, UserError
 from pocketbayes.data.dataset import Dataset
 from pocketbayes.data.folders import image_folder, imagenet
 from pocketbayes.data.npz import npz
@@ -18,7 +19,6 @@ from pocketbayes.data.shifted import PUBLISHED, cifar_c
 from pocketbayes.data.split import choose
 from pocketbayes.data.tabular import toy_cubic, uci
 from pocketbayes.data.vision import IMAGE_SETS, image_set
-from pocketbayes.errors import NoSplitError, UnknownNameError, UserError
 
 LOADERS: dict[str, Callable[..., Dataset]] = {
     **{name: partial(image_set, IMAGE_SETS[name]) for name in IMAGE_SETS},

@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset
 from pocketbayes.data.split import hold_out
-from pocketbayes.errors import UserError
 
 Split = Literal["train", "val", "test"]
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data import class_names
 from pocketbayes.data.dataset import Dataset, Info
 from pocketbayes.data.folders import SUFFIXES, find_part, read_image, require
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
-from pocketbayes.errors import UserError
 
 if TYPE_CHECKING:
     from PIL import Image

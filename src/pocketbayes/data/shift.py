@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pocketbayes.base.errors import UnknownNameError, UserError, refusing
 from pocketbayes.data.corruptions import FUNCTIONS, parameters
-from pocketbayes.errors import UnknownNameError, UserError, refusing
 
 CORRUPTIONS: tuple[str, ...] = tuple(FUNCTIONS)
 """All 19, named as the published files are."""

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import StatsOption, normalisation
 from pocketbayes.data.request import Request
 from pocketbayes.data.vision import IMAGE_SETS
-from pocketbayes.errors import UserError
 
 Change = Callable[[NDArray[np.uint8], int], NDArray[Any]]
 """Images (n, h, w, c) and the place of the first of them in its set, to values from 0 to 255."""

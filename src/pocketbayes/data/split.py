@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 
 
 def permutation(n: int, seed: int) -> Tensor:

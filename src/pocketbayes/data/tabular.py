@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pocketbayes.base.errors import UnknownNameError, UserError, refusing
 from pocketbayes.data.dataset import Dataset, Info
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.request import TEST_SEED, Request
-from pocketbayes.errors import UnknownNameError, UserError, refusing
 
 Array = npt.NDArray[np.float64]
 

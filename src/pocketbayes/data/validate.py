@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Info
-from pocketbayes.errors import UserError
 
 FEW = 20
 """Different values that real-valued targets have more of."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data import class_names
 from pocketbayes.data.augment import CropFlip, PadMode
 from pocketbayes.data.dataset import Dataset, Info
@@ -16,7 +17,6 @@ from pocketbayes.data.formats import Bytes, read_cifar, read_idx, read_npz, read
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import StatsOption, normalisation
 from pocketbayes.data.request import Request
-from pocketbayes.errors import UserError
 
 UNCHANGED = CropFlip()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.ensemble import Ensemble

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pocketbayes.csr import SparseMatrix
-from pocketbayes.layout import placed
+from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network, frozen_batch_norm
-from pocketbayes.objective import Likelihood
-from pocketbayes.team import ALONE, Team
+from pocketbayes.posteriors.csr import SparseMatrix
+from pocketbayes.posteriors.layout import placed
 
 Batch = Sequence[tuple[Tensor, Tensor]]
 """A batch, in the parts that are held in memory at once."""

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout, refuse_unsupported
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import Team
+from pocketbayes.likelihoods import Annealing, kl_weight
 from pocketbayes.network import Mixture, Net, Network
-from pocketbayes.objective import Annealing, kl_weight
-from pocketbayes.priors import Normal, Prior, ScaleMixture
-from pocketbayes.team import Team
+from pocketbayes.posteriors.layout import Layout, refuse_unsupported
+from pocketbayes.posteriors.priors import Normal, Prior, ScaleMixture
 
 
 class Run(Protocol):

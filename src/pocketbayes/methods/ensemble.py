@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from pocketbayes.batches import seed_generators
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.shard import Shard
+from pocketbayes.data.batches import seed_generators
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.shard import Shard
+from pocketbayes.posteriors.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.network import Net, Network

@@ -11,17 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
 from pocketbayes.methods.base import Method, Run, Stage
 from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.sensitivity import largest
 from pocketbayes.network import Net, Network
-from pocketbayes.objective import Categorical, GaussianNoise, match_target
 from pocketbayes.posteriors.kronecker import Kronecker
+from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.lowrank import LowRank
-from pocketbayes.priors import Normal
-from pocketbayes.sensitivity import largest
-from pocketbayes.team import ALONE, Team
+from pocketbayes.posteriors.priors import Normal
 
 MAX_DENSE = 2**14
 """The most weights with a dense covariance: 1 GiB."""

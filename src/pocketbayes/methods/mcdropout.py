@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Method, Start
 from pocketbayes.network import Network
 from pocketbayes.posteriors.dropped import Dropped, input_units

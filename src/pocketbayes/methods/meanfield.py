@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Start, VariationalMethod
 from pocketbayes.network import Network, check_propagation
 from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.likelihoods import Annealing
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
+from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Net, Network
-from pocketbayes.objective import Annealing
 from pocketbayes.posteriors import Partial
-from pocketbayes.sensitivity import largest, largest_per_slot, sensitivities
+from pocketbayes.posteriors.layout import Layout
 
 Choice = Literal["gradient", "squared", "output", "random", "first-layer", "last-layer"]
 
@@ -34,7 +34,7 @@ class PBN(VariationalMethod):
 
     Attributes:
         rate: r, the fraction of random weights, from 0 (the deterministic network) to 1 (mean-field VI).
-        sensitivity: What weights are chosen by: a score of `pocketbayes.sensitivity`, or, as controls, "random",
+        sensitivity: What weights are chosen by: a score of `methods.sensitivity`, or, as controls, "random",
             "first-layer" or "last-layer".
         scope: Whether the largest scores are taken over the whole "network" or within each "layer".
         sensitivity_batches: Training batches that the score is averaged over; None for all.

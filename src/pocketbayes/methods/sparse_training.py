@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.methods.addition import Batch, DenseGradients
 from pocketbayes.methods.base import Method, Run, Start
+from pocketbayes.methods.sensitivity import largest
+from pocketbayes.methods.sparsity import Distribution, layer_counts
 from pocketbayes.network import Network
+from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.sparse import Kernel, Sparse, carry
-from pocketbayes.sensitivity import largest
-from pocketbayes.sparsity import Distribution, layer_counts
 
 
 @dataclass(frozen=True, kw_only=True)

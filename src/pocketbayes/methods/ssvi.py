@@ -9,13 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.likelihoods import Annealing
 from pocketbayes.methods.base import Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.network import Network, check_propagation
-from pocketbayes.objective import Annealing
 from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
-from pocketbayes.sparsity import removal_overlap
 
 
 @dataclass(frozen=True, kw_only=True)

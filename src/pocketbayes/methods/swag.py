@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Method, Run, Stage
 from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.recalibration import recalibrate
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors.trajectory import Trajectory
-from pocketbayes.recalibrate import recalibrate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from typing import Literal
 
 from torch import nn
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.likelihoods import GaussianLoss, Likelihood, check_gaussian_loss
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.meanfield import check_std_init, first_std
 from pocketbayes.network import Net, Network, members
-from pocketbayes.objective import GaussianLoss, Likelihood, check_gaussian_loss
 from pocketbayes.posteriors import MeanField, RowStds
-from pocketbayes.rules import MOMENTS_FULL
+from pocketbayes.propagation import MOMENTS_FULL
 
 STORAGES = {"weight": MeanField, "row": RowStds}
 PROPAGATION = {"taylor": "moments", "exact": "moments-exact"}

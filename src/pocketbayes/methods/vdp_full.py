@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pocketbayes.methods.vdp import DensityPropagation
-from pocketbayes.rules import MOMENTS_FULL
+from pocketbayes.propagation import MOMENTS_FULL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,21 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes import plane
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.meanfield import MeanFieldVI, first_std
+from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import Net, Network
 from pocketbayes.plane import Plane, PlaneSettings
 from pocketbayes.plane.ellipses import EllipseMode
 from pocketbayes.plane.gaussians import MergeRule
 from pocketbayes.plane.merging import Reading
 from pocketbayes.posteriors import Shared
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Prior
 from pocketbayes.posteriors.shared import Blend, Draw
-from pocketbayes.priors import Prior
-from pocketbayes.sensitivity import sensitivities
-from pocketbayes.team import ALONE, Team
 
 SMALLEST_STD = 1e-8
 

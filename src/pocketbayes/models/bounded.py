@@ -12,7 +12,7 @@ from torch.nn import init
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.models.external import VALUES
 from pocketbayes.models.registry import build
 

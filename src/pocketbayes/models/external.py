@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 
 LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}
 """Where each library keeps its models."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.models.layers import dropout_or_none, named
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model
 from pocketbayes.models.lenet import lenet5, lenet300
 from pocketbayes.models.mlp import mlp

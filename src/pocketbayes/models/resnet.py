@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.models.layers import conv, dropout_or_none, named
 
 Shortcut = Callable[[int, int, int], nn.Module]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError, refusing
+from pocketbayes.base.errors import UserError, refusing
 
 _OPTIONAL = "num_batches_tracked"  # checkpoints older than this buffer lack it, and batch norm loads without
 

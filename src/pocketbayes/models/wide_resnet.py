@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.models.layers import conv, named
 
 

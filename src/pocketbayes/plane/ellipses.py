@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 from pocketbayes.plane.gaussians import log_peak, mahalanobis_squared
 from pocketbayes.plane.mixture import PlaneMixture

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 
 MergeRule = Literal["moments", "barycenter", "paper"]
 MERGE_RULES: tuple[str, ...] = ("moments", "barycenter", "paper")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 
 CHUNK = 1 << 18

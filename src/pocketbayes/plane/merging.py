@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane.centres import nearest
 from pocketbayes.plane.chunks import fixed_order
 from pocketbayes.plane.gaussians import MergeRule, merge, w2_squared

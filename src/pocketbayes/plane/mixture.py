@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UserError
+from pocketbayes.base.errors import UserError
 from pocketbayes.plane.blocks import Blocks, Components
 from pocketbayes.plane.centres import kmeans
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices

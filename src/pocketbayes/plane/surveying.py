@@ -17,7 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.plane.choose import entropy_bits, fit_by_bic, fit_by_bits
 from pocketbayes.plane.chunks import fixed_order, slices
 from pocketbayes.plane.ellipses import MODES, EllipseMode, blend, ellipse_points
@@ -25,7 +26,6 @@ from pocketbayes.plane.gaussians import MERGE_RULES, MergeRule
 from pocketbayes.plane.histogram import Grid, make_grid, make_histogram
 from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
 from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
-from pocketbayes.team import ALONE, Team
 
 CHUNK = 1 << 20
 # How many Gaussians the histogram must serve where BIC is to choose their number.

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.posteriors.base import Census, Posterior
 from pocketbayes.posteriors.dropped import Dropped
 from pocketbayes.posteriors.kronecker import Kronecker
+from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.errors import UserError
-from pocketbayes.gaussian import RuleTable
-from pocketbayes.layout import Layout
-from pocketbayes.priors import Prior
-from pocketbayes.rules import RULES
+from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors.gaussian import RuleTable
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Prior
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,8 @@ class Posterior(nn.Module, ABC):
 
     def rules(self, propagation: str) -> RuleTable:
         """The rule table of a propagation; a storage whose noise is not Gaussian has its own."""
+        from pocketbayes.propagation import RULES
+
         return RULES[propagation]
 
     def compact_weights(

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.gaussian import RuleTable
-from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.priors import Prior
-from pocketbayes.rules.dropout import DROPOUT
+from pocketbayes.posteriors.gaussian import RuleTable
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Prior
 
 Units = tuple[int, int]
 """How a weight's input units lie in it: its view (groups, outputs, units a group, positions) has one mask entry per
@@ -85,6 +84,8 @@ class Dropped(Posterior):
 
     def rules(self, propagation: str) -> RuleTable:
         """Dropout of inputs for the tables that draw noise per example."""
+        from pocketbayes.propagation.dropout import DROPOUT
+
         return DROPOUT if propagation in ("local", "flipout") else super().rules(propagation)
 
     def stored(self) -> dict[str, int]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout, Slot
+from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.priors import Prior
+from pocketbayes.posteriors.layout import Layout, Slot
+from pocketbayes.posteriors.priors import Prior
 
 
 class Kronecker(Posterior):

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
-from pocketbayes.priors import Prior
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Prior
 
 
 class MeanField(Posterior):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.priors import Prior
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Prior
 
 
 class Point(Posterior):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from pocketbayes.errors import UserError
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.layout import Layout
 
 SIGMA_BITS = (8, 4, 2, 1)
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.errors import UnknownNameError
+from pocketbayes.base.errors import UnknownNameError
 
 Score = Literal["magnitude", "snr", "abs-mean", "abs-snr", "exp-mean", "exp-snr"]
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.layout import Layout
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.posteriors.layout import Layout
 
 
 class RowStds(Posterior):

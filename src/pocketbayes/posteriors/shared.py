@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.gaussian import safe_sqrt
-from pocketbayes.layout import Layout
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.plane.choose import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
-from pocketbayes.priors import Normal, Prior
+from pocketbayes.posteriors.gaussian import safe_sqrt
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import Normal, Prior
 
 Draw = Literal["shared", "shared-noise", "independent"]
 Blend = Literal["convex", "mixture"]

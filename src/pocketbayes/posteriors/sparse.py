@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.csr import Pattern, SparseMatrix
-from pocketbayes.errors import UnknownNameError, UserError
-from pocketbayes.gaussian import Gaussian, RuleTable
-from pocketbayes.layout import Layout, Slot
+from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
+from pocketbayes.posteriors.csr import Pattern, SparseMatrix
+from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
+from pocketbayes.posteriors.layout import Layout, Slot
+from pocketbayes.posteriors.priors import Prior
 from pocketbayes.posteriors.removal import SCORES, Score, removal_score
-from pocketbayes.priors import Prior
-from pocketbayes.rules import LOCAL
 
 __all__ = ["SCORES", "Kernel", "Score", "Sparse", "carry", "removal_score"]
 
@@ -141,6 +140,8 @@ class Sparse(Posterior):
 
     def rules(self, propagation: str) -> RuleTable:
         """The usual tables; draws and means are counted, like local noise, by their use in linear operations."""
+        from pocketbayes.propagation import LOCAL
+
         return LOCAL if propagation in ("mean", "sample") else super().rules(propagation)
 
     def compact_weights(

@@ -1,0 +1,52 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import glob
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pocketbayes.base.errors import UserError
+
+
+def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
+    """Lets `fill` write a temporary file beside `path`, then renames it."""
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"cannot write {str(path)!r}: it is a folder")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # opened as any file: the usual permissions
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("xb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    finally:
+        with suppress(OSError):  # renamed, or never made
+            temporary.unlink()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says which file cannot be written, and why.
+
+    Raises:
+        UserError: If the disk is full, read-only or gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def remove_leftovers(path: str | Path) -> None:
+    """Removes the temporary files that writers of `path` left behind when they were killed."""
+    path = Path(path)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{8 * '[0-9a-f]'}"):
+        leftover.unlink(missing_ok=True)

@@ -1,0 +1,216 @@
+"""Processes that train one network together: what each does alone, and what they make of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pocketbayes.base.errors import UserError
+
+SIGNS = ("gloo", "nccl", "connection", "timed out", "socket", "store")
+"""Words in the message of a RuntimeError by which a collective operation fails."""
+T = TypeVar("T")
+
+
+class LostProcessError(UserError):
+    """Another of the processes that train together is gone."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process and those it works with; by default it works alone. What one calls here, all must call.
+
+    Attributes:
+        rank: The number of this process.
+        size: How many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> Team:
+        """All processes of torch's default group, if there is one."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        return cls()
+
+    def part(self, length: int) -> slice:
+        """This process's share of so many things; the shares of all are consecutive and differ by at most one."""
+        first, last = (rank * length // self.size for rank in (self.rank, self.rank + 1))
+        return slice(first, last)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place: the same bits on every one of them."""
+        if self.size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all processes, in the order of their ranks; for small ones."""
+        if self.size == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(everyone, value)
+        return everyone
+
+    def merge(self, own: T | None) -> T:
+        """One accumulator (anything with `merge`) of what all have seen, merged in the order of their ranks.
+
+        A process that has seen nothing may bring None; one at least has seen something.
+        """
+        first, *others = [found for found in self.gather(own) if found is not None]
+        for other in others:
+            first.merge(other)
+        merged: T = first
+        return merged
+
+    def first(self, make: Callable[[], T]) -> T:
+        """What the first process makes, on every one of them; a mistake of the user's is told to all alike."""
+        if self.size == 1:
+            return make()
+        found: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                found[0] = make()
+            except UserError as error:
+                found[1] = error
+        torch.distributed.broadcast_object_list(found)
+        if found[1] is not None:
+            raise found[1]
+        made: T = found[0]
+        return made
+
+    @torch.no_grad()
+    def align(self, module: nn.Module) -> None:
+        """Gives every process the first one's parameters and buffers."""
+        if self.size > 1:
+            for value in (*module.parameters(), *module.buffers()):
+                torch.distributed.broadcast(value.detach(), 0)
+
+    @torch.no_grad()
+    def average_batch_norm(self, module: nn.Module) -> None:
+        """Gives every process the mean of all running statistics."""
+        if self.size > 1:
+            for norm in module.modules():
+                if isinstance(norm, nn.modules.batchnorm._NormBase):
+                    for statistic in (norm.running_mean, norm.running_var):
+                        if statistic is not None:
+                            self.sum(statistic).div_(self.size)
+
+    @contextmanager
+    def guarded(self, way_out: str) -> Iterator[None]:
+        """Says clearly that another process is gone, and the way out, where torch's message is of sockets."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            known = isinstance(error, torch.distributed.DistError) or any(sign in text.lower() for sign in SIGNS)
+            if self.size == 1 or not known:
+                raise
+            reason = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0]).split(". ")[0]  # without a place in C++
+            raise LostProcessError(
+                f"process {self.rank} of {self.size} stops, for another one is gone or does not answer: {way_out} "
+                f"({reason})"
+            ) from error
+
+
+ALONE = Team()
+
+
+@contextmanager
+def joined() -> Iterator[Team]:
+    """The processes that torchrun started together with this one, if it did; else those that work together already."""
+    known = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
+    if not known or torch.distributed.is_initialized():
+        yield Team.current()
+        return
+    torch.distributed.init_process_group("gloo")
+    yield Team.current()
+    torch.distributed.destroy_process_group()  # not after an error: the others may be gone
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that work together, the one that writes and speaks."""
+    return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
+
+
+class JointBatchNorm(TorchFunctionMode):
+    """Batch norm by the statistics of all processes' examples: mean = sum_r sum_i x_ri / n, as if in one batch.
+
+    For plain activations; those that are Gaussians (moment propagation) keep the statistics of their own process.
+    """
+
+    def __init__(self, team: Team, counted: bool = True) -> None:
+        """Takes the processes, and whether this one's examples count: one that has none left runs one for company."""
+        super().__init__()
+        self.team, self.counted = team, counted
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[Any], args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Takes the place of batch norm in training, and of nothing else."""
+        kwargs = kwargs or {}
+        if func is not F.batch_norm or type(args[0]) is not Tensor:
+            return func(*args, **kwargs)
+        return self._normalise(func, *args, **kwargs)
+
+    def _normalise(
+        self,
+        plain: Callable[..., Tensor],
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training:
+            return plain(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        narrow, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        dims = [dim for dim in range(x.ndim) if dim != 1]
+        shape = [-1 if dim == 1 else 1 for dim in range(x.ndim)]
+        own = float(self.counted)
+        count = self.team.sum(x.new_tensor([own * x.numel() / x.shape[1]]))
+        mean = _joint_sum(own * x.sum(dims)) / count
+        centred = x - mean.view(shape)
+        var = _joint_sum(own * centred.square().sum(dims)) / count
+        if running_mean is not None and running_var is not None:
+            with torch.no_grad():
+                running_mean.lerp_(mean, momentum)
+                running_var.lerp_(var * count / (count - 1), momentum)
+        normal = centred * (var + eps).rsqrt().view(shape)
+        normal = normal if weight is None else normal * weight.view(shape)
+        return (normal if bias is None else normal + bias.view(shape)).to(narrow)
+
+
+class _JointSum(torch.autograd.Function):
+    """The sum over processes; the gradient of what all of them make of it comes back to each."""
+
+    @staticmethod
+    def forward(context: Any, value: Tensor) -> Tensor:
+        total = value.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+
+def _joint_sum(value: Tensor) -> Tensor:
+    total: Tensor = _JointSum.apply(value)
+    return total

@@ -1,0 +1,215 @@
+"""Whatever a user has as data, as batches in an order that a seed decides."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data import Info, collate, validate_batch
+from pocketbayes.data.memory import Arrays
+from pocketbayes.data.validate import warn_of_odd_targets
+
+Source = TorchDataset | DataLoader
+
+
+def as_source(value: Any) -> Source:
+    """A data set, a loader, or a pair (x, y) of arrays, as something `batches` can read.
+
+    Raises:
+        UserError: If it is none of these, or is empty.
+    """
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        x, y = (_tensor(item) for item in value)
+        if len(x) != len(y):
+            raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
+        if y.is_floating_point():
+            y = _as_float(y).reshape(len(y), -1)
+            if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+                warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
+        warn_of_odd_targets(y)
+        value = Arrays(_as_float(x), y, _info_of(x, y))
+    if isinstance(value, str):
+        raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
+    if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
+        raise UserError(
+            f"cannot read data from a {type(value).__name__}: give a Dataset, a DataLoader or a pair (x, y)"
+        )
+    if size_of(value) == 0:
+        raise UserError("the data are empty")
+    source: Source = value
+    return source
+
+
+def size_of(source: TorchDataset | DataLoader) -> int:
+    """N, the number of examples."""
+    data = source.dataset if isinstance(source, DataLoader) else source
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        raise UserError(f"a {type(data).__name__} has no length, which KL / N needs: give it a __len__") from None
+
+
+def info_of(source: TorchDataset | DataLoader) -> Info | None:
+    """What the data say of themselves, if they are one of our data sets."""
+    data = source.dataset if isinstance(source, DataLoader) else source
+    info = getattr(data, "info", None)
+    return info if isinstance(info, Info) else None
+
+
+def batches(
+    source: TorchDataset | DataLoader,
+    batch_size: int,
+    *,
+    shuffle_seed: int | None = None,
+    start: int = 0,
+    stride: int = 1,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches (x, y), checked against what the data say of themselves.
+
+    Args:
+        source: What `as_source` returned; a DataLoader keeps its own order and batch size.
+        batch_size: Examples a batch over all ranks.
+        shuffle_seed: Decides the order; None keeps the data's own.
+        start: Batches to leave out at the beginning, when an epoch is resumed.
+        stride: Takes every so-many-th batch only, as processes do that share out whole batches.
+        rank: This process, which reads every world-th example of each batch; where a batch has none for it, the first
+            one, so that all processes take as many steps (see `share`).
+        world: The number of processes.
+        workers: Processes that load data.
+
+    Raises:
+        UserError: If a batch is not what one of our data sets promises; the example is named.
+    """
+    info = info_of(source)
+    if isinstance(source, DataLoader):
+        for index, batch in enumerate(source):
+            if index >= start and (index - start) % stride == 0:
+                x, y = _pair(batch)
+                if info is not None:
+                    validate_batch(x, y, info)
+                yield x, y
+        return
+    order = epoch_order(size_of(source), shuffle_seed)
+    chunks = [chunk[rank::world].tolist() or chunk[:1].tolist() for chunk in order.split(batch_size)[start::stride]]
+    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
+    if workers:
+        seeds = [hash((shuffle_seed or 0, start + number * stride, rank)) for number in range(len(chunks))]
+        chunks = [_Chunk(chunk, seed) for chunk, seed in zip(chunks, seeds)]
+    loader = DataLoader(
+        _Seeded(source) if workers else source,
+        batch_sampler=chunks,
+        collate_fn=collate,
+        generator=generator,
+        num_workers=workers,
+    )
+    try:
+        for chunk, batch in zip(chunks, loader):
+            x, y = _pair(batch)
+            if info is not None:
+                validate_batch(x, y, info, chunk)
+            yield x, y
+    except UserError as error:  # a worker's comes with its traceback as text, its own line at the end
+        text = str(error).strip()
+        if not text.startswith("Caught "):
+            raise
+        raise UserError(text.splitlines()[-1].partition("Error: ")[2]) from None
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    """A batch as inputs and targets."""
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
+        parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
+        found = f"({parts})" if parts else f"a {type(batch).__name__}"
+        raise UserError(
+            f"a batch must be a pair of tensors, inputs and targets, not {found}: change what the data give"
+        )
+    return batch[0], batch[1]
+
+
+def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:
+    """What this process's mean over its part of a batch counts, so that the mean over processes is the batch's mean.
+
+    1 where all parts are equally large, 0 where there was no example left for this process. A user's DataLoader is
+    taken to give every process as many.
+    """
+    if isinstance(source, DataLoader):
+        return 1.0
+    together = min(batch_size, size_of(source) - step * batch_size)
+    return len(range(rank, together, world)) * world / together
+
+
+class _Chunk(list[int]):
+    """The rows of a batch, with a seed of its own."""
+
+    def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
+        super().__init__(rows)
+        self.seed = seed & 0x7FFFFFFF
+
+
+class _Seeded(TorchDataset):
+    """Data fetched by workers: what a batch draws depends on the batch, not on who fetched what before it.
+
+    Workers' own generators could not be saved: they run ahead of the step at which a run is interrupted.
+    """
+
+    def __init__(self, data: TorchDataset) -> None:
+        self.data = data
+
+    def __getitems__(self, chunk: _Chunk) -> Any:
+        seed_generators(chunk.seed)
+        if hasattr(self.data, "__getitems__"):
+            return self.data.__getitems__(chunk)
+        return [self.data[row] for row in chunk]
+
+
+def steps_per_epoch(source: TorchDataset | DataLoader, batch_size: int) -> int:
+    """The number of batches in an epoch."""
+    return len(source) if isinstance(source, DataLoader) else -(-size_of(source) // batch_size)
+
+
+def epoch_order(size: int, seed: int | None) -> Tensor:
+    """The order in which an epoch visits the examples."""
+    if seed is None:
+        return torch.arange(size)
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the generators of torch, numpy and Python: user code, such as a transform, may draw from any of them."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
+    random.seed(seed)
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, dict) or (isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value)):
+        raise UserError(
+            f"inputs are one tensor, not a {type(value).__name__} of several: join them, and split them in the model's "
+            "forward"
+        )
+    return torch.as_tensor(value)
+
+
+def _as_float(x: Tensor) -> Tensor:
+    """Arrays are often float64, which no model is by default; whole numbers may be tokens and stay."""
+    return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 else x
+
+
+def _info_of(x: Tensor, y: Tensor) -> Info:
+    shape = tuple(x.shape[1:])
+    if y.is_floating_point():
+        return Info("arrays", "regression", None, None, shape)
+    classes = int(y.max()) + 1 if len(y) else 0
+    return Info("arrays", "segmentation" if y.ndim == 3 else "classification", classes, None, shape)

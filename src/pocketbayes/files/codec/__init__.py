@@ -1,0 +1,35 @@
+"""Numbers to few bytes and back, exactly: integers by entropy coding, floats by byte or in steps. docs/format.md.
+
+A sequence comes in segments (a network's layers), each with statistics of its own. Everything that the decoder
+recomputes is integer arithmetic, so that files mean the same on every machine.
+"""
+
+from __future__ import annotations
+
+from pocketbayes.files.codec.bits import Bytes, CodecError
+from pocketbayes.files.codec.integers import pack_ints, unpack_ints
+from pocketbayes.files.codec.values import (
+    fold,
+    pack_exactly,
+    pack_in_steps,
+    pack_positions,
+    unfold,
+    unpack_exactly,
+    unpack_in_steps,
+    unpack_positions,
+)
+
+__all__ = [
+    "Bytes",
+    "CodecError",
+    "fold",
+    "pack_exactly",
+    "pack_in_steps",
+    "pack_ints",
+    "pack_positions",
+    "unfold",
+    "unpack_exactly",
+    "unpack_in_steps",
+    "unpack_ints",
+    "unpack_positions",
+]

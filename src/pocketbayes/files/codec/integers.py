@@ -1,0 +1,278 @@
+"""Integers by asymmetric numeral systems, under a static or an adaptive model a segment, whichever is smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pocketbayes.files.codec.bits import (
+    Bytes,
+    CodecError,
+    Ints,
+    Reader,
+    checked_lengths,
+    pack_bits,
+    slices,
+    unpack_bits,
+    varints,
+)
+
+PRECISION_BITS = 24
+TOTAL = 1 << PRECISION_BITS
+MOST_TOKENS = 1 << 16
+LARGEST = 1 << 62
+DIRECT = 64
+"""Where values are too many to be tokens each: those below are, a token of the others gives their leading bits."""
+ENOUGH = 64
+"""Symbols for each possible value: with so many, each may as well be a token."""
+FIRST_BLOCK = 32
+"""Symbols that an adaptive model codes before it learns; then it learns each time a quarter more have passed."""
+UNIT = 32
+"""A symbol counts so much in an adaptive model: its prior counts in fractions of a symbol."""
+NEGLIGIBLE = 1e-3
+"""Where a table is a smaller share of a segment's bits, learning without one is not even tried: it takes time."""
+MOST_LEARNING = 1 << 27
+"""Tokens times blocks: what adaptive models may cost a decoder, a second at most."""
+EIGHTH_POWERS = tuple(round(2**15 * 2 ** (i / 8)) for i in range(8))
+
+
+def pack_ints(values: Ints, segments: Sequence[int] | None = None) -> bytes:
+    """Integers of either sign, |v| < 2^62, by asymmetric numeral systems.
+
+    Args:
+        values: (n,).
+        segments: Lengths that sum up to n; one segment if left out.
+    """
+    lengths = checked_lengths(len(values), segments)
+    if not len(values):
+        return b""
+    low, high = int(values.min()), int(values.max())
+    if max(abs(low), abs(high)) >= LARGEST:
+        raise ValueError("integers must be below 2^62 in size")
+    shifted = values - low if low else values
+    spread = high - low
+    plans = []
+    if spread < MOST_TOKENS:
+        plans.append(_plan(shifted, spread + 1, lengths))
+    if spread >= max(DIRECT, len(values) // ENOUGH) or not plans:
+        plans.append(_plan(shifted, DIRECT, lengths))
+    best = min(plans, key=lambda plan: plan.bits)
+    return varints([low * 2 if low >= 0 else -low * 2 - 1, best.direct]) + best.write()
+
+
+def unpack_ints(data: bytes | memoryview, count: int, segments: Sequence[int] | None = None) -> Ints:
+    """The inverse of `pack_ints`.
+
+    Raises:
+        CodecError: If the bytes cannot be those of `count` integers.
+    """
+    lengths = checked_lengths(count, segments)
+    reader = Reader(data)
+    if not count:
+        reader.finish()
+        return np.zeros(0, dtype=np.int64)
+    sign, direct = reader.varint(), reader.varint()
+    low = sign // 2 if sign % 2 == 0 else -(sign + 1) // 2
+    if not 1 <= direct <= MOST_TOKENS or abs(low) >= LARGEST:
+        raise CodecError("damaged numbers: impossible range")
+    tokens = _read_tokens(reader, lengths)
+    values = _from_tokens(tokens, direct, reader.rest())
+    return values.astype(np.int64) + low if low else values
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a sequence would be written, and the bits that this takes."""
+
+    direct: int
+    tokens: Ints
+    extra: Ints
+    extra_bits: Ints
+    lengths: Sequence[int]
+    alphabet: int
+    static: list[bool]
+    bits: float
+
+    def write(self) -> bytes:
+        from constriction import stream
+
+        head = varints([self.alphabet])
+        if self.alphabet == 1:
+            return head + pack_bits(self.extra, self.extra_bits)
+        parts: list[tuple[slice, Ints]] = []
+        tables = []
+        tokens = self.tokens.astype(np.int32)
+        models = _Models(self.alphabet)
+        for part, static in zip(slices(self.lengths), self.static):
+            counts = None
+            if static:
+                tables.append(_table(np.bincount(self.tokens[part], minlength=self.alphabet)))
+                counts = _table_counts(tables[-1])
+            for block in models.blocks(part, counts):
+                parts.append((block, models.frequencies()))
+                models.see_counts(np.bincount(tokens[block], minlength=self.alphabet))
+        coder = stream.stack.AnsCoder()
+        for block, frequencies in reversed(parts):
+            coder.encode_reverse(tokens[block], _model(stream, frequencies))
+        words = np.asarray(coder.get_compressed(), dtype="<u4")
+        modes = np.packbits(np.array(self.static, dtype=np.uint8), bitorder="little").tobytes()
+        body = b"".join(table.tobytes() for table in tables)
+        return head + modes + body + varints([len(words)]) + words.tobytes() + pack_bits(self.extra, self.extra_bits)
+
+
+def _plan(values: Ints, direct: int, lengths: Sequence[int]) -> _Plan:
+    tokens, extra, extra_bits = _to_tokens(values, direct)
+    alphabet = int(tokens.max()) + 1
+    raw = float(extra_bits.sum())
+    if alphabet == 1:
+        return _Plan(direct, tokens, extra, extra_bits, lengths, 1, [], raw)
+    models = _Models(alphabet)
+    learning = alphabet * sum(map(_blocks, lengths))
+    static, total = [], raw
+    for part in slices(lengths):
+        counts = np.bincount(tokens[part], minlength=alphabet)
+        fixed = 8 * alphabet + _bits(counts, _frequencies(_table_counts(_table(counts))))
+        if 8 * alphabet < NEGLIGIBLE * fixed or learning > MOST_LEARNING:
+            adaptive = float("inf")
+            models.see_counts(counts)
+        else:
+            adaptive = 0.0
+            for block in models.blocks(part, None):
+                seen = np.bincount(tokens[block], minlength=alphabet)
+                adaptive += _bits(seen, models.frequencies())
+                models.see_counts(seen)
+        static.append(fixed < adaptive)
+        total += min(fixed, adaptive)
+    return _Plan(direct, tokens, extra, extra_bits, lengths, alphabet, static, total)
+
+
+def _read_tokens(reader: Reader, lengths: Sequence[int]) -> Ints:
+    from constriction import stream
+
+    alphabet, count = reader.varint(), sum(lengths)
+    if not 1 <= alphabet <= MOST_TOKENS + 8 * 64:
+        raise CodecError("damaged numbers: impossible alphabet")
+    if alphabet == 1:
+        return np.zeros(count, dtype=np.int32)
+    tokens = np.empty(count, dtype=np.int32)
+    modes = np.unpackbits(reader.array(-(-len(lengths) // 8)), bitorder="little")[: len(lengths)]
+    if alphabet * sum(_blocks(length) for length, static in zip(lengths, modes) if not static) > MOST_LEARNING:
+        raise CodecError("damaged numbers: too much to learn")
+    tables = reader.array(int(modes.sum()) * alphabet).reshape(-1, alphabet)
+    words = reader.array(4 * reader.varint()).view("<u4").astype(np.uint32)
+    if len(words) and words[-1] == 0:
+        raise CodecError("damaged numbers: impossible end of a stream")
+    coder = stream.stack.AnsCoder(words)
+    models, table = _Models(alphabet), iter(tables)
+    learns = int(np.flatnonzero(modes == 0).max(initial=-1))  # the last segment that learns: no need to count after it
+    for number, (part, static) in enumerate(zip(slices(lengths), modes)):
+        for block in models.blocks(part, _table_counts(next(table)) if static else None):
+            tokens[block] = decoded = coder.decode(_model(stream, models.frequencies()), block.stop - block.start)
+            if number <= learns:
+                models.see_counts(np.bincount(decoded, minlength=alphabet))
+    if not coder.is_empty():
+        raise CodecError("damaged numbers: a stream with something left over")
+    return tokens
+
+
+class _Models:
+    """The model of each block, from what encoder and decoder have both seen."""
+
+    def __init__(self, alphabet: int) -> None:
+        self.alphabet = alphabet
+        self.past = np.zeros(alphabet, dtype=np.int64)
+        self.weights = self.past
+
+    def blocks(self, part: slice, counts: Ints | None) -> Iterator[slice]:
+        """The blocks of a segment: all of it under given counts, else pieces, learning after each."""
+        if counts is not None:
+            self.weights = counts
+            if part.stop > part.start:
+                yield part
+            return
+        # What came before is worth as many symbols as there are tokens, and half a symbol is added to each.
+        total = int(self.past.sum())
+        scaled = UNIT * self.alphabet * self.past // total if total else self.past
+        prior, begun = scaled + UNIT // 2, self.past.copy()
+        start = part.start
+        while start < part.stop:
+            self.weights = prior + UNIT * (self.past - begun)
+            stop = min(start + max(FIRST_BLOCK, (start - part.start) // 4), part.stop)
+            yield slice(start, stop)
+            start = stop
+
+    def frequencies(self) -> Ints:
+        """Of the block that was given out last."""
+        return _frequencies(self.weights)
+
+    def see_counts(self, counts: Ints) -> None:
+        """Takes a block's symbols into account."""
+        self.past = self.past + counts
+
+
+def _blocks(length: int) -> int:
+    """The most blocks that an adaptive model takes for so many symbols."""
+    return 0 if not length else 5 if length <= 5 * FIRST_BLOCK else 5 + 4 * (length // FIRST_BLOCK).bit_length()
+
+
+def _frequencies(weights: Ints) -> Ints:
+    """Whole frequencies, each at least 1, that sum up to 2^24 and are nearly proportional to the weights."""
+    frequencies = 1 + weights * (TOTAL - len(weights)) // int(weights.sum())
+    frequencies[weights.argmax()] += TOTAL - int(frequencies.sum())
+    return frequencies
+
+
+def _model(stream: Any, frequencies: Ints) -> Any:
+    """The coder's model: it adds 1 to each of these by itself, and needs no scaling to reach 2^24."""
+    return stream.model.Categorical((frequencies - 1).astype(np.float64), perfect=False)
+
+
+def _bits(counts: Ints, frequencies: Ints) -> float:
+    return float(counts @ (PRECISION_BITS - np.log2(frequencies)))
+
+
+def _table(counts: Ints) -> Bytes:
+    """A byte per count: 0, or one more than eight times its logarithm, rounded."""
+    logarithms = np.where(counts > 0, 1 + np.round(8 * np.log2(np.maximum(counts, 1))), 0)
+    return logarithms.astype(np.uint8)
+
+
+def _table_counts(table: Bytes) -> Ints:
+    """The counts that a table stands for, scaled by 2^15; 1 in place of 0."""
+    eighths = np.maximum(table.astype(np.int64) - 1, 0)
+    whole = eighths // 8
+    excess = max(0, int(whole.max()) - 22)  # frequencies are computed in 64 bits
+    powers = np.array(EIGHTH_POWERS, dtype=np.int64)[eighths % 8] << whole >> excess
+    return np.where(table > 0, np.maximum(powers, 1), 1)
+
+
+def _to_tokens(values: Ints, direct: int) -> tuple[Ints, Ints, Ints]:
+    """Values from 0 as tokens, and the low bits of those at or above `direct`, with their number."""
+    if int(values.max()) < direct:
+        return values, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+    large = values >= direct
+    big = values[large]
+    length = np.frexp(big.astype(np.float64))[1].astype(np.int64)
+    length -= big < (1 << (length - 1))  # a number just below a power of two may have been rounded up
+    low = length - 4
+    tokens = values.copy()
+    tokens[large] = direct + 8 * (length - DIRECT.bit_length()) + ((big >> low) & 7)
+    return tokens, big & ((1 << low) - 1), low
+
+
+def _from_tokens(tokens: Ints, direct: int, data: Bytes) -> Ints:
+    if int(tokens.max()) < direct:
+        if len(data):
+            raise CodecError("damaged numbers: bytes left over")
+        return tokens
+    large = tokens >= direct
+    code = tokens[large].astype(np.int64) - direct
+    low = code // 8 + DIRECT.bit_length() - 4
+    if direct != DIRECT or int(low.max()) > 63 - 4:
+        raise CodecError("damaged numbers: too large")
+    values = tokens.astype(np.int64)
+    values[large] = ((8 + code % 8) << low) + unpack_bits(data, low)
+    return values

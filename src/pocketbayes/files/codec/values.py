@@ -1,0 +1,153 @@
+"""What networks are made of as integers: positions by their gaps, runs folded, floats by byte or in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pocketbayes.files.codec.bits import Bytes, CodecError, Floats, Ints, Reader, checked_lengths, slices, varints
+from pocketbayes.files.codec.integers import pack_ints, unpack_ints
+
+
+def pack_positions(positions: Ints, edges: Sequence[int]) -> bytes:
+    """Ascending positions as the gaps between them, by segment.
+
+    Args:
+        positions: (s,) strictly ascending.
+        edges: Where the segments begin, and where the last one ends.
+    """
+    counts = np.diff(np.searchsorted(positions, edges))
+    starts = np.repeat(np.asarray(edges[:-1], dtype=np.int64), counts)
+    before = np.concatenate([[-1], positions[:-1]])[: len(positions)]
+    head = pack_ints(counts.astype(np.int64))
+    return varints([len(head)]) + head + pack_ints(positions - np.maximum(before + 1, starts), counts.tolist())
+
+
+def unpack_positions(data: bytes | memoryview, count: int, edges: Sequence[int]) -> Ints:
+    """The inverse of `pack_positions`."""
+    reader = Reader(data)
+    counts = unpack_ints(reader.array(reader.varint()).data, len(edges) - 1)
+    sizes = np.diff(np.asarray(edges, dtype=np.int64))
+    if int(counts.sum()) != count or bool((counts < 0).any()) or bool((counts > sizes).any()):
+        raise CodecError("damaged positions: their numbers do not add up")
+    gaps = unpack_ints(reader.rest().data, count, counts.tolist())
+    if count and not (int(gaps.min()) >= 0 and int(gaps.max()) <= edges[-1]):
+        raise CodecError("damaged positions: impossible gap")
+    positions = np.empty(count, dtype=np.int64)
+    for part, start, stop in zip(slices(counts.tolist()), edges, edges[1:]):
+        positions[part] = start - 1 + np.cumsum(gaps[part] + 1)
+        if part.stop > part.start and int(positions[part.stop - 1]) >= stop:
+            raise CodecError("damaged positions: beyond the end")
+    return positions
+
+
+def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
+    """Values of which some are used once each and in order, with one symbol for all of these.
+
+    Args:
+        values: (n,).
+        runs: (first value, number) of each such range. The ranges follow one another and hold the largest values.
+
+    Returns:
+        The values with symbol `first value of the first run` + r for all of run r; None if that would lose something.
+    """
+    if not runs or not len(values):
+        return None
+    folded = values.copy()
+    for number, (first, count) in enumerate(runs):
+        inside = (values >= first) & (values < first + count)
+        if not np.array_equal(values[inside], np.arange(first, first + count)):
+            return None
+        folded[inside] = runs[0][0] + number
+    return folded if int(values.max()) < sum(runs[-1]) else None
+
+
+def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
+    """The inverse of `fold`, in place where the type allows."""
+    if sum(runs[-1]) > np.iinfo(values.dtype).max:
+        values = values.astype(np.int64)
+    places = [np.flatnonzero(values == runs[0][0] + number) for number in range(len(runs))]
+    for place, (first, count) in zip(places, runs):
+        if len(place) != count:
+            raise CodecError("damaged numbers: a range is not used once each")
+        values[place] = np.arange(first, first + count)
+    return values
+
+
+def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:
+    """Any numbers, bit for bit: bytes that differ little, such as sign and exponent of floats, are entropy-coded.
+
+    Args:
+        rows: (n, bytes a number), the lowest byte first.
+        segments: As in `pack_ints`.
+    """
+    lengths = checked_lengths(len(rows), segments)
+    out = []
+    for number in range(rows.shape[1])[::-1]:
+        plane = np.ascontiguousarray(rows[:, number])
+        coded = pack_ints(plane.astype(np.int64), lengths) if _worth_coding(plane) else b""
+        raw = not coded or len(coded) >= len(plane)
+        out.append(varints([0 if raw else len(coded)]) + (plane.tobytes() if raw else coded))
+    return b"".join(out)
+
+
+def unpack_exactly(data: bytes | memoryview, count: int, width: int, segments: Sequence[int] | None = None) -> Bytes:
+    """The inverse of `pack_exactly`."""
+    lengths = checked_lengths(count, segments)
+    reader = Reader(data)
+    rows = np.empty((count, width), dtype=np.uint8)
+    for number in range(width)[::-1]:
+        coded = reader.varint()
+        if coded:
+            values = unpack_ints(reader.array(coded).data, count, lengths)
+            if count and not (int(values.min()) >= 0 and int(values.max()) < 256):
+                raise CodecError("damaged numbers: a byte beyond 255")
+            rows[:, number] = values
+        else:
+            rows[:, number] = reader.array(count)
+    reader.finish()
+    return rows
+
+
+def pack_in_steps(values: Floats, bits: int, segments: Sequence[int] | None = None) -> bytes:
+    """value = low + step q, q = 0 .. 2^bits - 1, low and step of each segment its own; the q entropy-coded.
+
+    The error is at most half a step, (max - min) / (2^bits - 1) / 2 of the segment.
+    """
+    lengths = checked_lengths(len(values), segments)
+    if not np.isfinite(values).all():
+        raise ValueError("only finite numbers have steps")
+    levels, scales = np.zeros(len(values), dtype=np.int64), np.zeros((len(lengths), 2), dtype="<f4")
+    for number, part in enumerate(slices(lengths)):
+        if part.stop > part.start:
+            own = values[part].astype(np.float64)
+            low = np.float32(own.min())
+            step = np.float32((own.max() - float(low)) / (2**bits - 1))
+            scales[number] = low, step
+            if step > 0:
+                levels[part] = np.clip(np.round((own - float(low)) / float(step)), 0, 2**bits - 1).astype(np.int64)
+    return scales.tobytes() + pack_ints(levels, lengths)
+
+
+def unpack_in_steps(data: bytes | memoryview, count: int, segments: Sequence[int] | None = None) -> Floats:
+    """What is left of the values that `pack_in_steps` took."""
+    lengths = checked_lengths(count, segments)
+    reader = Reader(data)
+    scales = reader.array(8 * len(lengths)).view("<f4").astype(np.float32).reshape(-1, 2)
+    levels = unpack_ints(reader.rest().data, count, lengths).astype(np.float32)
+    if not np.isfinite(scales).all() or (count and not (float(levels.min()) >= 0 and float(levels.max()) < 256)):
+        raise CodecError("damaged numbers: impossible steps")
+    values = np.empty(count, dtype=np.float32)
+    for (low, step), part in zip(scales, slices(lengths)):
+        values[part] = levels[part] * step + low
+    return values
+
+
+def _worth_coding(plane: Bytes) -> bool:
+    """Whether a plane's bytes are far from uniform: coding noise would cost time and save nothing."""
+    if not len(plane):
+        return False
+    counts = np.bincount(plane, minlength=256)
+    share = counts[counts > 0] / len(plane)
+    return bool(-(share * np.log2(share)).sum() < 7.6)

@@ -1,0 +1,195 @@
+"""A trained network as a file: `save` and `load`."""
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from pocketbayes import likelihoods as objective
+from pocketbayes import models, posteriors
+from pocketbayes.base.errors import UserError
+from pocketbayes.data import Info
+from pocketbayes.files import container, packing, pocket
+from pocketbayes.files.packing import Precision
+from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.posteriors import Posterior, priors
+from pocketbayes.posteriors.layout import Layout
+
+KIND = "network"
+MODEL_FILE = "model.pocket"
+"""In the folder of a run."""
+MALFORMED = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError),
+    *(RuntimeError, OverflowError, MemoryError, zlib.error),
+)
+"""What comes of a file that its own frame does not contradict, but that no `save` wrote."""
+
+
+def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless", keep_centre: bool = False) -> int:
+    """Writes the network, everything that prediction needs; returns the file's size in bytes.
+
+    Args:
+        net: A network or mixture.
+        path: The file, replaced as one step: an interrupted write leaves the old file or none.
+        precision: "lossless": the same predictions, bit for bit. "bfloat16" or "int8": means in two bytes or in 256
+            steps, stds more coarsely, normalisation in two bytes. A `Precision` says it for each.
+        keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
+            Prediction does not need them; without them the loaded network has no KL.
+    """
+    text, parts = packing.pack(_without_centres(describe(net), keep_centre), precision)
+    return pocket.write(path, text, parts)
+
+
+def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
+    """The network as `load` would give it back from a file of this precision, and the file's size."""
+    text, parts = packing.pack(_without_centres(describe(net), False), precision)
+    model = members(net)[0].to_module()
+    return rebuild(packing.unpack(text, parts), model), len(pocket.assemble(text, parts))
+
+
+def load(path: str | Path, model: nn.Module | None = None) -> Net:
+    """Reads a network.
+
+    Args:
+        path: A file that `save` wrote, or the folder of a run.
+        model: A model of the same architecture; needed only if the network was not made of a model known by name.
+
+    Raises:
+        UserError: If the file is missing, foreign, damaged or of another architecture.
+    """
+    return rebuild(read(path), model, str(path))
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The tree in a file that `save` wrote, for which no model is needed."""
+    path = Path(path)
+    path = path / MODEL_FILE if path.is_dir() else path
+    if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
+        tree: dict[str, Any] = container.read(path, KIND)
+        return tree
+    text, parts = pocket.read(path)
+    try:
+        return packing.unpack(text, parts)
+    except MALFORMED as error:
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {_reason(error)}") from error
+
+
+def describe(net: Net) -> dict[str, Any]:
+    """The network as a tree of tensors and plain values."""
+    if isinstance(net, Mixture):
+        return {"networks": [describe(network) for network in net]}
+    (net,) = members(net)
+    spec = models.spec_of(net.model)
+    return {
+        "method": net.method,
+        "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
+        "model_class": type(net.model).__name__,
+        "layout": net.layout.to_json(),
+        "state": dict(net.model.state_dict()),
+        "posterior": _module(net.posterior),
+        "prior": _module(net.prior),
+        "likelihood": None if net.likelihood is None else _module(net.likelihood),
+        "propagation": net.propagation,
+        "input_var": net.input_var,
+        "data": None if net.info is None else asdict(net.info),
+    }
+
+
+def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str = "the file") -> Net:
+    """The network that `describe` described."""
+    try:
+        if "networks" in tree:
+            return Mixture([_rebuild_one(item, model, source) for item in tree["networks"]])
+        return _rebuild_one(tree, model, source)
+    except UserError:
+        raise
+    except MALFORMED as error:
+        raise UserError(f"{source} does not describe a network: {error}") from error
+
+
+def posterior_in(network: Mapping[str, Any]) -> Posterior:
+    """The posterior of one network that `describe` described; no model is needed."""
+    layout, part = Layout.from_json(network["layout"]), network["posterior"]
+    return posteriors.restore(part["name"], layout, part["tensors"], part["config"])
+
+
+def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> Network:
+    posterior, prior, likelihood = posterior_in(tree), tree["prior"], tree["likelihood"]
+    try:
+        posterior.check()
+    except UserError as error:
+        raise UserError(f"{source} has {error}") from error
+    module = _module_for(tree, model, source)
+    posterior.layout.check(module)
+    net = Network(
+        module,
+        posterior,
+        prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
+        likelihood=likelihood and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
+        propagation=tree["propagation"],
+        input_var=tree.get("input_var", 0.0),
+    )
+    net.method = None if tree.get("method") is None else str(tree["method"])
+    net.info = None if tree.get("data") is None else Info(**_tuples(tree["data"]))
+    _load_points(net.model, tree["state"], source)
+    return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
+
+
+def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
+    """The tree without the prior's centre, which only training needs."""
+    if "networks" in tree:
+        return {"networks": [_without_centres(network, keep) for network in tree["networks"]]}
+    prior = tree["prior"]
+    if keep or "centre" not in prior["tensors"]:
+        return tree
+    tensors = {name: tensor for name, tensor in prior["tensors"].items() if name != "centre"}
+    return {**tree, "prior": {**prior, "config": {**prior["config"], "centre_left_out": True}, "tensors": tensors}}
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _module(module: Any) -> dict[str, Any]:
+    return {"name": module.name, "config": module.config(), "tensors": dict(module.state_dict())}
+
+
+def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> nn.Module:
+    if isinstance(model, type):
+        raise UserError(f"model= is the class {model.__name__}: give an instance, such as {model.__name__}()")
+    if model is not None:
+        return copy.deepcopy(model)
+    if tree["model"] is None:
+        raise UserError(
+            f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: pass one as model=; "
+            "networks of pb.models.build(NAME), also timm:NAME and torchvision:NAME, need none, and these are what the "
+            "command line can read (`pocketbayes list models`)"
+        )
+    sizes = [tensor.numel() for tensor in tree["state"].values()]
+    slots = tree["layout"]["slots"]
+    tensors = len(sizes) + sum(len(slot["sites"]) for slot in slots)
+    values = sum(sizes) + sum(math.prod(slot["shape"]) * len(slot["sites"]) for slot in slots)
+    return models.build_bounded(tree["model"]["name"], tree["model"]["args"], tensors, values)
+
+
+def _load_points(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    own = model.state_dict()
+    for name in [*own, *state]:
+        if name not in state or name not in own:
+            raise UserError(f"{name!r} is in {'the model' if name in own else source} only: not the same architecture")
+        if own[name].shape != state[name].shape:
+            raise UserError(
+                f"{name!r} has shape {tuple(own[name].shape)} in the model, {tuple(state[name].shape)} in {source}"
+            )
+    model.load_state_dict(dict(state))

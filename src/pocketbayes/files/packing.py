@@ -1,0 +1,345 @@
+"""A network's tree as a short text and coded bytes, in the precision that a budget allows, and back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.files import codec
+from pocketbayes.files.pocket import Buffer
+from pocketbayes.posteriors import POSTERIORS
+
+LEVELS = ("lossless", "float32", "bfloat16", *(f"int{bits}" for bits in range(8, 1, -1)))
+"""How a float may be kept, finest first; intN: 2^N steps between the smallest and the largest of a layer."""
+INLINE = 4
+"""Tensors of so few values stand in the text."""
+FREE_VALUES = 1 << 22
+VALUES_A_BYTE = 256
+"""A file of b bytes holds at most FREE_VALUES + VALUES_A_BYTE b values; padding makes it so where it is not. A reader
+thus knows, before it allocates anything, whether a size can be true."""
+LARGEST_TREE = 1 << 22
+MOST_LAYERS = 1 << 13
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How finely a file keeps floats.
+
+    Attributes:
+        means: Means, point values, centres and outliers: what a pass at the mean is made of.
+        stds: What sets stds. A coarse std changes how wide draws spread, not where they are, so it may be coarser.
+        points: Parameters and buffers outside the posterior: biases, normalisation.
+    """
+
+    means: str = "lossless"
+    stds: str = "lossless"
+    points: str = "lossless"
+
+    def __post_init__(self) -> None:
+        for level in (self.means, self.stds, self.points):
+            if level not in LEVELS:
+                raise UnknownNameError("precision", level, LEVELS)
+
+    @classmethod
+    def of(cls, value: str | Precision) -> Precision:
+        """A precision by name: that of the means, with stds and points to match."""
+        if isinstance(value, Precision):
+            return value
+        return PRECISIONS[value] if value in PRECISIONS else cls(value, value, value)
+
+
+PRECISIONS = {
+    "bfloat16": Precision("bfloat16", "int8", "bfloat16"),
+    "int8": Precision("int8", "int4", "bfloat16"),
+}
+
+
+def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What `artifact.describe` described, as the text and the parts of a file."""
+    networks = tree.get("networks", [tree])
+    packer = _Packer(Precision.of(precision))
+    heads, bodies = [], []
+    for number, network in enumerate(networks):
+        packer.prefix = f"{number}." if "networks" in tree else ""
+        layout = network["layout"]
+        heads.append({"model": network["model"], "layout": _short_slots(layout["slots"])})
+        bodies.append({**packer.network(network), "points": layout["points"]})
+    for head in heads[1:]:
+        if head["layout"] == heads[0]["layout"]:
+            head["layout"] = None
+    text = {"kind": "mixture" if "networks" in tree else "network", "precision": asdict(packer.precision)}
+    body = json.dumps(bodies, separators=(",", ":")).encode()
+    if len(body) > LARGEST_TREE:
+        raise UserError(f"too many networks or layers for one file: their description takes {len(body)} bytes")
+    body = zlib.compress(body, 9)
+    parts = {"tree": body, **packer.parts}
+    need = sum(_layout_size(network["layout"]["slots"]) for network in networks) + packer.values - FREE_VALUES
+    missing = -(-need // VALUES_A_BYTE) - sum(map(len, parts.values()))
+    return {**text, "networks": heads}, parts | ({"padding": bytes(missing)} if missing > 0 else {})
+
+
+def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> dict[str, Any]:
+    """The inverse of `pack`, as far as the precision allows.
+
+    Raises:
+        UserError: If this cannot be what `pack` wrote. Other errors (KeyError, TypeError, ValueError) are possible for
+            texts that no encoder wrote.
+    """
+    engine = zlib.decompressobj()
+    body = engine.decompress(parts["tree"], LARGEST_TREE)
+    if not engine.eof:
+        raise UserError("the tree is cut off or too large")
+    bodies, heads = json.loads(body), text["networks"]
+    if len(bodies) != len(heads) or not bodies:
+        raise UserError(f"the text names {len(heads)} networks, the tree describes {len(bodies)}")
+    slots = [_long_slots(heads[0]["layout"] if head["layout"] is None else head["layout"]) for head in heads]
+    claimed = sum(map(_layout_size, slots)) + sum(math.prod(_checked_shape(node["shape"])) for node in _nodes(bodies))
+    if claimed > FREE_VALUES + VALUES_A_BYTE * sum(map(len, parts.values())):
+        raise UserError("it claims to hold more numbers than a file of its size can")
+    unpacker = _Unpacker(parts)
+    networks = [
+        {
+            **unpacker.network(body, own),
+            "model": head["model"],
+            "layout": {"slots": own, "points": body["points"]},
+        }
+        for head, body, own in zip(heads, bodies, slots)
+    ]
+    return {"networks": networks} if text["kind"] == "mixture" else networks[0]
+
+
+class _Packer:
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.prefix = ""
+        self.parts: dict[str, bytes] = {}
+        self.values = 0
+
+    def network(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        posterior = tree["posterior"]
+        return {
+            **{key: value for key, value in tree.items() if key not in ("model", "layout", "state", "posterior")},
+            "state": self.state(tree["state"]),
+            "posterior": {**posterior, "tensors": self.posterior(posterior, _edges(tree["layout"]["slots"]))},
+            "prior": self.module("prior", tree["prior"]),
+            "likelihood": tree["likelihood"] and self.module("likelihood", tree["likelihood"]),
+        }
+
+    def module(self, name: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+        tensors = {key: self.tensor(f"{name}.{key}", tensor, "lossless") for key, tensor in tree["tensors"].items()}
+        return {**tree, "tensors": tensors}
+
+    def state(self, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+        """All tensors of a type as one: a name and a shape each cost less than a part of the file."""
+        groups: dict[torch.dtype, dict[str, Tensor]] = {}
+        for name, tensor in state.items():
+            groups.setdefault(tensor.dtype, {})[name] = tensor
+        packed = []
+        for dtype, group in groups.items():
+            flat = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in group.values()])
+            sizes = [tensor.numel() for tensor in group.values()]
+            name = f"points.{str(dtype).removeprefix('torch.')}"
+            node = self.tensor(name, flat, self.precision.points, sizes)
+            packed.append({"names": [[key, list(tensor.shape)] for key, tensor in group.items()], "values": node})
+        return packed
+
+    def posterior(self, tree: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Any]:
+        kind, tensors = POSTERIORS[tree["name"]], tree["tensors"]
+        nodes: dict[str, Any] = {}
+        spans: list[int] | None = None
+        index = tensors.get("index")
+        if index is not None and _ascends(index, edges[-1]):
+            array = index.detach().cpu().numpy().astype(np.int64)
+            nodes["index"] = self.node("posterior.index", index, "positions", codec.pack_positions(array, edges))
+            spans = np.diff(np.searchsorted(array, edges)).tolist()
+        elif index is not None:
+            nodes["index"] = self.entries(index, kind.runs(tensors), edges)
+        for name, tensor in tensors.items():
+            if name not in nodes:
+                level = self.precision.stds if name in kind.spreads else self.precision.means
+                per_weight = tensor.numel() == edges[-1]
+                by = "layers" if per_weight else "spans" if spans and tensor.numel() == sum(spans) else None
+                segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
+                nodes[name] = self.tensor(f"posterior.{name}", tensor, level, segments, by)
+        return {name: nodes[name] for name in tensors}
+
+    def entries(self, index: Tensor, runs: Sequence[tuple[int, int]], edges: Sequence[int]) -> dict[str, Any]:
+        """Table entries; ranges that are used once each take one symbol."""
+        values = index.detach().cpu().reshape(-1).numpy().astype(np.int64)
+        by = "layers" if len(values) == edges[-1] else None
+        segments = np.diff(edges).tolist() if by else None
+        folded = codec.fold(values, runs)
+        kept = {} if folded is None else {"runs": [list(run) for run in runs]}
+        data = codec.pack_ints(values if folded is None else folded, segments)
+        return self.node("posterior.index", index, "ints", data, by=by, **kept)
+
+    def tensor(
+        self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
+    ) -> dict[str, Any]:
+        """A tensor in the text if it is tiny, else as a part."""
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
+            raise UserError(f"a file cannot hold {name}, which is {tensor.dtype}")
+        if tensor.numel() <= INLINE:
+            self.values += tensor.numel()
+            dtype_name, plain = str(tensor.dtype).removeprefix("torch."), tensor.reshape(-1).tolist()
+            return {"dtype": dtype_name, "shape": list(tensor.shape), "values": plain}
+        if not tensor.is_floating_point():
+            whole = tensor.reshape(-1).to(torch.int64).numpy()
+            return self.node(name, tensor, "ints", codec.pack_ints(whole, segments), by=by)
+        bits = int(level[3:]) if level.startswith("int") else 0
+        if bits and bool(tensor.isfinite().all()):
+            floats = tensor.reshape(-1).to(torch.float32).numpy()
+            return self.node(name, tensor, "steps", codec.pack_in_steps(floats, bits, segments), by=by)
+        dtype = tensor.dtype if level == "lossless" else torch.float32 if level == "float32" else torch.bfloat16
+        if dtype.itemsize > tensor.dtype.itemsize:
+            dtype = tensor.dtype
+        data = codec.pack_exactly(_rows(tensor.to(dtype)), segments if by else None)
+        return self.node(name, tensor, str(dtype).removeprefix("torch."), data, by=by)
+
+    def node(self, name: str, tensor: Tensor, how: str, data: bytes, **more: Any) -> dict[str, Any]:
+        self.parts[self.prefix + name] = data
+        self.values += tensor.numel()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        kept = {key: value for key, value in more.items() if value is not None}
+        return {"part": self.prefix + name, "dtype": dtype, "shape": list(tensor.shape), "as": how, **kept}
+
+
+class _Unpacker:
+    def __init__(self, parts: Mapping[str, Buffer]) -> None:
+        self.parts = parts
+
+    def network(self, body: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        edges = _edges(slots)
+        posterior = body["posterior"]
+        return {
+            **{key: value for key, value in body.items() if key != "points"},
+            "state": self.state(body["state"]),
+            "posterior": {**posterior, "tensors": self.posterior(posterior["tensors"], edges)},
+            "prior": self.module(body["prior"]),
+            "likelihood": body["likelihood"] and self.module(body["likelihood"]),
+        }
+
+    def module(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        return {**tree, "tensors": {key: self.tensor(node) for key, node in tree["tensors"].items()}}
+
+    def state(self, groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {}
+        if sum(len(group["names"]) for group in groups) > 4 * MOST_LAYERS:
+            raise UserError("it claims to have too many points")
+        for group in groups:
+            shapes = [_checked_shape(shape) for _, shape in group["names"]]
+            sizes = [math.prod(shape) for shape in shapes]
+            flat = self.tensor(group["values"], sizes)
+            for (name, _), shape, part in zip(group["names"], shapes, flat.split(sizes)):
+                state[name] = part.view(shape).clone()
+        return state
+
+    def posterior(self, nodes: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        spans: list[int] | None = None
+        if "index" in nodes:
+            node = nodes["index"]
+            tensors["index"] = self.tensor(node, np.diff(edges).tolist() if node.get("by") else None, edges)
+            if node.get("as") == "positions":
+                spans = np.diff(np.searchsorted(tensors["index"].numpy(), edges)).tolist()
+        for name, node in nodes.items():
+            if name != "index":
+                by = node.get("by")
+                segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
+                tensors[name] = self.tensor(node, segments)
+        return {name: tensors[name] for name in nodes}
+
+    def tensor(
+        self, node: Mapping[str, Any], segments: Sequence[int] | None = None, edges: Sequence[int] = ()
+    ) -> Tensor:
+        dtype, shape = DTYPES[node["dtype"]], _checked_shape(node["shape"])
+        count = math.prod(shape)
+        if "values" in node:
+            return torch.tensor(node["values"], dtype=dtype).view(shape)
+        data, how = self.parts[node["part"]], node["as"]
+        if how == "positions":
+            return torch.from_numpy(codec.unpack_positions(data, count, edges)).to(dtype).view(shape)
+        if how == "ints":
+            values = codec.unpack_ints(data, count, segments)
+            if runs := [(_whole(first), _whole(number)) for first, number in node.get("runs", ())]:
+                values = codec.unfold(values, runs)
+            return torch.from_numpy(values).to(dtype).view(shape)
+        if how == "steps":
+            return torch.from_numpy(codec.unpack_in_steps(data, count, segments)).to(dtype).view(shape)
+        kept = DTYPES[how]
+        rows = codec.unpack_exactly(data, count, kept.itemsize, segments if node.get("by") else None)
+        return torch.from_numpy(rows).view(-1).view(kept).to(dtype).view(shape)
+
+
+def _nodes(bodies: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """All tensors that a tree describes."""
+    for body in bodies:
+        for module in (body["posterior"], body["prior"], body["likelihood"] or {"tensors": {}}):
+            yield from module["tensors"].values()
+        for group in body["state"]:
+            yield group["values"]
+
+
+def _rows(tensor: Tensor) -> codec.Bytes:
+    flat = tensor.contiguous().reshape(-1)
+    rows: codec.Bytes = flat.view(torch.uint8).view(len(flat), tensor.dtype.itemsize).numpy()
+    return rows
+
+
+def _ascends(index: Tensor, size: int) -> bool:
+    if index.ndim != 1 or not len(index):
+        return False
+    return int(index[0]) >= 0 and int(index[-1]) < size and bool((index.diff() > 0).all())
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise UserError(f"{value!r} is no size")
+    return value
+
+
+def _checked_shape(shape: Any) -> list[int]:
+    sizes = [_whole(size) for size in shape]
+    if len(sizes) > 16 or math.prod(sizes) >= 1 << 40:
+        raise UserError(f"{sizes} is no shape")
+    return sizes
+
+
+def _edges(slots: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [0, *itertools.accumulate(math.prod(slot["shape"]) for slot in slots)]
+
+
+def _layout_size(slots: Sequence[Mapping[str, Any]]) -> int:
+    return _edges(slots)[-1]
+
+
+def _short_slots(slots: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """[name, shape], and the sites where they are not just the name."""
+    return [[s["name"], s["shape"], *([s["sites"]] if list(s["sites"]) != [s["name"]] else [])] for s in slots]
+
+
+def _long_slots(slots: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    if len(slots) > MOST_LAYERS:
+        raise UserError(f"it claims to have {len(slots)} layers")
+    return [
+        {"name": name, "shape": _checked_shape(shape), "sites": list(sites[0]) if sites else [name]}
+        for name, shape, *sites in slots
+    ]

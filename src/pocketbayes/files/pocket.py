@@ -1,0 +1,170 @@
+"""The frame of a .pocket file: a safetensors file of named bytes with a JSON text and a checksum. docs/format.md.
+
+It is written and read here byte by byte: the same network makes the same file, and nothing is allocated on the word of
+a file that may lie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.errors import UserError
+from pocketbayes.files.container import METADATA
+
+Buffer = bytes | memoryview
+
+FORMAT = "pocketbayes-2"
+LARGEST_HEADER = 1 << 22
+MOST_PARTS = 1 << 14
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{32})"')
+_BLANK = b"0" * 32
+
+
+def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes]) -> int:
+    """Writes a file as one step; returns its size in bytes.
+
+    Args:
+        path: The file.
+        text: What goes into the metadata, as JSON.
+        parts: The bytes, by name.
+    """
+    data = assemble(text, parts)
+    write_atomically(path, lambda file: file.write(data))
+    return len(data)
+
+
+def assemble(text: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    """The file's bytes."""
+    metadata = {METADATA: _compact({"format": FORMAT, **text}), "checksum": _BLANK.decode()}
+    header: dict[str, Any] = {"__metadata__": metadata}
+    place = 0
+    for name, data in parts.items():
+        offsets = [place, place + len(data)]
+        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": offsets}
+        place += len(data)
+    front = _compact(header).encode()
+    if len(front) > LARGEST_HEADER or len(parts) > MOST_PARTS:
+        raise UserError(f"too many layers for one file: {len(parts)} parts, a header of {len(front)} bytes")
+    front += b" " * (-len(front) % 8)
+    whole = [len(front).to_bytes(8, "little"), front, *parts.values()]
+    place = front.index(_BLANK, front.index(b'"checksum":"'))
+    whole[1] = front[:place] + _digest(whole).encode() + front[place + len(_BLANK) :]
+    return b"".join(whole)
+
+
+def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
+    """The text and the parts of a file.
+
+    Raises:
+        UserError: If the file is missing, foreign or damaged.
+    """
+    path = Path(path)
+    header, size = read_header(path)
+    text, places = _understand(path, header, size)  # before the rest is read: a foreign file may be huge
+    try:
+        whole = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+    found = _CHECKSUM.search(whole, 8, 8 + len(header))
+    data = memoryview(whole)
+    zeroed = () if found is None else (data[: found.start(1)], _BLANK, data[found.end(1) :])
+    if len(whole) != size or found is None or found.group(1).decode() != _digest(zeroed):
+        raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
+    start = 8 + len(header)
+    return text, {name: data[start + begin : start + end] for name, (begin, end) in places.items()}
+
+
+def sizes(path: str | Path) -> dict[str, int]:
+    """The bytes of each part, and of the header."""
+    path = Path(path)
+    header, size = read_header(path)
+    places = _understand(path, header, size)[1]
+    return {"header": 8 + len(header), **{name: end - begin for name, (begin, end) in places.items()}}
+
+
+def read_header(path: str | Path) -> tuple[bytes, int]:
+    """The header's JSON and the size of the whole file: of any safetensors file, not of ours alone."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"no file {str(path)!r}")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, LARGEST_HEADER):
+                raise UserError(f"{str(path)!r} is not a pocketbayes file, or its header is cut off")
+            return file.read(length), size
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
+
+
+def format_of(path: Path, header: bytes) -> str:
+    """Which format a header announces."""
+    return str(_metadata(path, _json(path, header)).get("format"))
+
+
+def _understand(path: Path, header: bytes, size: int) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """The text, and where the parts lie; they must follow one another and fill the file."""
+    fields = _json(path, header)
+    text = _metadata(path, fields)
+    if text.get("format") != FORMAT:
+        raise UserError(f"{str(path)!r} has format {text.get('format')!r}; this version reads {FORMAT!r}")
+    entries = {name: entry for name, entry in fields.items() if name != "__metadata__"}
+    if len(entries) > MOST_PARTS:
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: it has {len(entries)} parts")
+    places, place = {}, 0
+    for name, entry in entries.items():
+        begin, end = _offsets(path, name, entry)
+        if begin != place or end < begin:
+            raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {name!r} lies at the wrong place")
+        places[name], place = (begin, end), end
+    if 8 + len(header) + place != size:
+        raise UserError(f"{str(path)!r} is cut off or has something added: get another copy")
+    return text, places
+
+
+def _offsets(path: Path, name: str, entry: Any) -> tuple[int, int]:
+    try:
+        (begin, end), (length,) = entry["data_offsets"], entry["shape"]
+        if entry["dtype"] == "U8" and type(begin) is type(end) is type(length) is int and end - begin == length:
+            return begin, end
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {name!r} is not a row of bytes")
+
+
+def _metadata(path: Path, fields: dict[str, Any]) -> dict[str, Any]:
+    metadata = fields.get("__metadata__")
+    text = metadata.get(METADATA) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise UserError(f"{str(path)!r} is not a pocketbayes file: it has no {METADATA!r} in its metadata")
+    return _json(path, text.encode())
+
+
+def _json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: its header is no mapping")
+    return value
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _digest(pieces: Iterable[Buffer]) -> str:
+    """BLAKE2b of the file, which has zeros in place of the checksum's digits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()

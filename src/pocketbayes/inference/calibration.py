@@ -1,0 +1,86 @@
+"""A factor for the variance of moments and of the delta method, fitted on validation data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.batches import as_source, batches
+from pocketbayes.inference.prediction import ClassPasses, RealPasses, outputs_of, passes_for, scaled
+from pocketbayes.network import Net, members
+from pocketbayes.propagation.linear.delta import Linearised
+from pocketbayes.propagation.readout import Readout
+
+FACTORS = (1e-3, 1e3)
+
+
+def fit_variance_scale(
+    net: Net,
+    val: Any,
+    *,
+    propagation: str = "moments",
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    samples: int = 30,
+    batch_size: int = 256,
+    seed: int = 0,
+) -> float:
+    """The factor c that minimises the NLL of the validation data when the variance of the outputs is c times as large.
+
+    The network runs once over the data; what changes with c is what is made of its outputs. Pass c as
+    `variance_scale=` to `predict` or `evaluate`, with the same settings.
+
+    Args:
+        net: A network or mixture.
+        val: Data that the network was not trained on, and will not be judged by.
+        propagation: One that answers with a variance: moments, moments-exact, moments-full or linear.
+        readout: As in `predict`.
+        classes: As in `predict`.
+        samples: As in `predict`: the draws behind the variance of outputs per pixel under "linear".
+        batch_size: Examples in flight.
+        seed: Of the draws of a readout.
+    """
+    from scipy.optimize import minimize_scalar
+
+    parts: list[tuple[list[Tensor | Linearised], Tensor]] = []
+    for x, y in batches(as_source(val), batch_size):
+        target = y.to(members(net)[0].device)
+        parts.append((list(outputs_of(net, x, samples, propagation, seed, classes)), target))
+    if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
+        raise UserError(f"{propagation} propagation gives this network no variance: there is nothing to scale")
+
+    def nll(log_factor: float) -> float:
+        total = 0.0
+        for outputs, y in parts:
+            passes = passes_for(members(net)[0], readout, seed)
+            for output in outputs:
+                passes.add(scaled(output, math.exp(log_factor)), y if y.is_floating_point() else None)
+            total += _nll(passes, y)
+        return total
+
+    grid = torch.linspace(math.log(FACTORS[0]), math.log(FACTORS[1]), 13).tolist()
+    best = min(range(len(grid)), key=[nll(point) for point in grid].__getitem__)  # the NLL may have several valleys
+    around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(nll, bounds=around, method="bounded", options={"xatol": 1e-3})
+    return math.exp(float(found.x))
+
+
+def _variance(outputs: list[Tensor | Linearised]) -> Tensor:
+    spread = [output.variance.max() for output in outputs if hasattr(output, "variance")]
+    return torch.stack(spread).max() if spread else torch.zeros(())
+
+
+def _nll(passes: Any, y: Tensor) -> float:
+    """-log p(y), summed over the batch."""
+    if isinstance(passes, RealPasses):
+        assert passes.log_density is not None
+        return -float((passes.log_density - math.log(passes.count)).sum())
+    assert isinstance(passes, ClassPasses)
+    probs = passes.summary().mean
+    counted = (y >= 0) & (y < probs.shape[1])
+    chosen = probs.gather(1, torch.where(counted, y, 0).unsqueeze(1)).squeeze(1)
+    return -float((chosen.clamp_min(torch.finfo(chosen.dtype).tiny).log() * counted).sum())

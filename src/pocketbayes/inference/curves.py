@@ -1,0 +1,117 @@
+"""Curves of a trained network: accuracy as weights are taken away, accuracy and variance as noise is added."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.data.batches import as_source
+from pocketbayes.data.dataset import Pictures
+from pocketbayes.data.shifted import noisy
+from pocketbayes.inference.evaluation import evaluate, stream
+from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.posteriors import MeanField
+
+Criterion = Literal["magnitude", "snr"]
+FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+DECIBELS = (-6.0, 0.0, 6.0, 10.0, 15.0, 20.0)
+
+
+def importance(mean: Tensor, std: Tensor, by: Criterion = "magnitude") -> Tensor:
+    """|mean| (global L1), or the signal-to-noise ratio |mean| / std, infinite for a point other than 0."""
+    if by not in get_args(Criterion):
+        raise UnknownNameError("pruning criterion", by, get_args(Criterion))
+    size = mean.abs()
+    return size if by == "magnitude" else torch.where(size > 0, size / std, 0)
+
+
+def pruned(net: Net, fraction: float, by: Criterion = "magnitude") -> Net:
+    """A copy without the least important weights of the whole network: their mean and std are 0.
+
+    The copy keeps means and stds, whatever the storage was: draws are independent from here on.
+
+    Args:
+        net: A network of any storage, or a mixture, of which every network is pruned.
+        fraction: Of the weights that the posterior covers, in [0, 1].
+        by: See `importance`.
+    """
+    if not 0 <= fraction <= 1:
+        raise UserError(f"the fraction to prune is {fraction}: it must lie between 0 and 1")
+    if isinstance(net, Mixture):
+        return Mixture([_pruned(network, fraction, by) for network in members(net)])
+    return _pruned(net, fraction, by)
+
+
+def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
+    with torch.no_grad():
+        mean, std = network.posterior.moments()
+        order = importance(mean, std, by).argsort(stable=True)
+        kept = torch.ones_like(mean).index_fill(0, order[: round(fraction * len(order))], 0)
+        # A model with Gaussian propagation of its own kind takes a zero std as a point.
+        result = Network(
+            copy.deepcopy(network.model),
+            MeanField(network.layout, mean * kept, std * kept),
+            prior=network.prior,
+            likelihood=network.likelihood,
+            propagation=network.propagation,
+            input_var=network.input_var,
+        )
+    result.info = network.info
+    return result.eval()
+
+
+def pruning_curve(
+    net: Net, data: Any, fractions: Sequence[float] = FRACTIONS, by: Criterion = "magnitude", **settings: Any
+) -> list[dict[str, float]]:
+    """Accuracy and NLL with growing fractions of the weights pruned, without any training in between.
+
+    Args:
+        net: As in `pruned`.
+        data: As in `evaluate`.
+        fractions: Of the weights pruned.
+        by: See `importance`.
+        **settings: Of `evaluate`, such as `propagation`.
+
+    Returns:
+        A row {"pruned", "accuracy", "nll"} for each fraction.
+    """
+    rows = []
+    for fraction in fractions:
+        measures = evaluate(pruned(net, fraction, by), data, **settings)
+        rows.append({"pruned": fraction, "accuracy": measures["accuracy"], "nll": measures["nll"]})
+    return rows
+
+
+def noise_curve(
+    net: Net, pictures: Pictures, decibels: Sequence[float] = DECIBELS, *, noise_seed: int = 0, **settings: Any
+) -> list[dict[str, float]]:
+    """Accuracy and the variance of the predicted class's probability at growing signal-to-noise ratios.
+
+    Args:
+        net: A network or mixture that tells classes.
+        pictures: Images; the noise is added before they are normalised.
+        decibels: 10 log10 of signal power over noise power.
+        noise_seed: Of the noise.
+        **settings: Of `evaluate`, such as `propagation`.
+
+    Returns:
+        A row {"db", "accuracy", "variance", "entropy"} for each ratio; means over images. "relative variance" is the
+        variance over that at the lowest ratio.
+    """
+    rows = []
+    for ratio in sorted(decibels):
+        sums = dict.fromkeys(("accuracy", "variance", "entropy"), 0.0)
+        for passes, y in stream(net, as_source(noisy(pictures, ratio, noise_seed)), **settings):
+            answer = passes.summary()
+            said = answer.mean.argmax(1)
+            sums["accuracy"] += float((said == y).sum())
+            sums["variance"] += float(answer.std.gather(1, said[:, None]).square().sum())
+            sums["entropy"] += float(answer.entropy.sum())
+        rows.append({"db": ratio, **{name: total / len(pictures) for name, total in sums.items()}})
+    first = rows[0]["variance"]
+    return [{**row, "relative variance": row["variance"] / first if first else 0.0} for row in rows]

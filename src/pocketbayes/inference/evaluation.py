@@ -1,0 +1,148 @@
+"""Measures of a network on a data set, streamed batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.data.batches import Source, as_source, batches, info_of
+from pocketbayes.inference.metrics import Classification, Regression, Segmentation
+from pocketbayes.inference.prediction import Passes, RealPasses, likelihood_of, run_passes
+from pocketbayes.likelihoods import Categorical, match_target
+from pocketbayes.network import Net, members
+from pocketbayes.propagation.readout import Readout
+
+
+def evaluate(
+    net: Net,
+    data: Any,
+    *,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    variance_scale: float = 1.0,
+    on_batch: Callable[[int], object] | None = None,
+    team: Team = ALONE,
+) -> dict[str, float]:
+    """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
+
+    Args:
+        net: A network or mixture.
+        data: A data set, a DataLoader or a pair (x, y).
+        samples: Passes per example.
+        propagation: As in `predict`.
+        batch_size: Examples in flight.
+        seed: Of the draws.
+        readout: As in `predict`.
+        classes: As in `predict`.
+        variance_scale: As in `predict`.
+        on_batch: Told the number of examples after each batch, for progress.
+        team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
+            data, from sums that are merged.
+
+    Returns:
+        The measures by name; segmentation adds IoU per class and their mean.
+    """
+    source = as_source(data)
+    info = info_of(source)
+    measures: Measures | None = None
+    for passes, y in stream(
+        net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
+        classes=classes, variance_scale=variance_scale, team=team,
+    ):  # fmt: skip
+        measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
+        measures(passes, y)
+        if on_batch:
+            on_batch(len(y))
+    return team.merge(measures).compute()
+
+
+def stream(
+    net: Net,
+    source: Source,
+    *,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    variance_scale: float = 1.0,
+    on_pass: Callable[[], object] | None = None,
+    team: Team = ALONE,
+) -> Iterator[tuple[Passes, Tensor]]:
+    """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
+    for x, y in batches(source, batch_size, start=team.rank, stride=team.size):
+        y = y.to(members(net)[0].device)
+        target = y if y.is_floating_point() else None
+        passes = run_passes(
+            net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes,
+            variance_scale=variance_scale, on_pass=on_pass,
+        )  # fmt: skip
+        yield passes, y
+
+
+def loss_of(measures: Mapping[str, float]) -> float:
+    """The mean negative log-likelihood, of classes or of real numbers."""
+    return measures["nll"] if "nll" in measures else -measures["log_likelihood"]
+
+
+class Measures:
+    """The accumulators of one task, fed with the answers to each batch."""
+
+    def __init__(self, *accumulators: Any) -> None:
+        self.accumulators = accumulators
+
+    def __call__(self, passes: Passes, y: Tensor) -> None:
+        """Takes in the answers to a batch and its targets."""
+        prediction = passes.summary()
+        for accumulator in self.accumulators:
+            if isinstance(accumulator, Classification):
+                accumulator.update(prediction.mean, y, prediction.epistemic, prediction.aleatoric)
+            elif isinstance(accumulator, Segmentation):
+                accumulator.update(prediction.mean.argmax(1), y)
+            else:
+                assert isinstance(passes, RealPasses)
+                assert passes.log_density is not None
+                accumulator.update(
+                    prediction.mean,
+                    prediction.std,
+                    match_target(prediction.mean, y),
+                    passes.log_density - passes.log_density.new_tensor(passes.count).log(),
+                )
+
+    def merge(self, other: Measures) -> None:
+        """Takes in what other accumulators for the same task have seen."""
+        for mine, theirs in zip(self.accumulators, other.accumulators):
+            mine.merge(theirs)
+
+    def compute(self) -> dict[str, float]:
+        """All measures so far, by name."""
+        measures: dict[str, float] = {}
+        for accumulator in self.accumulators:
+            measures |= accumulator.compute()
+        return measures
+
+
+def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[float, ...]) -> Measures:
+    """Empty accumulators for what the network answers and the data ask."""
+    if isinstance(passes, RealPasses):
+        if not y.is_floating_point():
+            raise UserError(f"the network predicts real numbers, but the targets are {y.dtype} labels")
+        return Measures(Regression(target_std))
+    if y.is_floating_point():
+        raise UserError(f"the network predicts classes, but the targets are {y.dtype} numbers")
+    probs = passes.summary().mean
+    likelihood = likelihood_of(net)
+    ignore = likelihood.ignore_index if isinstance(likelihood, Categorical) else None
+    accumulators: list[Any] = [Classification(probs.shape[1], ignore_index=ignore)]
+    if probs.ndim == 4:
+        accumulators.append(Segmentation(probs.shape[1], ignore_index=ignore))
+    return Measures(*accumulators)

@@ -1,0 +1,159 @@
+"""Why a network answers as it does: gradient saliency, and how far it can be trusted (captum).
+
+For any network here: the answer that is explained is the mean probability over the posterior, by moments in one pass
+or by weight draws that stay the same from call to call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.inference.prediction import default_propagation
+from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.propagation.readout import read_out
+
+
+def probabilities(
+    net: Net, samples: int = 5, propagation: str | None = None, seed: int = 0
+) -> Callable[[Tensor], Tensor]:
+    """x -> p(class | x), (n, classes): a differentiable function of the inputs, the same at every call.
+
+    Args:
+        net: A network or mixture that tells classes.
+        samples: Weight draws, shared out among the networks of a mixture; one pass where nothing is drawn.
+        propagation: As in `predict`; not "linear", whose variance has no gradient.
+        seed: Of the draws.
+    """
+    networks = members(net)
+    if isinstance(networks[0].likelihood, GaussianNoise):
+        raise UserError("explanations are of class probabilities, and this network predicts real numbers")
+    how = {network: propagation or default_propagation(network) for network in networks}
+    if "linear" in how.values():
+        raise UserError("propagation='linear' has no gradient with respect to the inputs: use 'moments' or 'sample'")
+
+    def answer(x: Tensor) -> Tensor:
+        parts = []
+        for number, network in enumerate(networks):
+            with network.using(how[network]), evaluating(network), torch.random.fork_rng():
+                share = math.ceil(samples / len(networks)) if network.is_random else 1
+                draws = []
+                for index in range(share):
+                    torch.manual_seed(seed * 1_000_003 + number * share + index)
+                    draws.append(_class_probabilities(network, x))
+                parts.append(torch.stack(draws).mean(0))
+        return torch.stack(parts).mean(0)
+
+    return answer
+
+
+def _class_probabilities(network: Network, x: Tensor) -> Tensor:
+    output = network(x)
+    if isinstance(output, Gaussian):
+        return read_out(output.loc, output.variance, how="probit").probs
+    probs: Tensor = output.softmax(1)
+    return probs
+
+
+def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: bool = True, **settings: Any) -> Tensor:
+    """|d p_target / d x| for every input value, in the shape of x.
+
+    Args:
+        net: A network or mixture.
+        x: Inputs (n, ...).
+        target: The class explained for each input; None for the predicted one.
+        absolute: Without the sign of the gradient.
+        **settings: `samples`, `propagation` and `seed` of `probabilities`.
+    """
+    answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
+    with _captum():
+        from captum.attr import Saliency
+    inputs = x.detach().clone().requires_grad_()
+    explained: Tensor = Saliency(answer).attribute(inputs, _target(answer, x, target), abs=absolute)
+    return explained.detach()
+
+
+def infidelity(
+    net: Net, x: Tensor, target: Tensor | None = None, *, noise: float = 0.1, draws: int = 10, **settings: Any
+) -> Tensor:
+    """E (e . saliency - (p(x) - p(x - e)))^2 for noise e ~ N(0, noise^2), (n,) (Yeh et al. 2019); less is better.
+
+    Args:
+        net: A network or mixture.
+        x: Inputs (n, ...).
+        target: As in `saliency`.
+        noise: Its std, in the units of x.
+        draws: Of the noise, for each input.
+        **settings: Of `probabilities`.
+    """
+    answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
+    target = _target(answer, x, target)
+    gradient = saliency(net, x, target, absolute=False, **settings)
+
+    def perturb(inputs: Tensor) -> tuple[Tensor, Tensor]:
+        change = noise * torch.randn_like(inputs)
+        return change, inputs - change
+
+    with _captum():
+        from captum.metrics import infidelity as measure
+    with torch.no_grad(), _seeded(settings):
+        each: Tensor = measure(answer, perturb, x, gradient, target=target, n_perturb_samples=draws)
+    return each
+
+
+def sensitivity_max(
+    net: Net, x: Tensor, target: Tensor | None = None, *, radius: float = 0.1, draws: int = 10, **settings: Any
+) -> Tensor:
+    """max |saliency(x + e) - saliency(x)| / |saliency(x)| over draws of e in a ball, (n,) (Yeh et al. 2019).
+
+    Args:
+        net: A network or mixture.
+        x: Inputs (n, ...).
+        target: As in `saliency`: the same class is explained at every point.
+        radius: Of the ball in the largest norm, in the units of x.
+        draws: Of e, for each input.
+        **settings: Of `probabilities`.
+    """
+    x = x.to(members(net)[0].device)
+    target = _target(probabilities(net, **settings), x, target)
+
+    def explain(inputs: Any, target: Tensor) -> tuple[Tensor]:
+        (moved,) = inputs if isinstance(inputs, tuple) else (inputs,)
+        return (saliency(net, moved, target, absolute=False, **settings),)
+
+    with _captum():
+        from captum.metrics import sensitivity_max as measure
+    with _seeded(settings):
+        each: Tensor = measure(explain, x, perturb_radius=radius, n_perturb_samples=draws, target=target)
+    return each
+
+
+def _target(answer: Callable[[Tensor], Tensor], x: Tensor, target: Tensor | None) -> Tensor:
+    if target is not None:
+        return target
+    with torch.no_grad():
+        return answer(x).argmax(1)
+
+
+@contextmanager
+def _seeded(settings: dict[str, Any]) -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(settings.get("seed", 0))
+        yield
+
+
+@contextmanager
+def _captum() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UserError("explanations need captum: pip install 'pocketbayes[explain]'") from error

@@ -1,0 +1,78 @@
+"""Networks whose only random layer makes the output: what comes before it is the same in every pass, and runs once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pocketbayes.network import Network
+from pocketbayes.posteriors import Posterior
+from pocketbayes.propagation.linear.taps import Use, tapped_pass
+
+_AT_ONCE = 1 << 22
+"""Numbers in flight at once: 16 MB in single precision."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last layer of a network and the features that it gets for one batch."""
+
+    posterior: Posterior
+    use: Use
+
+    @classmethod
+    def of(cls, network: Network, x: Tensor) -> Head | None:
+        """The head under weight samples, or None: other layers are random too, or the model draws noise of its own."""
+        posterior, layout = network.posterior, network.layout
+        compact = type(posterior).compact_weights is not Posterior.compact_weights
+        if network.propagation != "sample" or compact:
+            return None
+        slots = posterior.random_slots()
+        if len({layout.slots[number].name.rpartition(".")[0] for number in slots}) != 1:
+            return None
+        before = _generator_state(network)
+        output, record = tapped_pass(network.model, layout, posterior.weight_means(), x, slots)
+        (use, *more) = record or [None]
+        if use is None or more or use.op is not F.linear or use.weight is None or use.output is not output:
+            return None
+        changed = use.version != use.call.input._version or not torch.equal(before, _generator_state(network))
+        return None if changed else cls(posterior, use)
+
+    def draws(self, seeds: Sequence[int]) -> Iterator[Tensor]:
+        """The outputs (s, b, ...) of a pass for each seed: those of the whole network, but many at a time."""
+        own, layout = (self.use.weight, self.use.bias), self.posterior.layout
+        slots = [layout.slots[number] for number in own if number is not None]
+        start, stop = min(slot.start for slot in slots), max(slot.stop for slot in slots)
+        features = self.use.call.input
+        outputs = features.numel() // features.shape[-1] * slots[0].shape[0]
+        at_once = max(1, _AT_ONCE // max(stop - start, outputs, self.posterior.noise_size))
+        for first in range(0, len(seeds), at_once):
+            drawn = self.posterior.draws(self._noise(seeds[first : first + at_once]), start, stop)
+            weight, *biases = (drawn[:, slot.start - start : slot.stop - start] for slot in slots)
+            yield self._layers(weight.unflatten(1, slots[0].shape), biases[0] if biases else self.use.call.bias)
+
+    def _layers(self, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Layers (s, out, in) on the features, as one product; the bias is one for all, or one each."""
+        product = F.linear(self.use.call.input, weight.flatten(0, 1))
+        output: Tensor = product.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
+        if bias is not None:
+            output = output + (bias if bias.ndim == 1 else bias.view(len(bias), *(1,) * (output.ndim - 2), -1))
+        return output
+
+    def _noise(self, seeds: Sequence[int]) -> Tensor:
+        """What each pass draws that starts from its seed."""
+        mean = self.posterior.weight_means()
+        noise = mean.new_empty(len(seeds), self.posterior.noise_size)
+        generator = torch.Generator(mean.device)
+        for row, seed in zip(noise, seeds):
+            row.normal_(generator=generator.manual_seed(seed))
+        return noise
+
+
+def _generator_state(network: Network) -> Tensor:
+    device = network.device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

@@ -1,0 +1,33 @@
+"""Measures of predictions: streaming sums that merge over shards, and rankings of scores.
+
+`Classification`, `Segmentation`, `Regression` and `HumanAgreement` keep no predictions, only sums in float64 whose size
+does not depend on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
+Only `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all their values at once, one or a row of them
+per example.
+"""
+
+from pocketbayes.inference.metrics.accumulators import Classification, Regression, Segmentation
+from pocketbayes.inference.metrics.calibration import Reliability, reliability_bins, temperature
+from pocketbayes.inference.metrics.cost import flops, peak_memory
+from pocketbayes.inference.metrics.cost_model import Cost, cost_model
+from pocketbayes.inference.metrics.humans import HumanAgreement
+from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
+
+__all__ = [
+    "Abstention",
+    "Classification",
+    "Cost",
+    "HumanAgreement",
+    "Regression",
+    "Reliability",
+    "RiskCoverage",
+    "Segmentation",
+    "abstention",
+    "cost_model",
+    "flops",
+    "ood_scores",
+    "peak_memory",
+    "reliability_bins",
+    "risk_coverage",
+    "temperature",
+]

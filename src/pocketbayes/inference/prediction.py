@@ -1,0 +1,360 @@
+"""Predictions with their uncertainty, in memory that grows with neither samples nor images in flight."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.inference.head import Head
+from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood, check_output, match_target
+from pocketbayes.network import TURNS, Net, Network, check_propagation, members
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian
+from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.propagation import RULES
+from pocketbayes.propagation.linear.delta import Linearised, check_classes
+from pocketbayes.propagation.readout import Readout, read_out
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says, and how sure it is.
+
+    Classes: `probs` is the mean probability over the posterior (n, classes, ...); `entropy` its entropy, the total
+    uncertainty in nats; `aleatoric` the expected entropy; `epistemic` their difference, the mutual information; `mean`
+    and `std` the mean and std of the probabilities over the posterior.
+
+    Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the
+    noise std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
+    """
+
+    mean: Tensor
+    std: Tensor
+    entropy: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+    probs: Tensor | None = None
+
+    @staticmethod
+    def cat(parts: list[Prediction]) -> Prediction:
+        """Predictions of consecutive batches as one."""
+        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Prediction)}
+        return Prediction(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})  # type: ignore[arg-type]
+
+
+class Passes(ABC):
+    """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @abstractmethod
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
+
+    @abstractmethod
+    def summary(self) -> Prediction:
+        """The prediction so far."""
+
+
+class _RunningMoments:
+    """Welford's mean and variance, in Chan's form for many values: no cancellation however small the variance."""
+
+    def __init__(self) -> None:
+        self.mean: Tensor | None = None
+        self.squares: Tensor | None = None
+
+    def add(self, values: Tensor, count: int) -> None:
+        """Takes in values (s, ...), with which there are `count`."""
+        if len(values) == 1:
+            mean, squares = values[0], torch.zeros_like(values[0])
+        else:
+            squares, mean = torch.var_mean(values, 0, correction=0)
+            squares *= len(values)
+        if self.mean is None or self.squares is None:
+            self.mean, self.squares = mean.clone(), squares
+            return
+        change, share = mean - self.mean, len(values) / count
+        self.mean += change * share
+        self.squares += squares.addcmul_(change, change, value=(1 - share) * len(values))
+
+    def read(self, count: int) -> tuple[Tensor, Tensor]:
+        assert self.mean is not None
+        assert self.squares is not None
+        return self.mean, self.squares / count
+
+
+class ClassPasses(Passes):
+    """Passes of a classifier, per example or per pixel."""
+
+    def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
+        """Takes how Gaussian logits become probabilities, see `read_out`."""
+        super().__init__()
+        self.readout, self.seed = readout, seed
+        self.probs, self.within, self.entropy = _RunningMoments(), _RunningMoments(), _RunningMoments()
+
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in logits (s, n, classes, ...), or their distribution."""
+        self.count += 1 if isinstance(output, (Linearised, Gaussian)) else len(output)
+        if isinstance(output, Linearised):
+            moments = output.mean.float(), output.per_output().float()
+            covariance = None if output.covariance is None else output.covariance.float()
+        elif isinstance(output, Gaussian):
+            moments = output.loc.float(), output.variance.float()
+            covariance = output.covariance.float() if isinstance(output, Correlated) else None
+        else:
+            probs = output.float().softmax(2)
+            self._take(probs, torch.special.entr(probs).sum(2))
+            return
+        read = read_out(*moments, covariance, how=self.readout, seed=self.seed)
+        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None])
+        self.within.add(read.var[None], self.count)
+
+    def _take(self, probs: Tensor, aleatoric: Tensor) -> None:
+        self.probs.add(probs, self.count)
+        self.entropy.add(aleatoric, self.count)
+
+    def summary(self) -> Prediction:
+        """Mean probabilities; total entropy = aleatoric + epistemic."""
+        mean, var = self.probs.read(self.count)
+        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
+        entropy = torch.special.entr(mean).sum(1)
+        aleatoric = self.entropy.read(self.count)[0]
+        return Prediction(mean, var.sqrt(), entropy, (entropy - aleatoric).clamp(min=0), aleatoric, probs=mean)
+
+
+class RealPasses(Passes):
+    """Passes of a regression with Gaussian noise."""
+
+    def __init__(self, likelihood: GaussianNoise) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+        self.mean, self.noise_var, self.within = _RunningMoments(), _RunningMoments(), _RunningMoments()
+        self.log_density: Tensor | None = None
+
+    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+        """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
+        if isinstance(output, Linearised):
+            output = Gaussian(output.mean, output.per_output())
+        values = output.loc[None] if isinstance(output, Gaussian) else output
+        self.count += len(values)
+        mean, noise = self.likelihood.moments(values.float())
+        self.mean.add(mean, self.count)
+        self.noise_var.add(noise.square(), self.count)
+        if isinstance(output, Gaussian):
+            var = output.variance.float()[None, ..., : mean.shape[-1]]  # what follows may be predicted noise
+            self.within.add(var, self.count)
+            noise = (var + noise.square()).sqrt()
+        if target is not None:
+            score = (match_target(mean[0], target) - mean) / noise
+            each = (-0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)).logsumexp(0)
+            self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
+
+    def summary(self) -> Prediction:
+        """Mean; variance = that of the mean over passes + the mean noise variance."""
+        mean, var = self.mean.read(self.count)
+        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
+        noise = self.noise_var.read(self.count)[0]
+        std = (var + noise).sqrt()
+        return Prediction(mean, std, std.log() + 0.5 * math.log(2 * math.pi * math.e), var.sqrt(), noise.sqrt())
+
+
+def predict(
+    net: Net,
+    x: Any,
+    samples: int = 30,
+    propagation: str | None = None,
+    *,
+    batch_size: int = 256,
+    seed: int = 0,
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    variance_scale: float = 1.0,
+) -> Prediction:
+    """p(y | x) averaged over the posterior.
+
+    Pass s draws the same weights for every batch and whatever the batch size: a prediction by weight samples depends on
+    the seed only. Local noise and flipout draw by example, and so by its place in the batch.
+
+    Args:
+        net: A network or mixture.
+        x: Inputs (n, ...).
+        samples: Passes; a network without randomness takes one, a mixture shares them out.
+        propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
+            needs no sampling. "mean" is one pass at the posterior mean. "moments" and "linear" need no sampling: one
+            pass gives the distribution of the outputs.
+        batch_size: Inputs in flight.
+        seed: Of the draws.
+        readout: How Gaussian logits become probabilities: by draws of the logits ("sample"), or in closed form
+            ("probit", "taylor"), see `readout.read_out`.
+        classes: For "linear": the logits whose variance is computed, see `linear.linearise`; the other logits take the
+            mean variance of those.
+        variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
+            validation data; a prediction with one is no longer the posterior's own.
+    """
+    info = members(net)[0].info
+    if isinstance(x, (str, Path)):
+        raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
+    x = torch.as_tensor(x)
+    if info is not None and tuple(x.shape) == tuple(info.input_shape):
+        raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
+    if not len(x):
+        raise UserError("nothing to predict: x is empty")
+
+    def answer(batch: Tensor) -> Prediction:
+        return run_passes(
+            net, batch, samples, propagation, seed=seed, readout=readout, classes=classes, variance_scale=variance_scale
+        ).summary()
+
+    try:
+        prediction = Prediction.cat([answer(batch) for batch in x.split(batch_size)])
+    except RuntimeError as error:
+        if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
+            raise
+        raise UserError(
+            f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
+            f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
+        ) from error
+    _warn_if_not_finite(prediction, x)
+    return prediction
+
+
+def _warn_if_not_finite(prediction: Prediction, x: Tensor) -> None:
+    finite = prediction.entropy.isfinite().reshape(len(x), -1).all(1)
+    rows = finite.logical_not_().nonzero().flatten().tolist()
+    if rows:
+        cause = "its weights are too large" if bool(x[rows[0]].isfinite().all()) else "its input is not finite either"
+        message = f"the answers to {len(rows)} of {len(x)} inputs are not finite, first that to x[{rows[0]}]: {cause}"
+        warnings.warn(message, stacklevel=3)
+
+
+def run_passes(
+    net: Net,
+    x: Tensor,
+    samples: int,
+    propagation: str | None = None,
+    *,
+    seed: int = 0,
+    target: Tensor | None = None,
+    readout: Readout = "sample",
+    classes: str = "predicted",
+    variance_scale: float = 1.0,
+    on_pass: Callable[[], object] | None = None,
+) -> Passes:
+    """The summary of all passes over one batch; `on_pass` is called after each of them, for progress."""
+    if samples < 1:
+        raise UserError(f"samples must be at least 1, not {samples}")
+    check_classes(classes)
+    passes = passes_for(members(net)[0], readout, seed)
+    for output in outputs_of(net, x, samples, propagation, seed, classes):
+        before = passes.count
+        passes.add(scaled(output, variance_scale), target)
+        if on_pass is not None:
+            for _ in range(passes.count - before):
+                on_pass()
+    return passes
+
+
+def passes_for(network: Network, readout: Readout = "sample", seed: int = 0) -> Passes:
+    """An empty summary for the network's kind of output."""
+    likelihood = network.likelihood
+    if likelihood is None or isinstance(likelihood, Categorical):
+        return ClassPasses(readout, seed)
+    assert isinstance(likelihood, GaussianNoise), type(likelihood)
+    return RealPasses(likelihood)
+
+
+def default_propagation(network: Network) -> str:
+    """Weight samples for networks trained by local noise, which is cheap to train with but forgets correlations."""
+    return "sample" if network.propagation in ("local", "flipout") else network.propagation
+
+
+def scaled(output: Tensor | Linearised, factor: float) -> Tensor | Linearised:
+    """The output with its variance multiplied."""
+    if factor == 1:
+        return output
+    if isinstance(output, Linearised):
+        covariance = None if output.covariance is None else factor * output.covariance
+        return replace(output, variance=factor * output.variance, covariance=covariance)
+    if isinstance(output, Correlated):
+        return Correlated(output.loc, factor * output.blocks)
+    if isinstance(output, Gaussian):
+        return Gaussian(output.loc, factor * output.variance)
+    raise UserError("variance_scale is for outputs with a variance: use it with propagation='moments' or 'linear'")
+
+
+def outputs_of(
+    net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str
+) -> Iterator[Tensor | Linearised]:
+    """What `Passes.add` takes: as many passes of each network, so that each has the same say; one if none draws."""
+    networks = members(net)
+    share = math.ceil(samples / len(networks))
+    how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
+    with TURNS, torch.no_grad(), ExitStack() as stack:
+        for network in networks:
+            stack.enter_context(network.using(how[network]))
+            stack.enter_context(network.posterior.frozen())
+            stack.enter_context(evaluating(network))
+        count = share if any(network.is_random for network in networks) else 1
+        for number, network in enumerate(networks):
+            inputs = _fitting(x, network)
+            if how[network] == "linear":
+                every = isinstance(network.likelihood, GaussianNoise)  # each number of a regression has its own
+                yield network.linear(inputs, "all" if every else classes, samples, seed)
+                continue
+            first = seed * 1_000_003 + number * share
+            if count > 1 and (head := Head.of(network, inputs)):
+                yield from head.draws(range(first, first + count))
+                continue
+            for index in range(count):
+                if index == 0 or network.is_random:
+                    with _seeded(first + index, network.device):
+                        output = _in_parts(network, inputs)
+                yield output if isinstance(output, Gaussian) else output[None]
+
+
+def _in_parts(network: Network, inputs: Tensor) -> Tensor:
+    """One pass, in as many parts as the propagation's memory asks for."""
+    table = RULES.get(network.propagation)
+    if table is None or table.examples is None or len(inputs) <= table.examples:
+        output: Tensor = network(inputs)
+        check_output(output)
+        return output
+    parts = [network(part) for part in inputs.split(table.examples)]
+    if not all(isinstance(part, Correlated) for part in parts):
+        return torch.cat(parts)
+    return Correlated(torch.cat([part.loc for part in parts]), torch.cat([part.blocks for part in parts]))
+
+
+def _fitting(x: Tensor, network: Network) -> Tensor:
+    """The inputs where the network is, and real numbers in its own type: arrays are often float64."""
+    if not x.is_floating_point():
+        return x.to(network.device)
+    point = next(network.model.parameters(), None)
+    return x.to(network.device, network.posterior.moments()[0].dtype if point is None else point.dtype)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats tracebacks for absent GPUs: 1 ms each
+        if device.type == "cuda":
+            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        yield
+
+
+def likelihood_of(net: Net) -> Likelihood | None:
+    """The likelihood that the network, or every network of a mixture, was trained with."""
+    likelihood = members(net)[0].likelihood
+    assert likelihood is None or isinstance(likelihood, Likelihood)
+    return likelihood

@@ -1,0 +1,253 @@
+"""The parts of an evaluation: the clean data, another data set, one shift at one level."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.process_group import Team
+from pocketbayes.base.progress import Display
+from pocketbayes.data.batches import Source, info_of, size_of
+from pocketbayes.inference.evaluation import Measures, measures_for, stream
+from pocketbayes.inference.metrics import Classification, HumanAgreement
+from pocketbayes.inference.prediction import Passes
+from pocketbayes.inference.suite import answers
+from pocketbayes.inference.suite.store import Store, data_print
+from pocketbayes.network import Net
+
+ROW = ("accuracy", "nll", "ece", "brier", "entropy", "epistemic")
+"""What a row of a shift has of all measures."""
+
+
+@dataclass
+class Answers:
+    """A network's answers to a data set, batch by batch, with every image and every pass shown on a bar.
+
+    Attributes:
+        net: The network.
+        source: The data.
+        bar: The bar.
+        settings: Of `stream`.
+        batch_size: Images in flight.
+        team: The processes that take turns at the batches.
+    """
+
+    net: Net
+    source: Source
+    bar: Display
+    settings: dict[str, Any]
+    batch_size: int
+    team: Team
+
+    def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
+        """The place of a batch's first image in the data, the answers to the batch, and its targets."""
+        passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.batch_size
+        if step is None and self.team.size > 1:
+            raise UserError("processes share out a DataLoader only where it has a batch_size: give a data set instead")
+
+        def on_pass() -> None:
+            nonlocal passed
+            passed += 1
+            self.bar.advance(0, passes=passed)
+
+        start = self.team.rank * (step or 0)
+        for passes, y in stream(
+            self.net, self.source, batch_size=self.batch_size, on_pass=on_pass, team=self.team, **self.settings
+        ):
+            yield start, passes, y
+            start += len(y) + (self.team.size - 1) * (step or 0)
+            self.bar.advance(len(y))
+
+
+class Part(ABC):
+    """Something to measure, and where its results go."""
+
+    def __init__(self, title: str, group: str, source: Callable[[], Source]) -> None:
+        """Takes its title for people, the entry of `seconds` that its time counts for, and its data, when needed."""
+        self.title, self.group, self.source = title, group, source
+
+    @abstractmethod
+    def done(self, store: Store) -> bool:
+        """Whether the document has it."""
+
+    @abstractmethod
+    def measure(self, found: Answers, store: Store) -> None:
+        """Measures and puts the results into the document."""
+
+    def run(self, found: Answers, store: Store) -> None:
+        """Measures, counts the time and keeps the document."""
+        start, work = time.monotonic(), time.process_time()
+        self.measure(found, store)
+        spent, work = time.monotonic() - start, time.process_time() - work
+        seconds = store.document.setdefault("seconds", {})
+        if self.group == "test":
+            seconds |= {
+                "test": round(spent, 3),
+                "test, of CPU": round(work, 3),
+                "per image": spent / size_of(found.source),
+            }
+        else:
+            seconds[self.group] = round(seconds.get(self.group, 0.0) + spent, 3)
+        store.keep()
+
+
+class Clean(Part):
+    """The data themselves."""
+
+    def __init__(self, source: Source, humans: Tensor | None) -> None:
+        """Takes the data, and for each image the fractions of people who chose each class, if known."""
+        super().__init__("test", "test", lambda: source)
+        self.humans = humans
+        self.humans_print = None if humans is None else _print(humans)
+
+    def done(self, store: Store) -> bool:
+        """Its values must be there too where it had any: other parts need them."""
+        document = store.document
+        same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
+        return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
+
+    def measure(self, found: Answers, store: Store) -> None:
+        """Measures; for a classifier of whole images also curves, histograms and the values per image."""
+        info = info_of(found.source)
+        measures: Measures | None = None
+        images, humans = answers.PerImage(), HumanAgreement()
+        for start, passes, y in found:
+            measures = measures or measures_for(found.net, passes, y, info.target_std if info else 1.0)
+            measures(passes, y)
+            prediction = passes.summary()
+            if prediction.probs is not None and prediction.probs.ndim == 2:
+                images.add(start, prediction, y)
+                if self.humans is not None:
+                    humans.update(prediction.probs, self.humans[start : start + len(y)])
+        measures, images, humans = found.team.merge(measures), found.team.merge(images), found.team.merge(humans)
+        document = store.document
+        document["measures"] = measures.compute()
+        if isinstance(measures.accumulators[0], Classification):
+            document["reliability"] = answers.reliability_figures(measures.accumulators[0].reliability())
+        if not len(images):
+            return
+        store.values = values = images.values()
+        document["risk_coverage"] = answers.risk_figures(values)
+        log_probs = images.log_probs()
+        if len(log_probs) > 1:
+            document["temperature"] = answers.temperature_figures(log_probs, values["label"][: len(log_probs)])
+        document["images"] = answers.shown_images(values, found.source)
+        document["box"] = answers.box_figures(values, info)
+        if self.humans is not None:
+            document["humans"] = {**humans.compute(), "data": self.humans_print}
+
+
+class Outside(Part):
+    """Another data set, which a good network is unsure about."""
+
+    def __init__(self, name: str, source: Source) -> None:
+        """Takes the name that the results go by, and the data."""
+        super().__init__(f"ood {name}", "ood", lambda: source)
+        self.name, self.data = name, data_print(source)
+
+    def done(self, store: Store) -> bool:
+        """Whether this very data set was measured."""
+        return bool(store.document.get("ood", {}).get(self.name, {}).get("data") == self.data)
+
+    def measure(self, found: Answers, store: Store) -> None:
+        """Compares uncertainties with those of the clean data."""
+        images = answers.PerImage()
+        for start, passes, _ in found:
+            images.add(start, passes.summary())
+        images = found.team.merge(images)
+        figures = answers.outside_figures(store.values, images.values(), images.classes)
+        store.document.setdefault("ood", {})[self.name] = {**figures, "data": self.data}
+
+
+class Shifted(Part):
+    """The data under one shift at one level."""
+
+    def __init__(self, kind: str, name: str | None, level: tuple[str, float], source: Callable[[], Source]) -> None:
+        """Takes the kind of shift, the corruption's name if it is one, the level's name and value, and the data."""
+        words = [name or kind, f"{level[1]:g}"]
+        super().__init__(" ".join(words), "shift", source)
+        self.kind, self.name, self.level = kind, name, level
+
+    def done(self, store: Store) -> bool:
+        """Whether there is a row for the level."""
+        key, value = self.level
+        rows = store.document.get("shift", {}).get(self.kind, {})
+        return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
+
+    def measure(self, found: Answers, store: Store) -> None:
+        """A row: measures, and the entropy of right and wrong answers apart."""
+        measures: Measures | None = None
+        images = answers.PerImage()
+        for start, passes, y in found:
+            measures = measures or measures_for(found.net, passes, y, 1.0)
+            measures(passes, y)
+            images.add(start, passes.summary(), y)
+        computed, values = found.team.merge(measures).compute(), found.team.merge(images).values()
+        right = values["correct"].bool()
+        row: dict[str, float | None] = {self.level[0]: self.level[1], **{name: computed[name] for name in ROW}}
+        row |= {"entropy_right": _mean(values["entropy"][right]), "entropy_wrong": _mean(values["entropy"][~right])}
+        row["variance"] = _mean(values["variance"])
+        shift = store.document.setdefault("shift", {})
+        if self.name is None:
+            shift.setdefault(self.kind, []).append(row)
+        else:
+            shift.setdefault(self.kind, {}).setdefault(self.name, []).append(row)
+            shift["corruptions_mean"] = corruption_means(shift[self.kind])
+
+
+def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Means over corruptions and severities: of the 15 of the benchmark proper, of all 19, and by severity.
+
+    Only what is complete has a mean; that by severity is over as many corruptions as are.
+    """
+    from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
+
+    found: dict[str, Any] = {}
+    for names in (ORIGINAL_15, CORRUPTIONS):
+        if all(len(rows.get(name, ())) == len(SEVERITIES) for name in names):
+            found[f"of {len(names)}"] = _mean_row([row for name in names for row in rows[name]])
+            found["by severity"] = [
+                {
+                    "severity": level,
+                    **_mean_row([row for name in names for row in rows[name] if row["severity"] == level]),
+                }
+                for level in SEVERITIES
+            ]
+    return found
+
+
+def check_humans(humans: Any, count: int) -> Tensor:
+    """Human labels (n, classes), one row for each image."""
+    labels = torch.as_tensor(humans).detach().cpu()
+    if labels.ndim != 2 or len(labels) != count:
+        raise UserError(
+            f"human labels have shape {tuple(labels.shape)}: they must be (n, classes) for the {count} images, in order"
+        )
+    return labels
+
+
+def _mean_row(rows: list[dict[str, Any]]) -> dict[str, float]:
+    found = {}
+    for name in (*ROW, "entropy_right", "entropy_wrong", "variance"):
+        known = [row[name] for row in rows if row[name] is not None]
+        if known:
+            found[name] = sum(known) / len(known)
+    return found
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.double().mean()) if len(values) else None
+
+
+def _print(values: Tensor) -> str:
+    import hashlib
+
+    return hashlib.blake2b(values.contiguous().numpy().tobytes(), digest_size=16).hexdigest()

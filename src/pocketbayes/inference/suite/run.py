@@ -1,0 +1,183 @@
+"""`evaluate_suite`: every part of an evaluation that is not there yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pocketbayes import models
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.progress import Show, display
+from pocketbayes.data.batches import Source, as_source, info_of, size_of
+from pocketbayes.data.dataset import Pictures
+from pocketbayes.data.shifted import corrupted as corrupt_pictures
+from pocketbayes.data.shifted import noisy, rotated
+from pocketbayes.inference.prediction import likelihood_of
+from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
+from pocketbayes.inference.suite.store import Store, data_print, network_print
+from pocketbayes.likelihoods import Categorical
+from pocketbayes.network import Mixture, Net, members
+
+DEGREES = tuple(range(0, 181, 15))
+DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
+VERSION = 1
+"""Of the way that parts are measured: results of another are not taken up."""
+
+Corrupted = Callable[[str, int], Source | None]
+"""A corruption's name and severity to ready-made images, or None where there are none."""
+
+
+def evaluate_suite(
+    net: Net,
+    data: Any,
+    *,
+    ood: Mapping[str, Any] | None = None,
+    shift: Sequence[str] = (),
+    shift_images: int | None = None,
+    humans: Any = None,
+    corrupted: Corrupted | None = None,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    about: Mapping[str, Any] | None = None,
+    progress: Show = None,
+    team: Team = ALONE,
+) -> dict[str, Any]:
+    """Everything that tells whether a network can be trusted, in one document.
+
+    Clean data: all measures of `evaluate`, and for a classifier the reliability diagram, the risk-coverage curve,
+    temperature scaling as a baseline, confidence by class, the most and least certain images. Other data sets: how
+    well four uncertainties tell them from the clean data. Shifts: measures at each level. One batch is in memory at a
+    time, and a few numbers per image.
+
+    Args:
+        net: A network or mixture.
+        data: A data set, a DataLoader or a pair (x, y), as for `evaluate`.
+        ood: Other data sets by name, normalised as the network's own are.
+        shift: Of "corruptions" (19, at 5 severities), "rotation" (0 to 180 degrees) and "noise" (20 to -6 dB); the
+            same pictures for every network and seed.
+        shift_images: How many of the images are shifted, from the first on; None for all.
+        humans: (n, classes) fractions or numbers of people who chose each class, for each image of `data`.
+        corrupted: Ready-made corruptions, such as the published files, in place of our own where it has them.
+        samples: Passes per image.
+        propagation: As in `predict`.
+        batch_size: Images in flight.
+        seed: Of the draws.
+        out: A JSON file. What it holds of the same network, data and settings is not measured again; it is written
+            after each part, the values per image beside it (.safetensors).
+        overwrite: Discards what `out` holds.
+        about: More to say at the head of the document.
+        progress: Whether to show a bar; None for yes if stderr is a terminal.
+        team: The processes that take turns at the batches, such as `Team.current()`. All of them get the document of
+            all data; the first one reads and writes `out`.
+    """
+    source = as_source(data)
+    _check(net, source, ood or {}, shift)
+    given = None if humans is None else check_humans(humans, size_of(source))
+    settings = {
+        "version": VERSION,
+        "samples": samples,
+        "propagation": propagation,
+        "seed": seed,
+        "network": network_print(net),
+        "data": data_print(source),
+        "corrupted": "made" if corrupted is None else "given",
+    }
+    if shift_images is not None:
+        settings["shift_images"] = shift_images
+    head = {
+        **_about(net, source),
+        **(about or {}),
+        "samples": samples,
+        "propagation": propagation,
+        "seed": seed,
+    }
+    path = None if out is None else Path(out)
+    store = team.first(lambda: Store(path, settings, head, overwrite))
+    if team.rank:
+        store.path = None
+    parts: list[Part] = [Clean(source, given)]
+    parts += [Outside(name, as_source(other)) for name, other in (ood or {}).items()]
+    for name in shift:
+        parts += SHIFTS[name](source, corrupted)
+    missing = [part for part in parts if not part.done(store)]
+    passes = {"samples": samples, "propagation": propagation, "seed": seed}
+    with display(progress) as bar:
+        for number, part in enumerate(missing, len(parts) - len(missing) + 1):
+            here = part.source()
+            if shift_images is not None and isinstance(part, Shifted):
+                here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
+            bar.begin(f"[{number}/{len(parts)}] {part.title}", -(-size_of(here) // team.size))
+            part.run(Answers(net, here, bar, passes, batch_size, team), store)
+    store.keep()
+    return store.document
+
+
+def _corruptions(source: Source, ready: Corrupted | None) -> list[Part]:
+    from pocketbayes.data.folders import require
+    from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES
+
+    require("PIL.Image")  # before the first pass, not at the first corruption that needs it
+    assert isinstance(source, Pictures)
+
+    def images(name: str, severity: int) -> Source:
+        found = ready(name, severity) if ready else None
+        return corrupt_pictures(source, name, severity) if found is None else found
+
+    return [
+        Shifted("corruptions", name, ("severity", severity), partial(images, name, severity))
+        for name in CORRUPTIONS
+        for severity in SEVERITIES
+    ]
+
+
+def _rotation(source: Source, _: Corrupted | None) -> list[Part]:
+    assert isinstance(source, Pictures)
+    return [Shifted("rotation", None, ("degrees", angle), partial(rotated, source, angle)) for angle in DEGREES]
+
+
+def _noise(source: Source, _: Corrupted | None) -> list[Part]:
+    assert isinstance(source, Pictures)
+    return [Shifted("noise", None, ("db", ratio), partial(noisy, source, ratio)) for ratio in DECIBELS]
+
+
+SHIFTS: dict[str, Callable[[Source, Corrupted | None], list[Part]]] = {
+    "corruptions": _corruptions,
+    "rotation": _rotation,
+    "noise": _noise,
+}
+
+
+def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str]) -> None:
+    """Whatever can be refused is refused before the first pass."""
+    for name in shift:
+        if name not in SHIFTS:
+            raise UnknownNameError("shift", name, SHIFTS)
+    info, likelihood = info_of(source), likelihood_of(net)
+    whole = info is None or info.task == "classification"
+    if (ood or shift) and not (whole and (likelihood is None or isinstance(likelihood, Categorical))):
+        raise UserError("other data sets and shifts are measured for classifiers of whole inputs only")
+    if shift and not isinstance(source, Pictures):
+        raise UserError(
+            f"{shift[0]} changes images, which {info.name if info else 'the data'!r} does not hold as bytes"
+        )
+
+
+def _about(net: Net, source: Source) -> dict[str, Any]:
+    first = members(net)[0]
+    spec, info = models.spec_of(first.model), info_of(source)
+    storage = first.posterior.name
+    return {
+        "network": None,
+        "method": f"mixture of {storage}" if isinstance(net, Mixture) else first.method or storage,
+        "model": type(first.model).__name__ if spec is None else spec.name,
+        "data": {"name": info.name if info else "data"},
+    }

@@ -1,0 +1,164 @@
+"""An evaluation as it grows: a JSON document, and the values per image beside it in a safetensors file.
+
+Both are written whole after each finished part, with the settings that the parts belong to, so that an evaluation that
+was interrupted goes on where it stopped, and never mixes parts of two evaluations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.batches import Source, size_of
+from pocketbayes.network import Net, members
+
+FORMAT = 1
+EVALUATION_FILE = "evaluation.json"
+VALUES_SUFFIX = ".safetensors"
+SETTINGS = "settings"
+COSTLY = ("ood", "shift")
+"""Parts that are not thrown away unasked when settings change."""
+_ROWS_IN_PRINT = 16
+
+
+class Store:
+    """The document of one evaluation.
+
+    Attributes:
+        document: What is known so far.
+        values: A value per image of the clean data, by name.
+    """
+
+    def __init__(
+        self, path: Path | None, settings: Mapping[str, Any], head: Mapping[str, Any], overwrite: bool = False
+    ) -> None:
+        """Takes up the evaluation in a file, if it has the same settings.
+
+        Args:
+            path: The document's file; None keeps nothing.
+            settings: What the results depend on.
+            head: What the document says first; brought up to date.
+            overwrite: Discards an evaluation with other settings, however costly.
+        """
+        self.path = path
+        self.tag = json.dumps(settings, sort_keys=True)
+        self.values: dict[str, Tensor] = {}
+        self._written: dict[str, Tensor] = self.values
+        kept: dict[str, Any] = {}
+        if path is not None and path.is_file() and not overwrite:
+            kept = read_document(path)
+            if kept.get(SETTINGS) != settings:
+                _refuse_to_lose(path, kept, settings)
+                kept = {}
+            else:
+                self.values = self._written = read_values(path, self.tag)
+        self.document = {**kept, "format": FORMAT, **head, SETTINGS: dict(settings)}
+
+    def keep(self) -> None:
+        """Writes what is known. The values first: only a document that is there makes a part finished."""
+        self.document = finite(self.document)
+        if self.path is None:
+            return
+        from safetensors.torch import save
+
+        if self.values is not self._written:
+            data = save({name: value.contiguous() for name, value in self.values.items()}, {SETTINGS: self.tag})
+            atomic.write_atomically(values_file(self.path), lambda file: file.write(data))
+            self._written = self.values
+        text = json.dumps(self.document, allow_nan=False, indent=1) + "\n"
+        atomic.write_atomically(self.path, lambda file: file.write(text.encode()))
+
+
+def values_file(path: Path) -> Path:
+    """Where the values per image of a document lie."""
+    return path.with_suffix(VALUES_SUFFIX)
+
+
+def read_document(path: str | Path) -> dict[str, Any]:
+    """An evaluation's document.
+
+    Raises:
+        UserError: If the file is no evaluation of this format.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not a readable evaluation ({error}); remove it to evaluate anew") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UserError(f"{path} is not an evaluation of format {FORMAT}; remove it to evaluate anew")
+    return document
+
+
+def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
+    """The values per image beside a document; nothing if there are none, or they belong to other settings."""
+    from safetensors import SafetensorError, safe_open
+
+    file = values_file(Path(path))
+    try:
+        with safe_open(file, framework="pt") as values:
+            if tag is not None and (values.metadata() or {}).get(SETTINGS) != tag:
+                return {}
+            return {name: values.get_tensor(name) for name in list(values.keys())}
+    except (OSError, SafetensorError):
+        return {}
+
+
+def network_print(net: Net) -> str:
+    """A fingerprint of everything that a prediction depends on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for network in members(net):
+        digest.update(f"{type(network.posterior).__name__} {network.propagation}".encode())
+        for name, value in network.state_dict().items():
+            digest.update(name.encode())
+            if isinstance(value, Tensor):
+                _take_in(digest, value)
+    return digest.hexdigest()
+
+
+def data_print(source: Source) -> str:
+    """A fingerprint of a data set: its size, and some rows spread over it."""
+    data: Any = source.dataset if isinstance(source, DataLoader) else source
+    count = size_of(source)
+    digest = hashlib.blake2b(str(count).encode(), digest_size=16)
+    for index in torch.linspace(0, count - 1, min(count, _ROWS_IN_PRINT)).long().tolist():
+        for value in data[index]:
+            _take_in(digest, torch.as_tensor(value))
+    return digest.hexdigest()
+
+
+def finite(value: Any) -> Any:
+    """Plain values for JSON, which knows neither NaN nor infinity: null in their place."""
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _take_in(digest: Any, value: Tensor) -> None:
+    plain = value.detach().cpu().contiguous().reshape(-1)
+    digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+    digest.update(plain.view(torch.uint8).numpy().tobytes())
+
+
+def _refuse_to_lose(path: Path, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    if not any(part in kept for part in COSTLY):
+        return
+    before = kept.get(SETTINGS) or {}
+    changed = next(name for name in {**before, **settings} if before.get(name) != settings.get(name))
+    was = "" if changed in ("network", "data") else f" ({before.get(changed)!r}, now {settings.get(changed)!r})"
+    raise UserError(
+        f"{path} holds an evaluation with another {changed}{was}: choose another file (out=, --out), or discard it "
+        "(overwrite=True, --overwrite)"
+    )

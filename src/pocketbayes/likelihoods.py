@@ -1,0 +1,254 @@
+"""What training minimises: NLL + beta KL / N, its two terms always kept apart."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian
+
+GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
+"""What is made of an output that is a distribution: -E log p(y | output), the expected NLL of the ELBO, or -log N(y),
+the density of the target under the Gaussian that is predicted for it."""
+
+VARIANCE_FLOOR = 1e-2
+"""Added to the variance of a probability by the second: a one-hot label has no noise, and its density no bound."""
+
+
+class Likelihood(nn.Module, ABC):
+    """p(y | output): the noise model of the data.
+
+    Attributes:
+        gaussian_loss: How `nll` takes an output that moment propagation made a Gaussian.
+    """
+
+    name: ClassVar[str]
+    gaussian_loss: GaussianLoss = "cross-entropy"
+
+    @abstractmethod
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """-log p(target | output) in nats, the mean over the batch."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """What, with the module's tensors, rebuilds the likelihood."""
+
+
+class Categorical(Likelihood):
+    """Softmax classes, for one label per example (n, classes) or per pixel (n, classes, h, w)."""
+
+    name = "categorical"
+
+    def __init__(
+        self,
+        class_weights: Tensor | Sequence[float] | None = None,
+        ignore_index: int | None = None,
+        gaussian_loss: GaussianLoss = "cross-entropy",
+    ) -> None:
+        """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
+        super().__init__()
+        self.class_weights: Tensor | None
+        weights = None if class_weights is None else torch.as_tensor(class_weights)
+        self.register_buffer(
+            "class_weights", weights if weights is None or weights.is_floating_point() else weights.float()
+        )
+        self.ignore_index = ignore_index
+        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count.
+
+        Of Gaussian logits, with p the softmax of their means: -log p[target] + sum_c p_c (1 - p_c) v_c / 2, the
+        expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
+        """
+        check_output(output)
+        shape = output.shape
+        if self.class_weights is not None and len(self.class_weights) != shape[1]:
+            raise UserError(f"{len(self.class_weights)} class weights do not go with the model's {shape[1]} outputs")
+        if target.is_floating_point() and target.shape != shape:
+            raise UserError(
+                f"targets of shape {tuple(target.shape)} are real numbers, but the likelihood wants classes: give "
+                f"whole numbers (y.long()), or probabilities of shape {tuple(shape)}"
+            )
+        if isinstance(output, Gaussian):
+            return self._gaussian_nll(output, target)
+        if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
+            return F.cross_entropy(output, target, weight=self.class_weights)
+        ignore = -100 if self.ignore_index is None else self.ignore_index
+        total = F.cross_entropy(output, target.long(), weight=self.class_weights, ignore_index=ignore, reduction="sum")
+        return total / self._weights(target).sum().clamp(min=1e-12)  # if nothing counts, the loss is 0, not 0 / 0
+
+    def _weights(self, target: Tensor) -> Tensor:
+        """What each label counts."""
+        counted = target != (-100 if self.ignore_index is None else self.ignore_index)
+        if self.class_weights is None:
+            return counted
+        return self.class_weights[torch.where(counted, target, 0)] * counted
+
+    def _gaussian_nll(self, output: Gaussian, target: Tensor) -> Tensor:
+        mean, var = output.loc, output.variance
+        if target.is_floating_point():
+            wanted, weights = target, torch.ones_like(mean[:, 0])
+        else:
+            weights = self._weights(target).to(mean.dtype)
+            labels = torch.where(weights > 0, target, 0)
+            if int(labels.max()) >= mean.shape[1]:
+                raise IndexError(f"Target {int(labels.max())} is out of bounds.")
+            wanted = F.one_hot(labels, mean.shape[1]).movedim(-1, 1).to(mean.dtype)
+        log_probs = torch.log_softmax(mean, 1)
+        probs = log_probs.exp()
+        if isinstance(output, Correlated):
+            each = self._correlated_nll(log_probs, output.covariance, wanted)
+        elif self.gaussian_loss == "cross-entropy":
+            each = -(wanted * log_probs).sum(1) + 0.5 * (probs * (1 - probs) * var).sum(1)
+        else:
+            squares = probs.square()
+            spread = squares * ((1 - 2 * probs) * var + (squares * var).sum(1, keepdim=True)) + VARIANCE_FLOOR
+            each = 0.5 * ((wanted - probs).square() / spread + (2 * math.pi * spread).log()).sum(1)
+        return (each * weights).sum() / weights.sum().clamp(min=1e-12)
+
+    def _correlated_nll(self, log_probs: Tensor, covariance: Tensor, wanted: Tensor) -> Tensor:
+        """The same with all covariances S: tr(J S) / 2 more, or -log N(label; p, J S J^T), J = diag(p) - p p^T."""
+        probs = log_probs.exp()
+        jacobian = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
+        if self.gaussian_loss == "cross-entropy":
+            return -(wanted * log_probs).sum(1) + 0.5 * (jacobian * covariance).sum((1, 2))
+        floor = VARIANCE_FLOOR * torch.eye(probs.shape[1], dtype=probs.dtype, device=probs.device)
+        root = torch.linalg.cholesky(jacobian @ covariance @ jacobian.mT + floor)
+        score = torch.linalg.solve_triangular(root, (wanted - probs).unsqueeze(2), upper=False)
+        size = 0.5 * math.log(2 * math.pi) * probs.shape[1]
+        density: Tensor = 0.5 * score.square().sum((1, 2)) + root.diagonal(dim1=1, dim2=2).log().sum(1) + size
+        return density
+
+    def config(self) -> dict[str, Any]:
+        """The ignored label, and the loss on Gaussian logits."""
+        return {"ignore_index": self.ignore_index, "gaussian_loss": self.gaussian_loss}
+
+
+class GaussianNoise(Likelihood):
+    """y ~ N(output, noise^2); the noise is learned, predicted by the network, or given.
+
+    With `noise="predicted"` the output's last axis holds the means, then as many raw noise values:
+    noise = softplus(raw) + 1e-6.
+    """
+
+    name = "gaussian"
+
+    def __init__(
+        self,
+        noise: Literal["learned", "predicted"] | float = "learned",
+        raw: Tensor | None = None,
+        gaussian_loss: GaussianLoss = "cross-entropy",
+    ) -> None:
+        super().__init__()
+        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
+        if not (noise in ("learned", "predicted") or (isinstance(noise, (int, float)) and noise > 0)):
+            raise UserError(f"noise must be 'learned', 'predicted' or a positive std, not {noise!r}")
+        self.noise = noise
+        if noise == "learned":
+            self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(0.5))) if raw is None else raw.clone())
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the noise std of every target."""
+        if self.noise == "predicted":
+            if output.ndim < 2 or output.shape[-1] % 2:
+                raise UserError(
+                    "noise='predicted' needs outputs (n, ..., 2 k), k means and then k noise values, "
+                    f"not {tuple(output.shape)}"
+                )
+            mean, raw = output.chunk(2, dim=-1)
+            return mean, F.softplus(raw) + 1e-6
+        if self.noise == "learned":
+            return output, (F.softplus(self.raw) + 1e-6).expand_as(output)
+        return output, torch.full_like(output, float(self.noise))
+
+    def nll(self, output: Tensor, target: Tensor) -> Tensor:
+        """log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries.
+
+        Of Gaussian outputs the expectation, which adds v / (2 noise^2); or, as "gaussian-nll", the same with the
+        variance noise^2 + v.
+        """
+        check_output(output)
+        mean, noise = self.moments(output.loc if isinstance(output, Gaussian) else output)
+        target = match_target(mean, target)
+        square = (target - mean).square()
+        if isinstance(output, Gaussian):
+            var = output.variance[..., : mean.shape[-1]] if self.noise == "predicted" else output.variance
+            if self.gaussian_loss == "cross-entropy":
+                square = square + var
+            else:
+                noise = (noise.square() + var).sqrt()
+        each = noise.log() + 0.5 * square / noise.square() + 0.5 * math.log(2 * math.pi)
+        return each.sum() / len(mean)
+
+    def config(self) -> dict[str, Any]:
+        """Where the noise comes from, and the loss on Gaussian outputs."""
+        return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
+
+
+def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
+    """The loss itself, or an error that lists the known ones."""
+    if loss not in get_args(GaussianLoss):
+        raise UnknownNameError("loss", loss, get_args(GaussianLoss))
+    return loss
+
+
+def check_output(output: object) -> None:
+    """Raises: UserError: If a model's output is no tensor but, say, a tuple or another library's container."""
+    if not isinstance(output, Tensor):
+        raise UserError(
+            f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
+            "logits or predictions alone"
+        )
+
+
+def match_target(mean: Tensor, target: Tensor) -> Tensor:
+    """The target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
+    if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
+        raise UserError(
+            f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: targets that are "
+            "no integers mean regression; for classes give integers (y.long(), or y.argmax(1) where they are one-hot)"
+        )
+    return target.reshape(mean.shape)
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {cls.name: cls for cls in (Categorical, GaussianNoise)}
+
+
+def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:
+    """The likelihood that `name`, `config()` and the module's tensors describe."""
+    if name not in LIKELIHOODS:
+        raise UnknownNameError("likelihood", name, LIKELIHOODS)
+    return LIKELIHOODS[name](**config, **tensors)
+
+
+Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]
+
+
+def kl_weight(progress: float, beta: float, annealing: Annealing = "constant", start: float | None = None) -> float:
+    """Beta at a point of training.
+
+    constant: beta. linear-up, linear-down: from `start` (0, or 0.2 as in PBN) to beta at the end. warm-up:
+    beta min(2 progress, 1), as in SSVI.
+
+    Args:
+        progress: The fraction of the epochs that are over, in [0, 1].
+        beta: The final weight.
+        annealing: The shape of the way there.
+        start: The weight at progress 0 of the linear shapes.
+    """
+    if annealing == "constant":
+        return beta
+    if annealing == "warm-up":
+        return beta * min(2 * progress, 1.0)
+    if annealing in ("linear-up", "linear-down"):
+        first = start if start is not None else (0.0 if annealing == "linear-up" else 0.2)
+        return first + (beta - first) * progress
+    raise UnknownNameError("annealing", annealing, ("constant", "linear-up", "linear-down", "warm-up"))

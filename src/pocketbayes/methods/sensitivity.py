@@ -1,0 +1,85 @@
+"""How much the loss or the output changes with each weight, and the choice of the weights that matter."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.likelihoods import Likelihood
+from pocketbayes.network import Network
+from pocketbayes.posteriors.layout import Layout, evaluating
+
+Kind = Literal["gradient", "squared", "output"]
+
+
+def sensitivities(
+    network: Network,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    kind: Kind = "gradient",
+    *,
+    chunk: int = 16,
+    team: Team = ALONE,
+) -> Tensor:
+    """One score per weight at the posterior mean, (n,), in evaluation mode.
+
+    gradient: mean over batches of |dL/dw|, L the batch's mean NLL. squared: sqrt of the mean over examples of
+    (dl/dw)^2, l the example's own NLL: the diagonal Fisher information. output: mean over batches of |d mean(y)/dw|, y
+    the network's output.
+
+    Args:
+        network: A network with a likelihood.
+        batches: Pairs (x, y) on the network's device.
+        kind: Which of the three.
+        chunk: Examples whose gradients are held at once ("squared" only).
+        team: Processes that share out the batches, each of which is given all of them.
+    """
+    if kind not in get_args(Kind):
+        raise UnknownNameError("sensitivity", kind, get_args(Kind))
+    likelihood = network.likelihood
+    assert isinstance(likelihood, Likelihood), "sensitivities need a likelihood"
+    with torch.no_grad():
+        mean = network.posterior.moments()[0].clone()
+    total, weight = torch.zeros_like(mean), 0
+
+    def loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        output = network.run_at(flat, x)
+        return output.mean() if kind == "output" else likelihood.nll(output, y)
+
+    def example_loss(flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return loss(flat, x[None], y[None])
+
+    with evaluating(network):
+        for x, y in itertools.islice(batches, team.rank, None, team.size):
+            if kind == "squared":
+                each = torch.func.vmap(torch.func.grad(example_loss), in_dims=(None, 0, 0))
+                for part_x, part_y in zip(x.split(chunk), y.split(chunk)):
+                    total += each(mean, part_x, part_y).square().sum(0)
+                weight += len(x)
+            else:
+                at = mean.requires_grad_()
+                total += torch.autograd.grad(loss(at, x, y), at)[0].abs()
+                weight += 1
+    team.sum(total)
+    weight = sum(team.gather(weight))
+    if not weight:
+        raise UserError("no data to measure sensitivities on")
+    score = total / weight
+    return score.sqrt() if kind == "squared" else score
+
+
+def largest(score: Tensor, count: int) -> Tensor:
+    """The positions of exactly `count` largest scores, ascending; of equal scores the first ones."""
+    return torch.sort(score, descending=True, stable=True).indices[:count].sort().values
+
+
+def largest_per_slot(score: Tensor, layout: Layout, rate: float) -> Tensor:
+    """The same, `rate` of every slot of the layout."""
+    return torch.cat(
+        [slot.start + largest(score[slot.start : slot.stop], round(rate * slot.size)) for slot in layout.slots]
+    )

@@ -1,0 +1,147 @@
+"""Priors over the weights, each with the KL divergence of a Gaussian from it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+
+
+class Prior(nn.Module, ABC):
+    """A distribution over n independent weights."""
+
+    name: str
+
+    @abstractmethod
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """KL(N(mean, std^2) || prior) in nats, one per weight; std > 0."""
+
+    def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The sum of `kl` over all weights."""
+        return self.kl(mean, std).sum()
+
+    def take(self, index: Tensor) -> Prior:
+        """The prior of the chosen weights only."""
+        return self
+
+    @property
+    def complete(self) -> bool:
+        """Whether `kl` is known: a file may leave out what prediction does not need."""
+        return True
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """What, with the module's tensors, rebuilds the prior."""
+
+
+class Normal(Prior):
+    """N(centre, std^2): centred on 0, or on the weights that a network was pretrained to."""
+
+    name = "normal"
+
+    def __init__(self, std: float = 1.0, centre: Tensor | None = None, centre_left_out: bool = False) -> None:
+        """Takes the std and the centre, 0 if there is none; or notes that a file left the centre out."""
+        super().__init__()
+        if not std > 0:
+            raise UserError(f"prior_std must be positive, not {std}")
+        self.std = float(std)
+        self.centre_left_out = centre_left_out and centre is None
+        self.centre: Tensor | None
+        self.register_buffer("centre", None if centre is None else centre.detach().clone())
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """log(s/std) + (std^2 + (mean - centre)^2) / (2 s^2) - 1/2."""
+        offset = self._offset(mean)
+        scale = 0.5 / self.std**2
+        return scale * (std * std + offset * offset) - std.log() + (math.log(self.std) - 0.5)
+
+    def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The same sum by inner products: half the passes over the weights, forward and back."""
+        offset = self._offset(mean)
+        squares = _sum_of_squares(std) + _sum_of_squares(offset)
+        return (0.5 / self.std**2) * squares - std.log().sum() + (math.log(self.std) - 0.5) * mean.numel()
+
+    def take(self, index: Tensor) -> Prior:
+        """The chosen centres, the same std."""
+        return self if self.centre is None else Normal(self.std, self.centre[index])
+
+    def config(self) -> dict[str, Any]:
+        """The prior's std."""
+        return {"std": self.std, **({"centre_left_out": True} if self.centre_left_out else {})}
+
+    @property
+    def complete(self) -> bool:
+        """Not without a centre that there was."""
+        return not self.centre_left_out
+
+    def _offset(self, mean: Tensor) -> Tensor:
+        if self.centre_left_out:
+            raise UserError(
+                "no KL: the file leaves out the pretrained weights that the prior is centred on; "
+                "pb.save(net, path, keep_centre=True) keeps them"
+            )
+        return mean if self.centre is None else mean - self.centre
+
+
+class _SumOfSquares(torch.autograd.Function):
+    """sum_i x_i^2 by blocks: on a CPU one inner product over 10^7 float32 numbers is right to 4 digits only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        blocks = x.split(2**14) if x.device.type == "cpu" else (x,)
+        return torch.stack([torch.dot(block, block) for block in blocks]).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * grad * x  # type: ignore[no-any-return]
+
+
+def _sum_of_squares(x: Tensor) -> Tensor:
+    return _SumOfSquares.apply(x)  # type: ignore[no-any-return]
+
+
+class ScaleMixture(Prior):
+    """p N(0, std1^2) + (1 - p) N(0, std2^2) (Blundell et al. 2015, Eq. 7)."""
+
+    name = "scale-mixture"
+
+    def __init__(self, p: float = 0.5, std1: float = 1.0, std2: float = math.exp(-6)) -> None:
+        super().__init__()
+        if not (0 < p < 1 and std1 > 0 and std2 > 0):
+            raise UserError(f"a scale mixture needs 0 < p < 1 and positive stds, not p={p}, std1={std1}, std2={std2}")
+        self.p, self.std1, self.std2 = p, std1, std2
+
+    def log_prob(self, weight: Tensor) -> Tensor:
+        """Log p(w), entry by entry."""
+        square = weight * weight
+        one = math.log(self.p / self.std1) - square * (0.5 / self.std1**2)
+        two = math.log((1 - self.p) / self.std2) - square * (0.5 / self.std2**2)
+        return torch.logaddexp(one, two) - 0.5 * math.log(2 * math.pi)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """-H(q) - E_q log p(w), the expectation by an antithetic pair of draws: there is no closed form."""
+        noise = torch.randn_like(mean)
+        expected = 0.5 * (self.log_prob(mean + std * noise) + self.log_prob(mean - std * noise))
+        return -std.log() - 0.5 * math.log(2 * math.pi * math.e) - expected
+
+    def config(self) -> dict[str, Any]:
+        """The weight and the two stds."""
+        return {"p": self.p, "std1": self.std1, "std2": self.std2}
+
+
+PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture)}
+
+
+def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
+    """The prior that `name`, `config()` and the module's tensors describe."""
+    if name not in PRIORS:
+        raise UnknownNameError("prior", name, PRIORS)
+    return PRIORS[name](**config, **tensors)

@@ -1,0 +1,35 @@
+"""Dropout (Srivastava et al. 2014) as the local propagation of a posterior of dropped input units."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc, shape_per_example
+
+
+class Dropout(LinearRules):
+    """y = op(x z / (1 - p), M), z ~ Bernoulli(1 - p) per example and input unit.
+
+    Dropping an input is the same as dropping all weights that start from it, so the marginals of y are exact. The
+    positions of a convolution and the tokens of a sequence share the mask of their example, as they would share a draw
+    of the weights: `nn.Dropout` for vectors, `nn.Dropout2d` for images.
+
+    The rate is read off the moments, p = var / (mean^2 + var), which is 0 for a layer that is not dropped.
+    """
+
+    name = "local"
+
+    def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
+        """Drops units of the input of one linear operation."""
+        x = call.input
+        with torch.no_grad():
+            rates = weight.variance / (weight.loc.square() + weight.variance)
+            rate = rates.nan_to_num(0.0).amax()  # 0 / 0 where a weight is 0, which tells nothing of the rate
+            kept = torch.rand(shape_per_example(x, call.feature_axis), device=x.device) >= rate
+            mask = (kept / (1 - rate)).to(x.dtype)
+        return call.run(x * mask, weight.loc, loc(call.bias))
+
+
+DROPOUT = Dropout()

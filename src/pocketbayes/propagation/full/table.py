@@ -1,0 +1,107 @@
+"""The rule table of full-covariance propagation: rules that know every correlation, and refusals of all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian, Op, RuleTable
+from pocketbayes.propagation.moments.table import NoRuleError, Rule, handles, operation_name
+
+LIMIT = 1 << 30
+"""Bytes that one covariance may take; several of them are alive in a pass, and more in a training step."""
+
+R = TypeVar("R", bound=Rule)
+
+RULES: dict[Op, Rule] = {}
+
+
+class NoFullRuleError(NoRuleError):
+    """An operation through which no rule carries a full covariance."""
+
+    wayout = "use propagation='moments', 'linear' or 'sample'"
+
+
+class TooLargeError(NoFullRuleError):
+    """A covariance that would not fit into memory."""
+
+    wayout = "take fewer examples at once (batch_size=, or accumulate= in training), or propagation='moments'"
+
+
+class FullMoments(RuleTable):
+    """Mean and full covariance of every activation, example by example: no sampling (VDP).
+
+    Linear operations are exact in the first two moments, the rest is to first order. The covariance of d activations
+    takes d^2 numbers an example, so that it serves small chains of layers only; what has no rule is refused by name,
+    sums of two random tensors among it: the covariance between branches is not kept.
+    """
+
+    name = "moments-full"
+    draws = False
+    examples = 16
+
+    def noisy(self, x: Tensor, var: float) -> Correlated:
+        """An input with independent noise: a block for every entry."""
+        blocks = torch.full((len(x), x[0].numel(), 1, 1), var, dtype=x.dtype, device=x.device)
+        return Correlated(x, blocks, rules=self)
+
+    def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
+        """True for every operation that has a rule."""
+        return op in RULES
+
+    def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Applies the rule; what comes out goes on by this table."""
+        rule = RULES.get(op)
+        if rule is None:
+            raise refused(operation_name(op))
+        result = rule(*args, **kwargs)
+        if isinstance(result, Gaussian):
+            result.rules = self
+        return result
+
+
+def rule(*names: str) -> Callable[[R], R]:
+    """Registers the decorated rule for every function of these names, as in the moments table."""
+
+    def register(function: R) -> R:
+        RULES.update(dict.fromkeys(handles(*names), function))
+        return function
+
+    return register
+
+
+def refused(operation: str) -> NoFullRuleError:
+    """The error for what has no rule."""
+    return NoFullRuleError(FullMoments.name, operation)
+
+
+def activation(value: Any, operation: str) -> Correlated:
+    """The argument itself if it is a random activation; a random weight belongs into a linear layer."""
+    if not isinstance(value, Correlated):
+        raise refused(f"{operation} of a random weight")
+    return value
+
+
+def check_size(like: Tensor, *shape: int) -> None:
+    """Raises before a tensor of this shape is made, if it would be too large."""
+    size = torch.Size(shape).numel() * like.element_size()
+    if size > LIMIT:
+        text = f"a covariance of {size / 2**30:.1f} GiB, more than {LIMIT / 2**30:.0f} GiB, for {shape[0]} examples"
+        raise TooLargeError(FullMoments.name, text)
+
+
+def whole_channels(x: Correlated) -> Tensor:
+    """The blocks of images (b, c, ...), each of one or several whole channels; smaller ones are joined first."""
+    if x.shape[1] % x.blocks.shape[1] == 0:
+        return x.blocks
+    check_size(x.loc, len(x), x.loc[0].numel() ** 2)
+    return x.covariance.unsqueeze(1)
+
+
+def scaled(x: Correlated, mean: Tensor, factor: Tensor) -> Correlated:
+    """Cov(f x) = f Cov(x) f^T for a factor per entry, in the shape of the mean."""
+    column = factor.expand(mean.shape).reshape(x.blocks.shape[:3])
+    return Correlated(mean, x.blocks * column.unsqueeze(-1) * column.unsqueeze(-2))

@@ -1,0 +1,1 @@
+"""The delta method: one backward pass gives the variance of the outputs, every correlation kept."""

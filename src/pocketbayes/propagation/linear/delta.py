@@ -1,0 +1,186 @@
+"""The delta method: Var(y) = J Var(w) J^T at the mean, every correlation between weights and positions kept."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.propagation.linear.gradients import Pass, looped_gradient, run_at
+from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_plan
+
+CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
+_MEMORY = 1 << 26
+"""Numbers in flight at once: 256 MB in single precision."""
+
+_PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], TapPlan | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """The output of a network whose weights move it linearly: a Gaussian, known in part or in full.
+
+    Attributes:
+        mean: The output at the mean weights, (b, c) or (b, c, ...).
+        variance: Of the outputs asked for, (b, k); of the margin, (b, 1); of every pixel's outputs, as `mean`.
+        index: Which outputs these are, (b, k); the two of the margin, (b, 2).
+        covariance: Between all outputs, (b, c, c), if asked for.
+        classes: What was asked for.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    index: Tensor
+    covariance: Tensor | None
+    classes: str
+
+    def per_output(self) -> Tensor:
+        """A variance for every output: those not asked for take the mean of those that were."""
+        if self.variance.shape == self.mean.shape:
+            return self.variance
+        if self.classes == "margin":  # of a difference of two outputs: half of it for each
+            return (0.5 * self.variance).expand_as(self.mean)
+        rest = self.variance.mean(1, keepdim=True).expand_as(self.mean)
+        return rest.scatter(1, self.index, self.variance)
+
+
+def linearise(
+    model: nn.Module, posterior: Posterior, x: Tensor, *, classes: str = "predicted", draws: int = 30, seed: int = 0
+) -> Linearised:
+    """Var(y_c) = sum_i (dy_c/dw_i)^2 var(w_i) at the mean (PBN's Eq. 6 as a predictor).
+
+    Where one draw serves many weights, as in a weight-shared network, their gradients are summed before they are
+    squared; where weights are correlated, their covariance enters.
+
+    Args:
+        model: A model without the weights that the posterior covers.
+        posterior: Of any storage; that of a deterministic network gives variance 0.
+        x: Inputs (b, ...).
+        classes: The outputs whose variance is wanted: "predicted", the largest; "top-5", the five largest; "margin",
+            the difference of the two largest; "all"; or "covariance", all of them with their covariances. Each costs a
+            backward pass, so that "predicted" and "margin" cost one.
+        draws: For outputs per pixel, too many for a gradient each: directional derivatives along so many draws of the
+            weights, whose mean square estimates the variance with a relative error of sqrt(2 / draws).
+        seed: Of those draws.
+    """
+    check_classes(classes)
+    with torch.inference_mode(False), torch.no_grad(), evaluating(model):
+        parts, start = [], 0
+        while start < len(x):
+            part, used = _chunk(model, posterior, x[start:], classes, draws, seed)
+            parts.append(part)
+            start += used
+    if len(parts) == 1:
+        return parts[0]
+    covariance = [part.covariance for part in parts if part.covariance is not None]
+    return Linearised(
+        torch.cat([part.mean for part in parts]),
+        torch.cat([part.variance for part in parts]),
+        torch.cat([part.index for part in parts]),
+        torch.cat(covariance) if covariance else None,
+        classes,
+    )
+
+
+def check_classes(classes: str) -> None:
+    """Raises for a name that `linearise` does not know."""
+    if classes not in ("predicted", "margin", "all", "covariance") and not re.fullmatch(r"top-[1-9]\d*", classes):
+        raise UserError(f"classes must be {CLASSES}, not {classes!r}")
+
+
+def _chunk(
+    model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
+) -> tuple[Linearised, int]:
+    """The result for as many examples as memory holds, and their number."""
+    plan = _plan(model, posterior, x)
+    mean = posterior.weight_means().detach()
+    gradients = 0 if plan and posterior.independent else 1
+    if classes == "covariance":
+        gradients = run_at(model, posterior.layout, mean, x[:1])[0].numel()
+    first, last = plan.span if plan else (0, posterior.layout.size)
+    per_example = (plan.size if plan else 0) + gradients * (last - first)
+    x = x[: max(1, _MEMORY // max(per_example, 1))]
+    state: Pass | None = None
+    if plan is not None:
+        with suppress(NotTappedError):
+            state = Pass(model, posterior, x, plan)
+    output = state.output.detach() if state else run_at(model, posterior.layout, mean, x)
+    if output.ndim != 2:
+        return _by_derivatives(model, posterior, x, output, draws, seed, classes), len(x)
+    return _by_gradients(model, posterior, x, state, output, classes), len(x)
+
+
+def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
+    plans = _PLANS.setdefault(model, {})
+    key = (*x.shape[1:], *posterior.random_slots())
+    if key not in plans:
+        plans[key] = make_plan(model, posterior, x)
+    return plans[key]
+
+
+def _directions(output: Tensor, classes: str) -> tuple[list[Tensor], Tensor]:
+    """The combinations (b, c) of outputs whose variances are wanted, and the outputs they are of."""
+    count = output.shape[1]
+    everything = torch.arange(count, device=output.device).expand_as(output)
+    if classes in ("all", "covariance") or count == 1:
+        return [_one_hot(everything[:, c], output) for c in range(count)], everything
+    wanted = 1 if classes == "predicted" else 2 if classes == "margin" else int(classes.removeprefix("top-"))
+    index = output.topk(min(wanted, count), dim=1).indices
+    each = [_one_hot(index[:, k], output) for k in range(index.shape[1])]
+    return ([each[0] - each[1]] if classes == "margin" else each), index
+
+
+def _one_hot(index: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(like).scatter_(1, index[:, None], 1.0)
+
+
+def _by_gradients(
+    model: nn.Module, posterior: Posterior, x: Tensor, state: Pass | None, output: Tensor, classes: str
+) -> Linearised:
+    directions, index = _directions(output, classes)
+    keeps = [True] * (len(directions) - 1) + [False]
+    if state is not None and posterior.independent and classes != "covariance":
+        variances = [state.variance(direction, keep) for direction, keep in zip(directions, keeps)]
+        return Linearised(output, torch.stack(variances, 1), index, None, classes)
+
+    def projections() -> Iterator[Tensor]:
+        for direction, keep in zip(directions, keeps):
+            if state:
+                yield posterior.project(state.gradient(direction, keep), state.span[0])
+            else:
+                yield posterior.project(looped_gradient(model, posterior, x, direction))
+
+    if classes != "covariance":  # one in memory at a time
+        return Linearised(output, torch.stack([u.square().sum(1) for u in projections()], 1), index, None, classes)
+    stacked = torch.stack(list(projections()), 1)
+    covariance = stacked @ stacked.mT
+    return Linearised(output, covariance.diagonal(dim1=1, dim2=2), index, covariance, classes)
+
+
+def _by_derivatives(
+    model: nn.Module, posterior: Posterior, x: Tensor, output: Tensor, draws: int, seed: int, classes: str
+) -> Linearised:
+    """The mean square of J (w - mean) over draws of w: for outputs too many to have a gradient each."""
+    if classes not in ("predicted", "all"):
+        raise UserError(f"classes={classes!r} needs one row of outputs per example, not outputs {tuple(output.shape)}")
+    mean = posterior.weight_means().detach()
+    total = torch.zeros_like(output)
+    generator = torch.Generator(mean.device).manual_seed(seed)
+    for _ in range(draws):
+        noise = torch.randn(posterior.noise_size, generator=generator, dtype=mean.dtype, device=mean.device)
+        change = posterior.sample(noise).detach() - mean
+        with warnings.catch_warnings():  # torch scripts its own decompositions, which it warns of
+            warnings.simplefilter("ignore", FutureWarning)
+            moved = torch.func.jvp(lambda flat: run_at(model, posterior.layout, flat, x), (mean,), (change,))[1]
+        total += moved.square()
+    everything = torch.arange(output[0].numel(), device=output.device).expand(len(output), -1)
+    return Linearised(output, total / draws, everything, None, classes)

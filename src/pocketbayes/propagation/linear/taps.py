@@ -1,0 +1,188 @@
+"""The linear operations that selected weights take part in, seen in one pass of a model that knows nothing of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.gaussian import METADATA, Op, tensors_in
+from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
+from pocketbayes.propagation.moments.attention import COMPOSED
+
+
+class NotTappedError(Exception):
+    """The model uses its weights in ways that per-layer formulas do not cover."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One linear operation on selected weights within a pass.
+
+    Attributes:
+        op: The operation.
+        call: Its arguments.
+        settings: What it took beside input, weight and bias.
+        weight: The slot of its weight, if that is selected.
+        bias: The slot of its bias, if that is selected.
+        version: How often its input had been changed in place.
+        edge: Where in the graph the gradient of its output arrives; None without gradients.
+        output: What it gave, without gradients; with them None, for the graph keeps what it needs.
+    """
+
+    op: Op
+    call: LinearCall
+    settings: Mapping[str, Any]
+    weight: int | None
+    bias: int | None
+    version: int
+    edge: GradientEdge | None
+    output: Tensor | None
+
+    @property
+    def slot(self) -> int:
+        """The slot of its weight, or else of its bias."""
+        found = self.weight if self.weight is not None else self.bias
+        assert found is not None, "a use is recorded by one of them"
+        return found
+
+    @property
+    def batch(self) -> int:
+        """Entries along the axes before the features: examples, times windows or tokens."""
+        return math.prod(self.call.input.shape[: self.call.feature_axis])
+
+
+class _Tap(torch.Tensor):
+    """A weight that records the linear operations it takes part in."""
+
+    slot: int
+    record: list[Use | None]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in COMPOSED:
+            return COMPOSED[func](*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if func in METADATA:
+            return result
+        taps = [value for value in tensors_in((args, kwargs)) if isinstance(value, _Tap)]
+        call = LinearCall.read(func, args, kwargs) if func in LINEAR_OPS else None
+        if call is None or any(tap is not call.weight and tap is not call.bias for tap in taps):
+            taps[0].record.append(None)
+            return result
+        edge = None
+        if torch.is_grad_enabled():
+            _keep_format(call.input)
+            if not result.requires_grad:  # the first layer; a copy follows, for nothing may change a leaf in place
+                result.requires_grad_()
+                edge = get_gradient_edge(result)
+                result = result.clone()
+            else:
+                edge = get_gradient_edge(result)
+        weight, bias = (tap.slot if isinstance(tap, _Tap) else None for tap in (call.weight, call.bias))
+        settings = {**dict(zip(("stride", "padding", "dilation", "groups"), args[3:])), **kwargs}
+        kept = None if edge else result
+        taps[0].record.append(Use(func, call, settings, weight, bias, call.input._version, edge, kept))
+        return result
+
+
+def _keep_format(x: Tensor) -> None:
+    """Has the gradient of a channels-last tensor come in that format too: mixed formats cost ten times as much."""
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    if last and x.requires_grad:
+        x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+
+
+@dataclass(frozen=True)
+class TapPlan:
+    """How the batch lies in the inputs of each use, and what a pass costs.
+
+    Attributes:
+        slots: Those with random weights: only where these are used gradients are wanted.
+        span: The first position of these slots in the flat vector, and the one after the last.
+        inner: Per use, the entries along the batch axes that follow the one of the examples.
+        channels_last: Whether the model runs in that memory format, which is the fastest for convolutions.
+        size: Numbers that an example leaves behind in a pass.
+    """
+
+    slots: tuple[int, ...]
+    span: tuple[int, int]
+    inner: tuple[int, ...]
+    channels_last: bool
+    size: int
+
+
+def tapped_pass(
+    model: nn.Module, layout: Layout, mean: Tensor, x: Tensor, slots: Collection[int]
+) -> tuple[Any, list[Use | None]]:
+    """The model's output at the mean, and the linear operations on these slots in order.
+
+    None stands for a use of another kind.
+    """
+    record: list[Use | None] = []
+    weights = layout.views(mean.detach())
+    for number in slots:
+        tap = weights[number] = weights[number].as_subclass(_Tap)
+        tap.slot, tap.record = number, record
+    with placed(model, layout.by_site(weights)):
+        return model(x), record
+
+
+def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
+    """Follows one example of three through the model: NaN in it shows which rows of every layer's input are its own.
+
+    Returns:
+        The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
+    """
+    if not x.is_floating_point():
+        return None
+    mean, layout = posterior.weight_means(), posterior.layout
+    slots = tuple(posterior.random_slots() or range(len(layout)))
+    three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
+    three[1] = math.nan
+    for channels_last in (True, False) if x.ndim == 4 else (False,):
+        with torch.no_grad():
+            try:
+                _, record = tapped_pass(model, layout, mean, arranged(three, channels_last), slots)
+            except RuntimeError:  # such as view(), which wants its own memory format
+                continue
+        inner = [None if use is None else _inner(use) for use in record]
+        if not inner or None in inner:
+            return None
+        size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
+        span = layout.slots[slots[0]].start, layout.slots[slots[-1]].stop
+        # The order serves gradients of convolutions; without these it only makes the pass slower.
+        convolves = any(use is not None and use.op is not F.linear for use in record)
+        return TapPlan(slots, span, tuple(i for i in inner if i is not None), channels_last and convolves, size)
+    return None
+
+
+def _inner(use: Use) -> int | None:
+    """The batch axes of a layer's input, read as (outer, 3, inner): the one `inner` that explains where NaN is."""
+    lead = use.call.input.shape[: use.call.feature_axis]
+    rows = use.call.input.reshape(math.prod(lead), -1).isnan().any(1).nonzero().flatten()
+    if use.batch % 3 or not rows.numel():
+        return None
+    fits = [
+        inner
+        for inner in range(1, use.batch // 3 + 1)
+        if use.batch // 3 % inner == 0 and bool(((rows // inner) % 3 == 1).all())
+    ]
+    return fits[0] if len(fits) == 1 else None
+
+
+def arranged(x: Tensor, channels_last: bool) -> Tensor:
+    """The input in the memory format of the plan."""
+    return x.to(memory_format=torch.channels_last) if channels_last else x  # contiguous() leaves one channel as it is

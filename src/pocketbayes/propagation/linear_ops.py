@@ -1,0 +1,109 @@
+"""The operations that are linear in their weight, read in one way."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, noise_like, tensors_in
+
+LINEAR_OPS: dict[Any, int] = {
+    F.linear: -1,
+    torch.conv1d: -2,
+    torch.conv2d: -3,
+    torch.conv3d: -4,
+    torch.conv_transpose1d: -2,
+    torch.conv_transpose2d: -3,
+    torch.conv_transpose3d: -4,
+}
+"""op(input, weight, bias, ...), linear in the weight and in the input: its axis of features."""
+
+
+@dataclass(frozen=True)
+class LinearCall:
+    """op(input, weight, bias), its other arguments bound.
+
+    Attributes:
+        run: The operation.
+        input: Its input.
+        weight: Its weight.
+        bias: Its bias.
+        feature_axis: The axis of features in input and output, counted from the end; any axis before it is a batch.
+    """
+
+    run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    feature_axis: int
+
+    @classmethod
+    def read(cls, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LinearCall:
+        """Reads the call whichever way its arguments were passed."""
+        names = ("input", "weight", "bias")
+        named = {**kwargs, **dict(zip(names, args))}
+        input, weight, bias = (named.pop(name, None) for name in names)
+        rest = args[3:]
+
+        def run(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+            return op(x, w, b, *rest, **named)  # type: ignore[no-any-return]
+
+        return cls(run, input, weight, bias, LINEAR_OPS[op])
+
+
+class LinearRules(RuleTable):
+    """Tables with one rule, for operations that are linear in a Gaussian weight."""
+
+    def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
+        """True for the weight and the bias of a linear operation."""
+        if op not in LINEAR_OPS:
+            return False
+        call = LinearCall.read(op, args, kwargs)
+        return weight is call.weight or weight is call.bias
+
+    def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Applies the rule, each Gaussian once: a second use would draw a second, different weight."""
+        call = LinearCall.read(op, args, kwargs) if op in LINEAR_OPS else None
+        for value in tensors_in((args, kwargs)):
+            if isinstance(value, Gaussian):
+                if call is None or value is call.input or value.spent:
+                    raise RuntimeError(
+                        f"{self.name} propagation was planned for one use of each weight by a linear operation, but "
+                        f"{getattr(op, '__name__', op)} uses a weight of shape {tuple(value.shape)} otherwise: the "
+                        "model's flow changed since its first call; call net.forget_plan() or use propagation='sample'"
+                    )
+                value.spent = True
+        assert call is not None
+        if not isinstance(call.weight, Gaussian):
+            assert isinstance(call.bias, Gaussian)
+            return call.run(call.input, call.weight, draw(call.bias))
+        return self.apply(call, call.weight)
+
+    @abstractmethod
+    def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
+        """The rule for a Gaussian weight; the bias may be one too."""
+
+
+def loc(value: Tensor | None) -> Tensor | None:
+    """The mean of a Gaussian, anything else itself."""
+    return value.loc if isinstance(value, Gaussian) else value
+
+
+def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
+    """The shape of noise per example and feature: the positions share it, as they share a draw of the weight."""
+    shape = [1] * x.ndim
+    shape[feature_axis] = x.shape[feature_axis]
+    if x.ndim > -feature_axis:
+        shape[0] = x.shape[0]
+    return shape
+
+
+def draw(value: Gaussian) -> Tensor:
+    """One draw."""
+    return torch.addcmul(value.loc, value.stddev, noise_like(value.loc))

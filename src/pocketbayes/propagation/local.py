@@ -1,0 +1,38 @@
+"""Local reparameterisation (Kingma et al. 2015): draw the pre-activations, not the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pocketbayes.posteriors.gaussian import Gaussian, noise_like, safe_sqrt
+from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc
+
+
+class Local(LinearRules):
+    """y = op(x, M) + sqrt(op(x^2, V)) eps, one noise per example and output.
+
+    Positions and tokens get independent noise although they share weights: in a convolution the marginals of y are
+    exact, their correlations are not.
+    """
+
+    name = "local"
+
+    def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
+        """Draws the outputs of one linear operation."""
+        x, bias = call.input, call.bias
+        mean = call.run(x, weight.loc, loc(bias))
+        bias_var = bias.variance if isinstance(bias, Gaussian) else None
+        if _half_precision(x.device.type):  # the variance of a small weight is 0 there, the square of an input infinite
+            with torch.autocast(x.device.type, enabled=False):
+                var = call.run(x.float().square(), weight.variance, bias_var)
+        else:
+            var = call.run(x.square(), weight.variance, bias_var)
+        return mean + safe_sqrt(var).to(mean.dtype) * noise_like(mean)
+
+
+def _half_precision(device: str) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+
+
+LOCAL = Local()

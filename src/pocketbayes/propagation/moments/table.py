@@ -1,0 +1,164 @@
+"""The rule table of moment propagation, and how rules get into it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, tensors_in
+
+Rule = Callable[..., Any]
+"""Takes what the operation takes, at least one argument being a Gaussian; returns what it returns, random tensors as
+Gaussians."""
+
+R = TypeVar("R", bound=Rule)
+
+RULES: dict[Op, Rule] = {}
+"""The rules that every moments table shares."""
+
+
+class NoRuleError(UserError):
+    """An operation met a Gaussian, and no rule says what comes out."""
+
+    wayout = "add one with pb.register_moment_rule, or use propagation='linear' or 'sample'"
+
+    def __init__(self, propagation: str, operation: str, where: str = "") -> None:
+        self.propagation, self.operation = propagation, operation
+        super().__init__(f"{propagation} propagation has no rule for {operation}{where}: {self.wayout}")
+
+    def at(self, where: str) -> NoRuleError:
+        """The same error, saying where in the model it happened."""
+        return type(self)(self.propagation, self.operation, f", used in {where}")
+
+
+class Moments(RuleTable):
+    """Mean and variance of every activation, all entries taken as independent: no sampling (VDP++).
+
+    Every operation has a rule, or is refused by name. Independence is exact within one layer of an MLP. A convolution's
+    positions and a transformer's tokens share their weights, and the branches of a residual sum their input: there the
+    variance is an approximation, to be compared with weight samples.
+    """
+
+    draws = False
+
+    def __init__(self, name: str, own: Mapping[Op, Rule] | None = None) -> None:
+        """Args: name: the propagation's name; own: rules that differ from the shared ones."""
+        self.name = name
+        self.own = dict(own or {})
+
+    def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
+        """True for every operation that has a rule."""
+        return op in self.own or op in RULES
+
+    def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Applies the rule; the Gaussians that come out go on by this table."""
+        rule = self.own.get(op) or RULES.get(op)
+        if rule is None:
+            raise NoRuleError(self.name, operation_name(op))
+        result = rule(*args, **kwargs)
+        for value in tensors_in(result):
+            if isinstance(value, Gaussian):
+                value.rules = self
+        return result
+
+
+def register_moment_rule(op: Op, rule: Rule) -> None:
+    """Teaches moment propagation an operation.
+
+    Example:
+        The error function, to first order: var f'(mean)^2.
+
+        >>> def erf(x):
+        ...     slope = 2 / math.pi**0.5 * torch.exp(-x.loc.square())
+        ...     return pb.Gaussian(torch.erf(x.loc), x.variance * slope.square())
+        >>> pb.register_moment_rule(torch.erf, erf)
+
+    Args:
+        op: The function as the model calls it, such as `torch.erf`; `torch.Tensor.erf` is another.
+        rule: Takes the same arguments, Gaussians among them, and returns a Gaussian.
+    """
+    if not callable(op) or not callable(rule):
+        raise UserError("register_moment_rule takes a torch function and a rule with the same arguments")
+    RULES[op] = rule
+
+
+def rule(*names: str, ops: Iterable[Op] = ()) -> Callable[[R], R]:
+    """Registers the decorated rule for every function of these names: `torch.relu`, `Tensor.relu`, `F.relu`."""
+
+    def register(function: R) -> R:
+        for op in (*handles(*names), *ops):
+            RULES[op] = function
+        return function
+
+    return register
+
+
+def handles(*names: str) -> list[Op]:
+    """Every function that torch offers under these names, Python's own operators included: compiled code calls them."""
+    spaces = (torch, torch.Tensor, F, operator)
+    return [getattr(space, name) for name in names for space in spaces if hasattr(space, name)]
+
+
+def operation_name(op: Op) -> str:
+    """The operation's public name."""
+    return str(torch.overrides.resolve_name(op) or getattr(op, "__qualname__", repr(op)))
+
+
+def mean_of(value: Any) -> Any:
+    """The mean of a Gaussian; anything else is its own mean."""
+    return value.loc if isinstance(value, Gaussian) else value
+
+
+def means_in(value: Any) -> Any:
+    """Nested arguments with every Gaussian replaced by its mean."""
+    return _replace(value, mean_of)
+
+
+def variances_in(value: Any) -> Any:
+    """Nested arguments with every Gaussian replaced by its variance, every other real tensor by zeros."""
+    return _replace(value, _variance_or_zero)
+
+
+def _variance_or_zero(value: Tensor) -> Tensor:
+    if isinstance(value, Gaussian):
+        return value.variance
+    return torch.zeros_like(value) if value.is_floating_point() else value
+
+
+def _replace(value: Any, by: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, Tensor):
+        return by(value)
+    if isinstance(value, (list, tuple)) and any(True for _ in tensors_in(value)):
+        return type(value)(_replace(item, by) for item in value)
+    return value
+
+
+def in_place(function: Rule, operation: str) -> Callable[..., Gaussian]:
+    """The rule of an operation that changes its first argument: `add_` from `add`."""
+
+    def change(x: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
+        target = changeable(x, operation)
+        # The rule works on a copy: what autograd saves of it must not change under it.
+        copy = Gaussian(target.loc.clone(), target.variance.clone())
+        result = function(copy, *(copy if arg is x else arg for arg in args), **kwargs)
+        target.loc.copy_(result.loc)
+        target.variance.copy_(result.variance)
+        return target
+
+    return change
+
+
+def changeable(x: Any, operation: str) -> Gaussian:
+    """The argument itself, or an error: a plain tensor cannot become random where it stands."""
+    if not isinstance(x, Gaussian):
+        raise UserError(
+            f"{operation} would write a random value into a plain tensor of shape {tuple(x.shape)}, which moment "
+            "propagation cannot do: write the operation so that it returns a new tensor"
+        )
+    return x

@@ -1,0 +1,142 @@
+"""One counting pass, before a model runs with Gaussian weights: which of them may stay Gaussian?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors.gaussian import METADATA, Gaussian, Op, RuleTable, tensors_in
+from pocketbayes.posteriors.layout import Layout, placed
+
+Plan = tuple[bool, ...]
+"""Per slot of the layout: does its weight stay Gaussian?"""
+
+
+_LIKENESS: frozenset[Op] = frozenset(
+    (torch.Tensor.view_as, torch.Tensor.reshape_as, torch.Tensor.expand_as, torch.Tensor.type_as)
+)
+"""Operations that ask their second argument for no more than its shape or type."""
+
+
+class _Probe(torch.Tensor):
+    """A weight that counts the operations it meets.
+
+    What happens inside `autograd.Function.apply`, which switches forward-mode gradients off, is not a rule's business:
+    the function's own backward pass knows nothing of the noise.
+    """
+
+    table: RuleTable
+    ruled: int
+    other: int
+    hidden: bool
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **kwargs)
+        if func not in METADATA:
+            for value in tensors_in((args[:1], kwargs) if func in _LIKENESS else (args, kwargs)):
+                if isinstance(value, _Probe):
+                    value.hidden |= not torch._C._is_fwd_grad_enabled()
+                    if value.table.covers(func, args, kwargs, value):
+                        value.ruled += result is not value  # an operation that hands the weight back has not used it
+                    else:
+                        value.other += 1
+        return result
+
+
+def count_uses(
+    model: nn.Module, layout: Layout, mean: Tensor, table: RuleTable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Plan:
+    """Runs the model once and returns the plan.
+
+    A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
+    tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use or that
+    an `autograd.Function` hides. A table that does not draw refuses tied and hidden weights by name; an
+    operation without a rule it refuses when it gets there. The inputs, the buffers and all random generators stay as
+    they were.
+    """
+    probes: list[_Probe] = []
+    for view in layout.views(mean.detach()):
+        probe = view.as_subclass(_Probe)
+        probe.table, probe.ruled, probe.other, probe.hidden = table, 0, 0, False
+        probes.append(probe)
+    _run(model, layout, probes, args, kwargs)
+    if table.draws:
+        return tuple(probe.ruled == 1 and probe.other == 0 and not probe.hidden for probe in probes)
+    for slot, probe in zip(layout.slots, probes):
+        if probe.ruled + probe.other > 1:
+            raise UserError(
+                f"{slot.name!r} is used {probe.ruled + probe.other} times in a pass: {table.name} propagation would "
+                "take the uses for independent, which they are not; train by a method that draws (bbb, lrt), ask with "
+                "propagation='linear' or 'sample'"
+            )
+    unseen = [probe.hidden or not probe.ruled + probe.other for probe in probes]
+    if any(unseen) and _matters(unseen, model, layout, mean.detach(), args, kwargs):
+        names = [slot.name for slot, hidden in zip(layout.slots, unseen) if hidden]
+        raise UserError(
+            f"{table.name} propagation cannot see what becomes of {', '.join(map(repr, names))}: a function such as "
+            "autograd.Function.apply hides it; use propagation='sample'"
+        )
+    return (True,) * len(probes)
+
+
+def _run(
+    model: nn.Module, layout: Layout, views: Sequence[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """One pass with these weights that leaves no trace."""
+    weights = layout.by_site(views)
+    cuda = [views[0].device] if views[0].device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
+        args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
+        with forward_ad._set_fwd_grad_enabled(True):  # also under inference_mode
+            return model(*args, **kwargs)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return (x.loc if isinstance(x, Gaussian) else x).clone()
+
+
+def _matters(
+    unseen: Sequence[bool],
+    model: nn.Module,
+    layout: Layout,
+    mean: Tensor,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> bool:
+    """Whether the output depends on weights that no operation was seen to use: NaN in them would reach it.
+
+    It does not on those of a branch that does not run, such as an auxiliary head in evaluation.
+    """
+    views = layout.views(mean)
+    broken = [torch.full_like(view, math.nan) if hidden else view for view, hidden in zip(views, unseen)]
+    return any(bool(output.isnan().any()) for output in tensors_in(_run(model, layout, broken, args, kwargs)))
+
+
+@contextmanager
+def _borrowed_buffers(model: nn.Module) -> Iterator[None]:
+    """Copies in place of the buffers within the block; buffers that modules share stay shared."""
+    own = [(module, dict(module._buffers)) for module in model.modules()]
+    copies: dict[Tensor, Tensor] = {}
+    for module, buffers in own:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(buffer, buffer.clone())
+    try:
+        yield
+    finally:
+        for module, buffers in own:
+            module._buffers.clear()
+            module._buffers.update(buffers)

@@ -1,0 +1,122 @@
+"""From Gaussian logits to probabilities, with their uncertainty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UnknownNameError
+
+Readout = Literal["probit", "taylor", "sample"]
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """What Gaussian logits say of the classes.
+
+    Attributes:
+        probs: E softmax(z), (b, c, ...).
+        var: The variance of each probability.
+        information: The mutual information of class and logits in nats, (b, ...): the epistemic part of the entropy.
+    """
+
+    probs: Tensor
+    var: Tensor
+    information: Tensor
+
+
+def read_out(
+    mean: Tensor,
+    var: Tensor,
+    covariance: Tensor | None = None,
+    *,
+    how: Readout = "sample",
+    draws: int = 64,
+    seed: int = 0,
+) -> ClassMoments:
+    """Probabilities of logits z ~ N(mean, var), classes along axis 1.
+
+    - "sample": the mean over draws of the logits, the noise the same for every example; the network is not run again.
+    - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992, for many classes applied to each logit, less the mean
+      logit of the example, so that a shift of all logits changes nothing).
+    - "taylor": softmax to second order, p_c + sum_j v_j d^2p_c/dz_j^2 / 2, negative values cut.
+
+    For the last two, the variance is J Var(z) J^T with J the Jacobian of softmax at p, at most p (1 - p); the mutual
+    information is to leading order sum_c Var(p_c) / (2 p_c) = tr((diag(p) - p p^T) Var(z)) / 2, at most the entropy.
+
+    Args:
+        mean: (b, c) or (b, c, ...).
+        var: In the same shape.
+        covariance: (b, c, c), if known: between the logits of an example.
+        how: One of the three.
+        draws: For "sample".
+        seed: For "sample".
+    """
+    if how not in get_args(Readout):
+        raise UnknownNameError("readout", how, get_args(Readout))
+    if how == "sample":
+        return _by_draws(mean, var, covariance, draws, seed)
+    if how == "probit":
+        centred = mean - mean.mean(1, keepdim=True)
+        probs = torch.softmax(centred * torch.rsqrt(1 + (math.pi / 8) * var), 1)
+    else:
+        probs = _second_order(mean, var, covariance)
+    return ClassMoments(probs, *_first_order(probs, var, covariance))
+
+
+def _second_order(mean: Tensor, var: Tensor, covariance: Tensor | None) -> Tensor:
+    """p_c + p_c ((S_cc - 2 (S p)_c) + 2 p^T S p - sum_j p_j S_jj) / 2 for logits with covariance S."""
+    p = torch.softmax(mean, 1)
+    product, spread = _products(p, var, covariance)
+    change = 0.5 * p * (var - 2 * product + 2 * spread - (p * var).sum(1, keepdim=True))
+    positive = (p + change).clamp_min(0)
+    return positive / positive.sum(1, keepdim=True)
+
+
+def _first_order(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The variance of each probability, and the mutual information."""
+    product, spread = _products(p, var, covariance)
+    inside = (var - 2 * product + spread).clamp_min(0)
+    information = 0.5 * (p * inside).sum(1)
+    entropy = torch.special.entr(p).sum(1)
+    return torch.minimum(p.square() * inside, p * (1 - p)), torch.minimum(information, entropy)
+
+
+def _products(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
+    """S p and p^T S p."""
+    product = p * var if covariance is None else (covariance @ p.unsqueeze(-1)).squeeze(-1)
+    return product, (p * product).sum(1, keepdim=True)
+
+
+def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, seed: int) -> ClassMoments:
+    """Antithetic pairs of draws; memory holds one at a time."""
+    generator = torch.Generator(mean.device).manual_seed(seed)
+    factor = None if covariance is None else _factor(covariance)
+    centre = torch.softmax(mean, 1)  # deviations from it add up without cancellation
+    total, squares = torch.zeros_like(mean), torch.zeros_like(mean)
+    entropy = torch.zeros_like(mean[:, 0])
+    shape = (1, *mean.shape[1:])
+    for _ in range(math.ceil(draws / 2)):
+        noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        change = var.sqrt() * noise if factor is None else (factor @ noise.unsqueeze(-1)).squeeze(-1)
+        for sign in (1, -1):
+            p = torch.softmax(mean + sign * change, 1)
+            total += p - centre
+            squares += (p - centre).square()
+            entropy += torch.special.entr(p).sum(1)
+    count = 2 * math.ceil(draws / 2)
+    shift = total / count
+    probs = centre + shift
+    information = torch.special.entr(probs).sum(1) - entropy / count
+    return ClassMoments(probs, (squares / count - shift.square()).clamp_min(0), information.clamp_min(0))
+
+
+def _factor(covariance: Tensor) -> Tensor:
+    """A root of each matrix; eigenvalues, for a covariance of few directions is singular."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    return root

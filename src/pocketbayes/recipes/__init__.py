@@ -1,0 +1,24 @@
+"""Recipes: everything that a run depends on, in YAML, checked before anything is loaded or trained."""
+
+from __future__ import annotations
+
+from pocketbayes.recipes.files import RECIPE_FILE, names, network_file, override, read_tree
+from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart
+from pocketbayes.recipes.recipe import Recipe, check, check_data, load_like, read
+
+__all__ = [
+    "RECIPE_FILE",
+    "DataPart",
+    "LikelihoodPart",
+    "MethodPart",
+    "ModelPart",
+    "Recipe",
+    "check",
+    "check_data",
+    "load_like",
+    "names",
+    "network_file",
+    "override",
+    "read",
+    "read_tree",
+]

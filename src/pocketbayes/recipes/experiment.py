@@ -1,0 +1,292 @@
+"""A recipe from its data to a trained and measured network in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from pocketbayes import data
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import NoSplitError, UserError
+from pocketbayes.base.process_group import ALONE, Team, is_first
+from pocketbayes.base.progress import Show, display
+from pocketbayes.base.shard import Shard
+from pocketbayes.files import network_file as artifact
+from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.inference.suite.store import EVALUATION_FILE, values_file
+from pocketbayes.likelihoods import Likelihood
+from pocketbayes.methods import VariationalMethod
+from pocketbayes.methods.ensemble import merged
+from pocketbayes.network import Net
+from pocketbayes.posteriors import Census
+from pocketbayes.recipes import RECIPE_FILE, DataPart, Recipe, network_file, read
+from pocketbayes.training import checkpoint
+from pocketbayes.training.beta_search import search_beta
+from pocketbayes.training.fitting import fit
+from pocketbayes.training.run import METRICS_FILE
+from pocketbayes.training.settings import Training, begun_otherwise
+
+RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        recipe: The recipe, with what the data decided written out.
+        folder: Where its files are.
+        net: The trained network.
+        split: The split that was measured.
+        measures: Its measures; processes that train together share out the data and merge their sums.
+        seconds: Of training.
+    """
+
+    recipe: Recipe
+    folder: Path
+    net: Net
+    split: str
+    measures: dict[str, float]
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """The size of the network's file."""
+        return (self.folder / MODEL_FILE).stat().st_size
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "recipe": self.recipe.to_tree(),
+            "folder": str(self.folder),
+            "network": str(self.folder / MODEL_FILE),
+            "split": self.split,
+            "measures": self.measures,
+            "census": census_json(self.net.census()),
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def census_json(census: Census) -> dict[str, Any]:
+    """A census as plain values, with the sum of all values stored."""
+    return {**asdict(census), "stored": dict(census.stored), "values": census.values}
+
+
+def about(
+    network: Path, net: Net, size: int, tested: DataPart, split: str, recipe: Recipe | None = None
+) -> dict[str, Any]:
+    """What an evaluation says of the network beside its measures.
+
+    Args:
+        network: The run's folder or the network's file.
+        net: The network.
+        size: Bytes of its file.
+        tested: The data of the evaluation.
+        split: Their part.
+        recipe: What trained the network, if that is known.
+    """
+    made = {} if recipe is None else {"method": recipe.method.name, "model": recipe.model.name}
+    return {
+        "network": str(network),
+        **made,
+        "data": {"name": tested.name, **tested.settings},
+        "split": split,
+        "census": census_json(net.census()),
+        "bytes": size,
+        **({} if recipe is None else {"recipe": recipe.to_tree()}),
+    }
+
+
+def run(
+    recipe: Recipe,
+    out: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    measured: bool = True,
+    progress: Show = None,
+) -> Outcome:
+    """Trains what a recipe says and measures it on its test split.
+
+    Everything that can be wrong with the recipe is found before the folder is touched; a run that fails before its
+    first checkpoint leaves nothing behind.
+
+    Args:
+        recipe: The recipe.
+        out: The folder for `recipe.yaml`, `metrics.jsonl`, the checkpoint and `model.pocket`.
+        data_dir: The folder that holds the data.
+        resume: Goes on with the run in the folder.
+        overwrite: Starts anew where there is a run in the folder.
+        measured: Whether to measure the network; else the outcome has no measures.
+        progress: As in `fit`.
+    """
+    folder = Path(out)
+    if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # what was found is in there
+        recipe = recipe.model_copy(update={"search": None, "method": read(folder).method})
+    if is_first():
+        _check_folder(folder, recipe, resume, overwrite)
+    train = recipe.data.load("train", data_dir)
+    val = recipe.data.load("val", data_dir) if recipe.data.settings.get("val_fraction", 1) else None
+    test, split = _measured(recipe, data_dir, val)
+    torch.manual_seed(recipe.seed)
+    likelihood = None if recipe.likelihood is None else recipe.likelihood.make(train)
+    model = recipe.model.build(train, likelihood, data_dir)
+    recipe = recipe.resolved(model)
+    start = time.monotonic()
+    if recipe.search is not None:
+        recipe = _searched(recipe, model, train, val, likelihood)
+    with _clean_unless_begun(folder):
+        if is_first():
+            _begin(folder, recipe, overwrite)
+        net = fit(
+            recipe.method.make(),
+            model,
+            train,
+            val=val,
+            seed=recipe.seed,
+            out=folder,
+            resume=resume,
+            likelihood=likelihood,
+            progress=progress,
+            **recipe.training,
+        )
+    seconds = time.monotonic() - start
+    measures = measure(net, test, recipe.samples, progress=progress, team=Team.current()) if measured else {}
+    return Outcome(recipe, folder, net, split, measures, seconds)
+
+
+def merge(folder: str | Path, data_dir: str | Path | None = None, *, progress: Show = None) -> Outcome:
+    """One ensemble of the members that jobs have trained in `folder/shard-i-of-N`, written to the folder and measured.
+
+    Raises:
+        UserError: If a job is missing or not finished, if jobs differ in more than their shard, or if the folder holds
+            a run already.
+    """
+    folder, start = Path(folder), time.monotonic()
+    found = {path: read(path) for path in sorted(folder.glob("shard-*-of-*"))}
+    if not found:
+        raise UserError(f"nothing to merge: {folder} holds no shard-i-of-N, which train --shard i/N makes")
+    shards = {Shard.parse(str(recipe.method.settings.get("shard"))): path for path, recipe in found.items()}
+    first, *others = [_without_shard(recipe) for recipe in found.values()]
+    count = next(iter(shards)).of
+    missing = [f"{number}/{count}" for number in range(1, count + 1) if Shard(number, count) not in shards]
+    if missing or len(shards) != count or len(found) != count:
+        raise UserError(f"{folder} does not hold the jobs of one ensemble: missing {', '.join(missing) or 'none'}, and "
+                        f"there are {', '.join(path.name for path in found)}")  # fmt: skip
+    if any(other != first for other in others):
+        raise UserError(f"the jobs in {folder} were begun with different recipes: they are no ensemble")
+    _check_folder(folder, first, resume=False, overwrite=False)
+    net = merged([artifact.load(network_file(shards[Shard(number, count)])) for number in range(1, count + 1)])
+    val = first.data.load("val", data_dir) if first.data.settings.get("val_fraction", 1) else None
+    test, split = _measured(first, data_dir, val)
+    _begin(folder, first, overwrite=False)
+    artifact.save(net, folder / MODEL_FILE)
+    measures = measure(net, test, first.samples, progress=progress)
+    return Outcome(first, folder, net, split, measures, time.monotonic() - start)
+
+
+def _without_shard(recipe: Recipe) -> Recipe:
+    settings = {name: value for name, value in dict(recipe.method).items() if name != "shard"}
+    return recipe.model_copy(update={"method": type(recipe.method)(**settings)})
+
+
+def _searched(
+    recipe: Recipe, model: nn.Module, train: data.Dataset, val: data.Dataset | None, likelihood: Likelihood | None
+) -> Recipe:
+    """The recipe with the weight of the KL that the search finds in place of the search."""
+    assert recipe.search is not None
+    method = recipe.method.make()
+    if not isinstance(method, VariationalMethod):
+        raise UserError(f"search: method {recipe.method.name!r} has no weight of a KL to search for")
+    if val is None:
+        raise UserError("search: the weight of the KL is judged by validation data: set data.val_fraction above 0")
+    settings = {name: value for name, value in recipe.training.items() if name != "epochs"}
+    found = search_beta(
+        method, model, train, val, seed=recipe.seed, likelihood=likelihood, progress=False,
+        **recipe.search.model_dump(), **settings,
+    )  # fmt: skip
+    chosen = type(recipe.method)(**{**dict(recipe.method), "beta": found.beta})
+    return recipe.model_copy(update={"search": None, "method": chosen})
+
+
+def measure(
+    net: Net,
+    dataset: data.Dataset,
+    samples: int,
+    *,
+    progress: Show = None,
+    team: Team = ALONE,
+) -> dict[str, float]:
+    """`evaluate` with a bar."""
+    with display(progress) as bar:
+        bar.begin("evaluate", -(-len(dataset) // team.size))
+        with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
+            return evaluate(net, dataset, samples=samples, on_batch=bar.advance, team=team)
+
+
+def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
+    """Never replaces a run unless told to, never goes on with another one."""
+    found = [name for name in RUN_FILES if (folder / name).exists()]
+    if resume:
+        begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # and killed soon after
+        if not checkpoint.files(folder) and not begun:
+            raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
+        before = read(folder)
+        for part in ("method", "data", "likelihood", "seed"):
+            if getattr(before, part) != getattr(recipe, part):
+                trees = (r.to_tree().get(part, "the default") for r in (before, recipe))
+                raise begun_otherwise(folder, part, *trees)
+        if before.model.name != recipe.model.name:
+            raise begun_otherwise(folder, "model", before.model.name, recipe.model.name)
+        begun_with = Training(**before.training)
+        Training(**recipe.training).check_resumes(begun_with.deciding(), begun_with.epochs, folder)
+    elif found and not overwrite:
+        raise UserError(f"{folder} already holds a run ({found[0]}): add --resume or --overwrite, or another --out")
+
+
+def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
+    if overwrite:
+        evaluations = list(folder.glob(f"*{EVALUATION_FILE}"))  # one for each propagation
+        old = [folder / name for name in RUN_FILES] + checkpoint.files(folder) + evaluations
+        for path in {*old, *map(values_file, evaluations)}:
+            path.unlink(missing_ok=True)
+    atomic.remove_leftovers(folder / RECIPE_FILE)
+    text = recipe.to_yaml().encode()
+    atomic.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
+
+
+def _measured(
+    recipe: Recipe, data_dir: str | Path | None, val: data.Dataset | None
+) -> tuple[data.Dataset, Literal["test", "val"]]:
+    """The test split; that of validation for data that come without a test split."""
+    try:
+        return recipe.data.load("test", data_dir), "test"
+    except NoSplitError:
+        if val is None:
+            raise
+        return val, "val"
+
+
+@contextlib.contextmanager
+def _clean_unless_begun(folder: Path) -> Any:
+    """Takes back what was written if the block fails before there is a checkpoint to go on from."""
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        if is_first() and not checkpoint.files(folder):
+            with contextlib.suppress(OSError):
+                for name in RUN_FILES:
+                    (folder / name).unlink(missing_ok=True)
+                for path in created:
+                    path.rmdir()
+        raise

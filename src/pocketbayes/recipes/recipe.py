@@ -1,0 +1,154 @@
+"""A whole recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from torch import nn
+
+from pocketbayes import models
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.data.alike import alike
+from pocketbayes.data.dataset import Dataset, Pictures
+from pocketbayes.data.registry import LOADERS
+from pocketbayes.recipes.files import override, read_tree
+from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
+from pocketbayes.training.beta_search import BETAS
+from pocketbayes.training.settings import Training
+
+
+class SearchPart(BaseModel):
+    """The search for the weight of the KL that comes before training, see `pocketbayes.search_beta`.
+
+    Attributes:
+        betas: The weights tried.
+        epochs: Epochs of each round.
+        keep: The fraction that goes on to the next round.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    betas: tuple[float, ...] = Field(default=BETAS, min_length=1)
+    epochs: int = Field(default=1, ge=1)
+    keep: float = Field(default=0.5, gt=0, lt=1)
+
+
+class Recipe(BaseModel):
+    """What is trained, how, and on what.
+
+    Attributes:
+        about: A line for people.
+        method: The method and its settings.
+        model: The model and its arguments.
+        data: The data set and its options.
+        training: Settings of `pocketbayes.Training`; what is left out is the method's to choose.
+        likelihood: The noise model; None for the task's usual one.
+        seed: Of initial weights, data order and every draw.
+        samples: Passes per example in evaluation.
+        search: A search for the weight of the KL, before training.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    about: str = ""
+    method: MethodPart
+    model: ModelPart
+    data: DataPart
+    training: dict[str, Any] = Field(default_factory=dict)
+    likelihood: LikelihoodPart | None = None
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    samples: int = Field(default=30, ge=1)
+    search: SearchPart | None = None
+
+    @field_validator("training")
+    @classmethod
+    def _check_training(cls, value: dict[str, Any]) -> dict[str, Any]:
+        types = types_of(Training)
+        settings = check_types("training", value, types)
+        for stage, own in settings.get("stages", {}).items():
+            settings["stages"] = {**settings["stages"], stage: check_types(f"training.stages.{stage}", own, types)}
+        Training(**settings)
+        return settings
+
+    def resolved(self, model: nn.Module) -> Recipe:
+        """The recipe with the model's arguments that the data decided written out."""
+        spec = models.spec_of(model)
+        if spec is None:
+            return self
+        return self.model_copy(update={"model": ModelPart(**{**spec.args, **dict(self.model)})})
+
+    def to_tree(self) -> dict[str, Any]:
+        """The recipe as plain values, as short as it can be said."""
+        tree = self.model_dump(mode="json", exclude_defaults=True)
+        for key in ("method", "model", "data", "likelihood"):
+            if key in tree and tree[key].keys() == {"name"}:
+                tree[key] = tree[key]["name"]
+        return tree
+
+    def to_yaml(self) -> str:
+        """The recipe as a file."""
+        return yaml.safe_dump(self.to_tree(), sort_keys=False)
+
+
+def read(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe by its name, its file or the folder of its run, some of its values changed (`training.lr=0.01`)."""
+    tree = read_tree(source)
+    for item in overrides:
+        override(tree, item)
+    return check(tree)
+
+
+def check(tree: Mapping[str, Any]) -> Recipe:
+    """The recipe that plain values describe; the first thing wrong with them as one line."""
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as found:
+        raise _first_error(found) from None
+
+
+def check_data(value: Any) -> DataPart:
+    """The data part of a recipe alone."""
+    try:
+        return DataPart.model_validate(value)
+    except ValidationError as found:
+        raise _first_error(found) from None
+
+
+def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
+    """The test part of another data set, or all of an npz file or a folder of images, to look like a network's own."""
+    tree: dict[str, Any] = {"name": name}
+    if name.endswith(".npz"):
+        tree = {"name": "npz", "path": name}
+    elif name not in LOADERS and os.path.isdir(name):
+        tree = {"name": "imagefolder", "path": name}
+    tree |= settings
+    if tree["name"] in ("npz", "imagefolder"):
+        tree = {"test_fraction": 1.0, "labelled": False, **tree}
+    if isinstance(own, Pictures) and tree["name"] in LOADERS and "size" in types_of(LOADERS[tree["name"]]):
+        tree = {"size": own.info.input_shape[-1], **tree}
+    try:
+        other = check_data(tree).load("test", data_dir)
+        return other if settings.keys() & {"mean", "std"} else alike(other, own.info)
+    except UserError as error:
+        raise UserError(f"data beside {own.info.name!r}, which are to look like them: {error}") from None
+
+
+def _first_error(found: ValidationError) -> UserError:
+    errors = found.errors()
+    error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    inner = error.get("ctx", {}).get("error")
+    if isinstance(inner, UserError):
+        return inner
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        if place in {field.name for field in fields(Training)}:
+            return UserError(f"unknown recipe key {place!r}: did you mean 'training.{place}'?")
+        return UnknownNameError("recipe key", place, Recipe.model_fields)
+    if error["type"] == "missing":
+        option = f" or give --{place}" if place in ("method", "model", "data") else ""
+        return UserError(f"the recipe has no {place!r}: add it to the file{option}")
+    return UserError(f"recipe: {place}: {error['msg'][:1].lower()}{error['msg'][1:]}, not {error['input']!r}")

@@ -1,0 +1,113 @@
+"""One row of a study, with one seed: its network trained, or taken from where it lies, and measured."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pocketbayes import data
+from pocketbayes.base.progress import Show
+from pocketbayes.files import network_file as artifact
+from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes.methods import Deterministic
+from pocketbayes.network import Net
+from pocketbayes.recipes import Recipe, check, load_like
+from pocketbayes.recipes.experiment import run
+from pocketbayes.recipes.studies.study import Study
+from pocketbayes.training import checkpoint
+from pocketbayes.training.fitting import fit
+
+KEPT = ("accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count")
+"""The measures of a row."""
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """Makes the figures of rows.
+
+    Attributes:
+        study: The study that they are of.
+        quick: Whether to make the version of minutes.
+        work: The folder of runs, one for each network.
+        data_dir: The folder that holds the data.
+        progress: As in `fit`.
+    """
+
+    study: Study
+    quick: bool
+    work: Path
+    data_dir: str | Path | None
+    progress: Show
+
+    def figures(self, row: str, seed: int) -> dict[str, Any]:
+        """All that is measured of a row; the seconds of training only if it was trained here and now."""
+        folder, seconds = self._trained(self.study.rows[row].of or row, seed)
+        net = artifact.load(folder / MODEL_FILE)
+        document = self._evaluation(row, net, self.study.recipe(row, seed, self.quick), folder)
+        found = {} if seconds is None else {"train_seconds": seconds}
+        found |= {key: document["measures"][key] for key in KEPT if key in document["measures"]}
+        for other, scores in document.get("ood", {}).items():
+            found[f"auroc {other}"] = scores["scores"]["entropy"]["auroc"]
+        means = document.get("shift", {}).get("corruptions_mean")
+        if means:
+            found["corruption accuracy"] = means["of 15"]["accuracy"]
+        found["predict_seconds"] = document["seconds"]["test, of CPU"]
+        found["bytes"] = (folder / MODEL_FILE).stat().st_size
+        found["values"] = net.census().values
+        return found
+
+    def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:
+        """The folder of a row's network, and the seconds of CPU that the whole of its training took just now."""
+        recipe, start = self.study.recipe(row, seed, self.quick), self.study.rows[row].start
+        before = None if start is None else self._trained(start, seed)[0]
+        folder = self.work / _folder_name(row, recipe, before)
+        if (folder / MODEL_FILE).is_file():
+            return folder, None
+        if before is not None:
+            recipe = check({**recipe.to_tree(), "model": str(before)})
+        begun = bool(checkpoint.files(folder))
+        _warm()
+        clock = time.process_time()
+        run(recipe, folder, self.data_dir, resume=begun, measured=False, progress=self.progress)
+        return folder, None if begun else round(time.process_time() - clock, 2)
+
+    def _evaluation(self, row: str, net: Net, recipe: Recipe, folder: Path) -> dict[str, Any]:
+        study, chosen, own = self.study, self.study.rows[row], recipe.data.settings
+        images = own.get("subset") if self.quick else study.test_images or own.get("subset")
+        few: dict[str, Any] = {} if images is None else {"subset": images}
+        way = "" if chosen.propagation is None else f"{chosen.propagation}."
+        test = data.load(recipe.data.name, "test", self.data_dir, **{**own, **few})
+        return evaluate_suite(
+            net,
+            test,
+            ood={other: load_like(test, other, self.data_dir, **few) for other in study.ood},
+            shift=() if self.quick else study.shift,
+            shift_images=study.shift_images,
+            samples=chosen.samples or study.samples,
+            propagation=chosen.propagation,
+            out=folder / f"{way}{EVALUATION_FILE}",
+            progress=self.progress,
+        )
+
+
+def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
+    """For people the row and the seed; for us whatever decides the network, so that none is taken for another."""
+    text = json.dumps([recipe.to_tree(), start and start.name], sort_keys=True)
+    name = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
+    return f"{name}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+@functools.cache
+def _warm() -> None:
+    """Lets the process load, before a time is taken, what its first training loads."""
+    fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)

@@ -1,7 +1,0 @@
-"""What people read: tables of measures for a terminal, and the report, a page that compares runs."""
-
-from __future__ import annotations
-
-from pocketbayes.report.build import report
-
-__all__ = ["report"]

@@ -1,0 +1,7 @@
+"""What people read: tables of measures for a terminal, and the report, a page that compares runs."""
+
+from __future__ import annotations
+
+from pocketbayes.reporting.build import report
+
+__all__ = ["report"]

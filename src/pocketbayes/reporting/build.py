@@ -1,0 +1,142 @@
+"""The report: reads runs, measures what an answer costs, and writes one page and, if asked, its figures."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.reporting.runs import Paths, Run, read_runs
+
+
+def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
+    """Writes one self-contained HTML page that compares runs, and returns its path.
+
+    A run shows what it has: recipe, training curves, weights and costs come with the run, measures with
+    `pocketbayes evaluate`.
+
+    Args:
+        runs: Folders of runs, folders that hold such folders, .pocket files, or evaluations kept elsewhere (.json).
+        out: The page; works offline, in light and dark, on a phone and on paper.
+        figures: A folder for the same figures as PNG, SVG and PDF files.
+    """
+    return write(runs, out, figures).page
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a report made: the page, the figures' files, and the runs as far as they could be read."""
+
+    page: Path
+    figures: list[Path]
+    runs: list[Run]
+
+
+def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Written:
+    """`report`, telling what it did."""
+    from pocketbayes.base import atomic
+    from pocketbayes.reporting.drawing import draw
+    from pocketbayes.reporting.page import render
+
+    out = Path(out)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"a report is a web page: give it a name that ends in .html, not {out.name!r}")
+    found = gather(runs)
+    page = render(document(found), title=f"pocketbayes: {', '.join(run.name for run in found)}").encode()
+    atomic.write_atomically(out, lambda file: file.write(page))
+    return Written(out, [] if figures is None else draw(found, Path(figures)), found)
+
+
+def gather(paths: Paths) -> list[Run]:
+    """The runs with what their files say and what their answers cost."""
+    found = read_runs(paths)
+    for run in found:
+        if run.file is not None:
+            _look_inside(run, run.file)
+    return found
+
+
+def document(runs: list[Run]) -> dict[str, Any]:
+    """All that a page shows, as plain values."""
+    import torch
+
+    from pocketbayes import __version__
+    from pocketbayes.reporting.leaderboard import leaderboard
+
+    return {
+        "leaderboard": leaderboard(runs),
+        **tests_of(runs),
+        "runs": [_run_json(run) for run in runs],
+        "versions": {
+            "pocketbayes": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        },
+    }
+
+
+def tests_of(runs: list[Run]) -> dict[str, Any]:
+    """Paired tests between the runs and means over seeds, by their places; of those whose evaluations allow them."""
+    from pocketbayes.inference.suite import compare, over_seeds, read_values
+
+    measured = [
+        place for place, run in enumerate(runs) if run.measures and isinstance(run.evaluation.get("data"), dict)
+    ]
+    documents = [{**runs[place].evaluation, "recipe": runs[place].recipe or None} for place in measured]
+    values = [read_values(runs[place].evaluation_file) for place in measured]
+    try:
+        pairs = compare(documents, values)
+        groups, anovas = over_seeds(documents)
+    except (UserError, ValueError, TypeError, RuntimeError) as error:  # values that some other program wrote
+        for place in measured:
+            runs[place].problems.append(f"no tests between the runs: {error}")
+        return {"pairs": [], "seeds": [], "anova": []}
+    for pair in pairs:
+        pair |= {key: None if pair[key] is None else measured[pair[key]] for key in ("first", "second", "better")}
+    for group in groups:
+        group["networks"] = [measured[place] for place in group["networks"]]
+    return {"pairs": pairs, "seeds": groups, "anova": anovas}
+
+
+def _look_inside(run: Run, file: Path) -> None:
+    from pocketbayes.files import network_file as artifact
+    from pocketbayes.reporting.cost import cost_of
+    from pocketbayes.reporting.weights import weights_of
+
+    try:
+        run.weights = weights_of(file)
+    except (UserError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        run.problems.append(f"the network cannot be read: {error}")
+        return
+    try:
+        run.cost = cost_of(artifact.load(file), run.samples, run.evaluation.get("propagation"))
+    except (UserError, RuntimeError, TypeError, ValueError) as error:
+        run.problems.append(f"its cost cannot be measured: {error}")
+
+
+def _run_json(run: Run) -> dict[str, Any]:
+    import yaml
+
+    from pocketbayes.reporting.weights import picture_json
+
+    weights = dict(run.weights)
+    if "sigma" in weights:
+        weights["sigma"] = picture_json(weights["sigma"])
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "method": run.method,
+        "data": run.data,
+        "recipe": yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True) if run.recipe else None,
+        "about": str(run.recipe.get("about") or ""),
+        "epochs": run.epochs,
+        "evaluation": run.evaluation,
+        "weights": weights,
+        "cost": run.cost,
+        "problems": run.problems,
+    }

@@ -1,0 +1,96 @@
+"""What a smaller or faster network costs: a measure against bytes or seconds, and the front that nothing beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pocketbayes.reporting.figures.style import INK, PALETTE, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Point = tuple[float, float]
+
+
+def pareto_front(points: Sequence[Point]) -> list[Point]:
+    """The points that no other is at least as low in both coordinates, by the first; equal ones once."""
+    front: list[Point] = []
+    for x, y in sorted(points):
+        if not front or y < front[-1][1]:
+            front.append((x, y))
+    return front
+
+
+def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> Figure:
+    """A point a network, both coordinates better when lower, x on a log scale; the front as steps.
+
+    Args:
+        points: (x, y) by name. Names that agree up to a comma share a colour, and what follows stands at the point.
+        x_label: What x is, bytes or seconds say.
+        y_label: What y is.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator
+
+    figure, axes = canvas()
+    panel = axes[0, 0]
+    front = pareto_front(list(points.values()))
+    panel.step(*zip(*front), where="post", color=INK, linewidth=0.9, linestyle="--", alpha=0.6, label="front")
+    families: dict[str, list[str]] = {}
+    colours: dict[str, str] = {}
+    for name in points:
+        families.setdefault(name.partition(", ")[0], []).append(name)
+    for order, (family, names) in enumerate(families.items()):
+        colour = PALETTE[order % len(PALETTE)]
+        colours |= dict.fromkeys(names, colour)
+        panel.plot(*zip(*(points[name] for name in names)), "o", color=colour, markersize=6, label=family)
+    panel.set_xscale("log")
+    for which in (panel.xaxis.set_major_formatter, panel.xaxis.set_minor_formatter):
+        which(EngFormatter())
+    panel.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    panel.tick_params(which="minor", labelsize=8)
+    panel.margins(0.12)
+    panel.set(xlabel=x_label, ylabel=y_label)
+    panel.legend(fontsize=7, frameon=False)
+    figure.canvas.draw()  # lays out the panel: from here on places on it are known
+    shown = [name for name in points if name.partition(", ")[2]]
+    spots = panel.transData.transform([points[name] for name in points]) * 72 / figure.dpi
+    places = dict(zip(points, [(float(x), float(y)) for x, y in spots]))
+    sizes = {name: (4.3 * len(name.partition(", ")[2]), 7.0) for name in shown}
+    for name, aside in beside(places, sizes, panel.bbox.x0 * 72 / figure.dpi).items():
+        text = name.partition(", ")[2]
+        panel.annotate(text, points[name], aside, textcoords="offset points", fontsize=7, color=colours[name])
+    return figure
+
+
+def beside(places: Mapping[str, Point], sizes: Mapping[str, Point], left: float = -math.inf) -> dict[str, Point]:
+    """Where to write beside each point: the nearest place that covers no point and no text written before.
+
+    Args:
+        places: The points by name.
+        sizes: Width and height of the texts of some of them.
+        left: No text begins further left.
+
+    Returns:
+        By name, the lower left corner of the text as seen from its point.
+    """
+    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in places.values()]
+    found: dict[str, Point] = {}
+    for name, (width, height) in sizes.items():
+        x, y = places[name]
+        sides = [side for side in (6.0, -width - 6) if side > 0 or x + side >= left]
+        tries = [(side, rise) for rise in (-2.5, 5, -10, 13, -18, 21, -26) for side in sides]
+        boxes = [(x + dx, y + dy, x + dx + width, y + dy + height) for dx, dy in tries]
+        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = covered.index(min(covered))
+        found[name] = tries[best]
+        taken.append(boxes[best])
+    return found
+
+
+def _overlap(one: tuple[float, ...], two: tuple[float, ...]) -> float:
+    """The area that two boxes (left, bottom, right, top) share."""
+    width = min(one[2], two[2]) - max(one[0], two[0])
+    height = min(one[3], two[3]) - max(one[1], two[1])
+    return max(width, 0.0) * max(height, 0.0)

@@ -1,0 +1,51 @@
+"""One look for all figures: colours that the colour-blind tell apart, no pyplot state, files written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000")
+"""Okabe and Ito's colours, the strongest first."""
+INK, GRID = "#222222", "#DDDDDD"
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def canvas(
+    rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2), **options: Any
+) -> tuple[Figure, Any]:
+    """An empty figure of `rows` x `columns` panels, each of `size` inches, in the house's look; and its array of axes.
+
+    The axes are always a two-dimensional array: `axes[row, column]`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid(color=GRID, linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.tick_params(colors=INK, labelsize=8)
+        panel.xaxis.label.set_fontsize(9)
+        panel.yaxis.label.set_fontsize(9)
+        panel.set_prop_cycle(color=PALETTE)
+    return figure, axes
+
+
+def save(figure: Figure, path: str | Path) -> Path:
+    """Writes the figure as its name's ending says (.png, .svg or .pdf), through a temporary name."""
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"cannot draw {path.name}: a figure's name ends in one of {', '.join(FORMATS)}")
+    kind = path.suffix[1:].lower()
+    # Without the date the same numbers give the same file.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
+    write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=metadata))
+    return path

@@ -1,0 +1,117 @@
+"""The rows of the leaderboard: what is compared, and which way is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pocketbayes.reporting.runs import Run, is_number
+from pocketbayes.reporting.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PERCENT, SHOWN, shown
+
+OOD_SCORE = "entropy"
+"""The score whose AUROC the leaderboard shows; the page has the others."""
+ABOUT = {
+    "accuracy": "Right answers",
+    "miou": "Mean intersection over union of the classes",
+    "nll": "Negative log-likelihood of the right answer, in nats",
+    "ece": "Expected calibration error, 15 bins",
+    "brier": "Brier score: squared error of the probabilities",
+    "coverage95": "Targets inside the 95 % interval; 95 % is right",
+    "bytes": "Size of the network's file",
+    "values": "Numbers stored: weights, indices, points",
+    "flops": "Floating-point operations of one answer, all passes; sparse products counted as dense ones",
+    "latency": "Time of one answer, all passes, on the machine that made this report",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its key in a row's values, its heading, how to write a value, and which way is better."""
+
+    key: str
+    title: str
+    kind: Literal["percent", "number", "bytes", "count", "flops", "seconds"]
+    better: Literal["high", "low"] | None
+    about: str
+
+
+def leaderboard(runs: Sequence[Run]) -> dict[str, Any]:
+    """Columns and rows as plain values; a column appears if some run knows its value.
+
+    Best values are marked among runs measured on the same data only.
+    """
+    rows = [values_of(run) for run in runs]
+    columns = [_column(key) for key in _ordered({key for row in rows for key in row})]
+    groups = [measured_on(run) for run in runs]
+    best = [
+        [column.key for column in columns if len(runs) > 1 and _is_best(column, place, rows, groups)]
+        for place in range(len(runs))
+    ]
+    return {
+        "columns": [asdict(column) for column in columns],
+        "rows": [
+            {"run": place, "data": groups[place], "values": row, "best": best[place]} for place, row in enumerate(rows)
+        ],
+    }
+
+
+def values_of(run: Run) -> dict[str, float]:
+    """What a run shows on the leaderboard."""
+    values = shown(run.measures)
+    sets = run.evaluation.get("ood")
+    for name, found in sets.items() if isinstance(sets, Mapping) else ():
+        auroc = inside(found, "scores", OOD_SCORE, "auroc")
+        if is_number(auroc):
+            values[f"auroc {name}"] = auroc
+    census = inside(run.evaluation, "census", "values")
+    sizes = {
+        "bytes": run.file.stat().st_size if run.file else run.evaluation.get("bytes"),
+        "values": run.weights.get("values", census),
+        "flops": run.cost.get("flops"),
+        "latency": run.cost.get("latency"),
+    }
+    return values | {name: value for name, value in sizes.items() if is_number(value)}
+
+
+def measured_on(run: Run) -> str:
+    """The data and split in words; empty where nothing was measured."""
+    if not run.measures:
+        return ""
+    return " ".join(str(part) for part in (run.data, run.evaluation.get("split")) if part)
+
+
+def _ordered(keys: set[str]) -> list[str]:
+    aurocs = sorted(key for key in keys if key.startswith("auroc "))
+    return [key for key in (*SHOWN, *aurocs, "bytes", "values", "flops", "latency") if key in keys]
+
+
+def _column(key: str) -> Column:
+    if key.startswith("auroc "):
+        name = key.removeprefix("auroc ")
+        about = f"Area under the ROC curve of telling {name} from the data by {OOD_SCORE}"
+        return Column(key, f"AUROC {name}", "percent", "high", about)
+    kinds: dict[str, Any] = {"bytes": "bytes", "values": "count", "flops": "flops", "latency": "seconds"}
+    better: Literal["high", "low"] | None = None
+    if key in HIGH_IS_GOOD:
+        better = "high"
+    elif key in LOW_IS_GOOD or key in ("flops", "latency"):
+        better = "low"
+    title = {"flops": "FLOPs"}.get(key, HEADINGS.get(key, key))
+    kind = kinds.get(key, "percent" if key in PERCENT else "number")
+    return Column(key, title, kind, better, ABOUT.get(key, title))
+
+
+def _is_best(column: Column, place: int, rows: Sequence[Mapping[str, float]], groups: Sequence[str]) -> bool:
+    if column.better is None or column.key not in rows[place]:
+        return False
+    rivals = [row[column.key] for row, group in zip(rows, groups) if group == groups[place] and column.key in row]
+    best = (max if column.better == "high" else min)(rivals)
+    return min(rivals) < max(rivals) and rows[place][column.key] == best
+
+
+def inside(tree: Any, *path: str) -> Any:
+    """What lies at a path of keys; None where it ends early."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree

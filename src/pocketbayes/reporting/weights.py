@@ -1,0 +1,182 @@
+"""What a network's file says of its weights: layer by layer, the stds of the first, the plane of shared Gaussians."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from pocketbayes.posteriors import Posterior, Shared
+
+MOST_GAUSSIANS, MOST_OUTLIERS = 3000, 3000
+"""What a page draws of a plane: the Gaussians with the most members, and outliers at even distances."""
+MOST_CELLS = 120 * 120
+FEW_CHANNELS = 4
+GAP, POINT, FIRST = 0, 1, 2
+"""Codes of a map of stds: between tiles, a std of 0, and the smallest of the other stds."""
+
+
+def weights_of(file: Path) -> dict[str, Any]:
+    """Storage, census, layers, map of stds and plane, as plain values; of a mixture, those of its first network."""
+    import torch
+
+    from pocketbayes import posteriors
+    from pocketbayes.files import network_file as artifact
+
+    tree = artifact.read(file)
+    networks = tree.get("networks", [tree])
+    first = networks[0]
+    posterior = artifact.posterior_in(first)
+    info = first.get("data") or {}
+    model = first["model"]
+    with torch.no_grad():
+        mean, std = posterior.moments()
+        found = {
+            "networks": len(networks),
+            "model": model["name"] if model else first["model_class"],
+            "storage": posterior.name,
+            "prior": first["prior"]["name"],
+            "class_names": list(info.get("class_names") or ()),
+            "stored": {str(kind): int(count) for kind, count in posterior.census().stored.items()},
+            "points": sum(tensor.numel() for tensor in first["state"].values()),
+            "notes": list(posterior.census().notes),
+            "layers": layers_of(posterior, mean, std),
+        }
+        sigma = sigma_of(posterior, std, tuple(info.get("input_shape") or ()))
+        if sigma is not None:
+            found["sigma"] = sigma
+        if isinstance(posterior, posteriors.Shared):
+            found["plane"] = plane_of(posterior)
+    # Every network of a mixture stores as much as the first.
+    found["values"] = len(networks) * (sum(found["stored"].values()) + found["points"])
+    return found
+
+
+def posterior_of(file: Path) -> Posterior:
+    """The posterior in a network's file, of a mixture its first; no model is needed."""
+    from pocketbayes.files import network_file as artifact
+
+    tree = artifact.read(file)
+    return artifact.posterior_in(tree.get("networks", [tree])[0])
+
+
+def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str, Any]]:
+    """For each weight tensor: its shape, the fractions present and random, and the mean std of the random ones."""
+    views = zip(posterior.layout.slots, posterior.layout.views(mean), posterior.layout.views(std))
+    layers = []
+    for slot, m, s in views:
+        random = s > 0
+        layers.append(
+            {
+                "name": slot.name,
+                "shape": list(slot.shape),
+                "size": slot.size,
+                "present": float((random | (m != 0)).double().mean()),
+                "random": float(random.double().mean()),
+                "std": float(s[random].double().mean()) if bool(random.any()) else None,
+            }
+        )
+    return layers
+
+
+def sigma_of(posterior: Posterior, std: Tensor, input_shape: tuple[int, ...]) -> dict[str, Any] | None:
+    """The stds of the first weight tensor as a picture; None where none is random."""
+    slot = posterior.layout.slots[0]
+    stds = posterior.layout.views(std)[0].double().cpu().numpy()
+    if not (stds > 0).any():
+        return None
+    picture, shown = tiled(stds, input_shape)
+    return {"name": slot.name, "shape": list(slot.shape), "units": slot.shape[0], "shown": shown, "picture": picture}
+
+
+def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarray, int]:
+    """A picture (rows, columns) of a weight tensor (units, ...): a tile per unit in a grid, NaN between them.
+
+    A convolution's tile is its kernel, a linear layer's over images the image, channels beside each other. Other
+    matrices are one tile, a row per unit. Units that would make the picture too large are left out.
+
+    Returns:
+        The picture, and how many units it shows.
+    """
+    units = len(stds)
+    if stds.ndim == 2 and len(input_shape) == 3 and stds.shape[1] == math.prod(input_shape):
+        stds = stds.reshape(units, *input_shape)
+    if stds.ndim != 4 or stds.shape[1] > FEW_CHANNELS:
+        side = math.isqrt(MOST_CELLS)
+        matrix = stds.reshape(units, -1)[:side, :side]
+        return matrix, len(matrix)
+    shown = max(min(units, MOST_CELLS // math.prod(stds.shape[1:])), 1)
+    tiles = np.concatenate(list(stds[:shown].swapaxes(0, 1)), axis=2)  # (units, height, channels x width)
+    height, width = tiles.shape[1:]
+    columns = max(min(shown, math.ceil(math.sqrt(1.6 * shown * (height + 1) / (width + 1)))), 1)
+    rows = math.ceil(shown / columns)
+    picture = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1), np.nan)
+    for place, tile in enumerate(tiles):
+        top, left = place // columns * (height + 1), place % columns * (width + 1)
+        picture[top : top + height, left : left + width] = tile
+    return picture, shown
+
+
+def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
+    """A byte a cell, and the stds that the first and the last code stand for."""
+    known = np.nan_to_num(picture)
+    random = known[known > 0]
+    low, high = float(random.min()), float(random.max())
+    span = high - low or 1.0
+    codes = np.where(known > 0, FIRST + np.rint((known - low) / span * (255 - FIRST)), POINT)
+    return np.where(np.isnan(picture), GAP, codes).astype(np.uint8).tobytes(), low, high
+
+
+def plane_of(posterior: Shared) -> dict[str, Any]:
+    """The Gaussians at (mean, std) with their Cholesky factors and their members by layer; the outliers.
+
+    A blended weight is a member of each of its Gaussians by its share, as in the KL.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    k, layers = posterior.gaussians, len(posterior.layout)
+    segments = posterior.layout.segments(posterior.index.device)
+    members = torch.zeros(k * layers, dtype=torch.float64, device=segments.device)
+    inside = posterior.index < k
+    members += torch.bincount(posterior.index[inside] * layers + segments[inside], minlength=k * layers)
+    blended = posterior.index >= k + posterior.outliers
+    entry = posterior.index[blended] - k - posterior.outliers
+    places = posterior.blend_index[entry] * layers + segments[blended][:, None]
+    members.index_add_(0, places.flatten(), posterior.blend_alpha[entry].double().flatten())
+    by_layer = members.view(k, layers)
+    order = by_layer.sum(1).argsort(descending=True)[:MOST_GAUSSIANS]
+    a, b, c = F.softplus(posterior.raw_a), posterior.off_diagonal, F.softplus(posterior.raw_c)
+    columns = torch.stack([posterior.centre_mean, posterior.centre_std, a, b, c], 1).double()[order]
+    outliers = torch.stack([posterior.outlier_mean, F.softplus(posterior.outlier_rho)], 1).double()
+    step = math.ceil(len(outliers) / MOST_OUTLIERS) or 1
+    return {
+        "draw": posterior.draw,
+        "layers": [slot.name for slot in posterior.layout.slots],
+        "gaussians": _rounded(columns),
+        "members": [[round(count, 1) for count in row] for row in by_layer[order].tolist()],
+        "outliers": _rounded(outliers[::step]),
+        "counts": {"gaussians": k, "outliers": posterior.outliers, "blends": posterior.blends},
+    }
+
+
+def _rounded(values: Tensor) -> list[list[float]]:
+    return [[float(f"{value:.5g}") for value in row] for row in values.tolist()]
+
+
+def picture_json(sigma: Mapping[str, Any]) -> dict[str, Any]:
+    """A map of stds as a page takes it."""
+    import base64
+
+    codes, low, high = codes_of(sigma["picture"])
+    rows, columns = sigma["picture"].shape
+    plain = {key: value for key, value in sigma.items() if key != "picture"}
+    coded = base64.b64encode(codes).decode()
+    return {**plain, "rows": rows, "columns": columns, "low": low, "high": high, "codes": coded}

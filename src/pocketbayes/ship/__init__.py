@@ -1,0 +1,1 @@
+"""Networks on their way to users: compression, ONNX, the hub, scikit-learn."""

@@ -1,0 +1,365 @@
+"""A network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pocketbayes import models
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import MOMENTS_EXACT
+from pocketbayes.propagation.moments.attention import UNTRACEABLE
+from pocketbayes.propagation.readout import Readout, read_out
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+Mode = Literal["sample", "moments", "mean"]
+METADATA = "pocketbayes"
+PASSED_OVER = ("hardswish", "hardsigmoid")
+"""Functions of torch that its tracer does not hand to a subclass of Tensor."""
+FOLDED = 64
+"""Entries of the largest tensor that is computed while the graph is made: what follows from a codebook stays a node."""
+
+
+def export_onnx(
+    net: Net,
+    path: str | Path,
+    mode: Mode = "sample",
+    samples: int = 30,
+    *,
+    seed: int = 0,
+    example: Tensor | None = None,
+    readout: Readout = "probit",
+) -> int:
+    """Writes a graph x -> answer with its uncertainty; returns the file's size in bytes.
+
+    The graph takes a batch of any size. For classes its outputs are `probs`, `var` (of each probability over the
+    posterior), `entropy` = `epistemic` + `aleatoric`, `logits` and `logits_var`; for a regression `mean`, `var`,
+    `entropy`, `epistemic` and `aleatoric` (stds, epistemic^2 + aleatoric^2 = var), in the unit of the training targets.
+
+    Args:
+        net: A network or mixture, of any storage. Codebooks and indices stay such in the graph, indices as small
+            integers, absent weights absent.
+        path: The file, replaced as one step.
+        mode: "sample": weights are drawn inside the graph; it has two more inputs, `samples` and `seed`, which may be
+            left out. The same seed gives the same answer, on any runtime. "moments": mean and variance go through the
+            network, in one pass that draws nothing. "mean": one pass at the posterior mean, which knows no epistemic
+            uncertainty.
+        samples: The default of the input `samples`.
+        seed: The default of the input `seed`.
+        example: Inputs (n, ...) that the network takes; needed only if it does not know its data, or takes
+            tokens.
+        readout: For "moments": how Gaussian logits become probabilities, "probit" or "taylor".
+
+    Raises:
+        UserError: If the model has an operation that cannot be exported.
+    """
+    _check(mode, samples, readout)
+    networks = [_ready(network) for network in members(net)]
+    x = _example(networks[0], example)
+    passes = _Pass(networks, mode, readout)
+    noise_size = sum(passes.noise_sizes)
+    args = (x, torch.randn(noise_size, generator=_generator())) if noise_size else (x,)
+    with torch.no_grad(), _quiet(), _step_by_step():
+        try:
+            outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
+        except RuntimeError as error:
+            if example is not None:
+                raise
+            raise UserError(
+                f"the model does not take real numbers {tuple(x.shape)}, which were made up for it: pass some of its "
+                f"inputs as example= ({str(error).splitlines()[0]})"
+            ) from error
+        model = _translate(passes, args, outputs)
+    _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)
+    model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed))
+    data = _serialise(model)
+    write_atomically(path, lambda file: file.write(data))
+    return len(data)
+
+
+class _Pass(nn.Module):
+    """One pass of every network: the means and variances, over the networks, of what it answers."""
+
+    def __init__(self, networks: Sequence[Network], mode: Mode, readout: Readout) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.mode, self.readout = mode, readout
+        self.noise_sizes = [n.posterior.noise_size if mode == "sample" else 0 for n in networks]
+        self.noise = networks[0].likelihood if isinstance(networks[0].likelihood, GaussianNoise) else None
+        self.varying = 1 if self.noise is not None else 2
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Of classes: probabilities and logits, their variances within the pass, the expected entropy.
+
+        Of a regression: the mean, its variance within the pass, the noise variance.
+        """
+        parts: Sequence[Tensor | None] = [None] * len(self.networks)
+        if noise is not None:
+            parts = noise.split(self.noise_sizes)
+        outputs = []
+        for network, part in zip(self.networks, parts):
+            assert isinstance(network, Network)
+            with network.using(_propagation(network, self.mode), noise=part):
+                outputs.append(network(x))
+        return self._classes(outputs) if self.noise is None else self._real(outputs, self.noise)
+
+    def _classes(self, outputs: list[Tensor]) -> tuple[Tensor, ...]:
+        logits, logits_var = _moments(outputs)
+        if logits_var is None:
+            log = torch.log_softmax(logits, 2)
+            probs, var, aleatoric = log.exp(), None, -(log.exp() * log).sum(2)
+        else:
+            reads = [read_out(mean, v, how=self.readout) for mean, v in zip(logits, logits_var)]
+            probs, var = torch.stack([r.probs for r in reads]), torch.stack([r.var for r in reads])
+            aleatoric = torch.stack([_entropy(r.probs) - r.information for r in reads])
+        return (*_over_networks(probs, var, logits, logits_var), aleatoric.mean(0))
+
+    def _real(self, outputs: list[Tensor], likelihood: GaussianNoise) -> tuple[Tensor, ...]:
+        output, var = _moments(outputs)
+        mean, noise = likelihood.moments(output)
+        var = None if var is None else var[..., : mean.shape[-1]]  # what follows may be predicted noise
+        return (*_over_networks(mean, var), noise.square().mean(0))
+
+
+def _moments(outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The networks' outputs along a new first axis, and their variances where they have one."""
+    if isinstance(outputs[0], Gaussian):
+        gaussians = [output for output in outputs if isinstance(output, Gaussian)]
+        return torch.stack([g.loc for g in gaussians]), torch.stack([g.variance for g in gaussians])
+    return torch.stack(outputs), None
+
+
+def _over_networks(*moments: Tensor | None) -> tuple[Tensor, ...]:
+    """Means, then variances: those of the networks' means and the mean of their own, from (mean, var) pairs."""
+    means, variances = [], []
+    for values, var in zip(moments[::2], moments[1::2]):
+        assert values is not None
+        mean = values.mean(0)
+        spread = (values - mean).square().mean(0)
+        means.append(mean)
+        variances.append(spread if var is None else spread + var.mean(0))
+    return (*means, *variances)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(1)
+
+
+def _propagation(network: Network, mode: Mode) -> str:
+    """The mode; a network that was trained with exact moments of its activations keeps these."""
+    return MOMENTS_EXACT.name if mode == "moments" and network.propagation == MOMENTS_EXACT.name else mode
+
+
+# -- before ---------------------------------------------------------------------------------------------------------
+
+
+def _check(mode: str, samples: int, readout: str) -> None:
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX export needs {error.name}: pip install 'pocketbayes[onnx]'") from error
+    if mode == "linear":
+        raise UserError(
+            "mode='linear' cannot be exported: torch's exporter does not carry gradients of each example; use "
+            "'moments', or 'sample' where correlations between positions matter"
+        )
+    if mode not in get_args(Mode):
+        raise UnknownNameError("mode", mode, get_args(Mode))
+    if samples < 1:
+        raise UserError(f"samples must be at least 1, not {samples}")
+    if readout not in ("probit", "taylor"):
+        raise UnknownNameError("readout of a graph", readout, ("probit", "taylor"))
+
+
+def _ready(network: Network) -> Network:
+    """A copy in single precision on the CPU, in evaluation mode."""
+    return copy.deepcopy(network).cpu().float().eval()
+
+
+def _example(network: Network, example: Tensor | None) -> Tensor:
+    """Two inputs: a batch of one would be taken for a constant."""
+    if example is None:
+        if network.info is None:
+            raise UserError("the network does not know its data: pass some inputs (n, ...) as example=")
+        return torch.rand(2, *network.info.input_shape, generator=_generator())
+    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
+        raise UserError("example must be a tensor of inputs (n, ...)")
+    example = example.detach().cpu()[:1]
+    return torch.cat([example, example]).to(torch.float32 if example.is_floating_point() else example.dtype)
+
+
+def _generator() -> torch.Generator:
+    """Of numbers to trace with: torch's own generator stays where it is."""
+    return torch.Generator().manual_seed(0)
+
+
+# -- the graph --------------------------------------------------------------------------------------------------------
+
+
+def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> onnx_ir.Model:
+    """One pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
+    import onnxscript.optimizer
+
+    shapes = ({0: torch.export.Dim("batch")}, None)[: len(args)]
+    try:
+        with _rules_in_view():
+            traced = torch.export.export(passes, args, dynamic_shapes=shapes, strict=True)
+        _compare(traced.module()(*args), outputs)
+        program = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(_reason(error)) from error
+    assert program is not None
+    model: onnx_ir.Model = program.model
+    onnxscript.optimizer.optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
+    return model
+
+
+@contextmanager
+def _rules_in_view() -> Iterator[None]:
+    """Functions that torch's tracer does not hand to a Gaussian, as ours while it traces: it follows these."""
+    kept = {name: getattr(F, name) for name in PASSED_OVER}
+
+    def seen(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(x, Gaussian):
+                return Gaussian.__torch_function__(function, (Gaussian,), (x, *args), kwargs)
+            return function(x, *args, **kwargs)
+
+        return call
+
+    try:
+        for name, function in kept.items():
+            setattr(F, name, seen(function))
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(F, name, function)
+
+
+def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+    """Raises if tracing lost something: a graph that silently forgets variances is worse than none."""
+    for found, expected in zip(traced, outputs):
+        scale = float(expected.abs().max())
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
+            raise UserError(
+                "the traced graph does not give the network's own answers: torch's tracer passes over the rule of an "
+                "operation; use mode='sample'"
+            )
+
+
+def _reason(error: BaseException) -> str:
+    """One line for what the exporter says in a hundred."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None:
+        chain.append(link)
+        link = link.__cause__
+    text = "\n".join(str(each) for each in chain)
+    if missing := re.search(r"op='([\w.]+)'", text):
+        return (
+            f"the model's {missing[1]} cannot be exported to ONNX: replace the operation in the model, or try another "
+            "mode"
+        )
+    if "Constraints violated" in text or "ConstraintViolation" in type(error).__name__:
+        return "the model fixes its batch size: write it so that it takes any (x.shape[0] in place of a number)"
+    if UNTRACEABLE in text:
+        return f"nn.MultiheadAttention: {UNTRACEABLE} (F.scaled_dot_product_attention's it can): use mode='sample'"
+    first = next((line.strip() for line in str(chain[-1]).splitlines() if line.strip()), type(error).__name__)
+    return f"the model cannot be traced for ONNX: {first}"
+
+
+def _assemble(
+    model: onnx_ir.Model, passes: _Pass, shapes: list[torch.Size], noise_size: int, samples: int, seed: int
+) -> None:
+    """Passes in a loop where they draw, and what their outputs say."""
+    from pocketbayes.ship import onnx_graph
+
+    graph = model.graph
+    if noise_size:
+        share = len(passes.networks)
+        statistics = onnx_graph.loop(graph, passes.varying, shapes, noise_size, share)
+    else:
+        statistics = onnx_graph.once(graph, passes.varying)
+    summarise = onnx_graph.summarise_classes if passes.noise is None else onnx_graph.summarise_real
+    summarise(graph, statistics, shapes[0])
+    onnx_graph.shrink_integers(graph)
+    onnx_graph.tidy(model)
+    if noise_size:
+        onnx_graph.set_default(graph, "samples", samples)
+        onnx_graph.set_default(graph, "seed", seed)
+
+
+def _serialise(model: onnx_ir.Model) -> bytes:
+    import onnx_ir
+
+    model.producer_name, model.producer_version = "pocketbayes", version("pocketbayes")
+    try:
+        data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+    except ValueError as error:
+        raise UserError(f"the graph is too large for one ONNX file (2 GB): {error}") from error
+    return data
+
+
+def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -> dict[str, Any]:
+    """What a program needs beside the graph: how inputs were normalised, what the classes are called."""
+    first = networks[0]
+    spec = models.spec_of(first.model)
+    draws = mode == "sample" and any(network.posterior.noise_size for network in networks)
+    return {
+        "mode": mode,
+        **({"samples": samples, "seed": seed} if draws else {}),
+        "networks": len(networks),
+        "model": type(first.model).__name__ if spec is None else spec.name,
+        "storage": first.posterior.name,
+        "weights": first.layout.size,
+        "data": None if first.info is None else asdict(first.info),
+    }
+
+
+@contextmanager
+def _step_by_step() -> Iterator[None]:
+    """Transformer layers as the operations they are made of: ONNX does not know torch's fused one."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on its own inner workings."""
+    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            # The weights of a pass are placed in the model and taken out again.
+            warnings.filterwarnings("ignore", "While compiling, we found certain side effects", UserWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -1,8 +1,0 @@
-"""Studies: tables of many methods side by side, each a YAML file here, trained and measured by `reproduce`."""
-
-from __future__ import annotations
-
-from pocketbayes.studies.run import reproduce
-from pocketbayes.studies.study import Row, Study, names, read
-
-__all__ = ["Row", "Study", "names", "read", "reproduce"]

@@ -1,0 +1,126 @@
+"""Everything that an interrupted run needs to go on bit for bit."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.files import container
+from pocketbayes.training.settings import Plateau
+
+KIND = "checkpoint"
+FILE = "checkpoint.safetensors"
+
+
+@dataclass
+class Progress:
+    """How far a run has come.
+
+    Attributes:
+        stage: The number of the stage.
+        begun: Whether the stage's `begin` is done.
+        epoch: Epochs of the stage that are over.
+        step: Steps of the current epoch that are over.
+        sums: The current epoch's sums of loss, NLL and KL over its steps.
+        lines: Lines of the metrics file that are final.
+        plateau: The state of the plateau schedule.
+        best: The lowest validation NLL of the stage.
+    """
+
+    stage: int = 0
+    begun: bool = False
+    epoch: int = 0
+    step: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    lines: int = 0
+    plateau: Plateau = field(default_factory=Plateau)
+    best: float = float("inf")
+
+
+def files(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the newest first."""
+    ages = {path: path.stem.partition("-")[2] for path in folder.glob("checkpoint-*.safetensors")}
+    older = sorted((path for path in ages if ages[path].isdecimal()), key=lambda path: int(ages[path]))
+    return [path for path in (folder / FILE, *older) if path.is_file()]
+
+
+def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
+    """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
+    before = files(folder)
+    with atomic.writing(folder / FILE):
+        for path in before[max(kept - 1, 0) :]:
+            if path.name != FILE:  # the newest is replaced in one step below
+                path.unlink()
+        for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
+            path.replace(folder / f"checkpoint-{age}.safetensors")
+    container.write(folder / FILE, {"progress": asdict(progress), **tree}, KIND)
+
+
+def read(
+    folder: Path, check: Callable[[Progress, dict[str, Any]], object] | None = None, *, remove: bool = False
+) -> tuple[Progress, dict[str, Any]] | None:
+    """The newest checkpoint of a folder that is not damaged, or None if there is none yet.
+
+    Args:
+        folder: Of the run.
+        check: Told what a checkpoint holds; one that it fails with counts as damaged.
+        remove: Removes damaged ones newer than the one that is read, which they would push out at the next `write`.
+
+    Raises:
+        UserError: If all are damaged, with the file and the reason of the last.
+    """
+    found = files(folder)
+    for number, path in enumerate(found, 1):
+        try:
+            with refusing(path, "a readable checkpoint"):
+                progress, tree = _read(path)
+                if check is not None:
+                    check(progress, tree)
+            for damaged in found[: number - 1] if remove else ():
+                damaged.unlink(missing_ok=True)
+            return progress, tree
+        except UserError as error:  # noqa: PERF203 (a file each)
+            if number == len(found):
+                raise
+            warnings.warn(f"{error}: going on from the checkpoint before it", stacklevel=2)
+    return None
+
+
+def _read(path: Path) -> tuple[Progress, dict[str, Any]]:
+    tree = container.read(path, KIND)
+    if lacking := {"net", "optimizer", "random", "best"} - tree.keys():
+        raise ValueError(f"it has no {min(lacking)!r}")
+    plain = tree.pop("progress")
+    return Progress(**{**plain, "plateau": Plateau(**plain["plateau"])}), tree
+
+
+def random_state() -> dict[str, Any]:
+    """The generators of torch, numpy and Python."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (the global generator is what user code may use)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
+        "python": [version, list(internal), gauss],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Sets what `random_state` read."""
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,177 @@
+"""What stops a run in time, or warns of it: a signal, a number that is none, ranks that disagree, an odd model."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.process_group import LostProcessError
+from pocketbayes.likelihoods import Categorical
+from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.layout import placed
+from pocketbayes.training.checkpoint import Progress
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ROLLBACKS = 5
+SLOWER = 0.5
+
+
+class TrainingError(UserError):
+    """Training cannot go on: a number is none, or ranks disagree."""
+
+
+class NotFiniteError(TrainingError):
+    """Loss, gradient or weights are no numbers any more."""
+
+
+class Signals:
+    """Takes note of Ctrl-C and SIGTERM, so that a run can finish its step and save; a second one stops it at once.
+
+    Attributes:
+        asked: The name of the signal that came, if one did.
+        patient: Takes no notice of a second one: launchers of several processes pass on what reached these anyway.
+    """
+
+    def __init__(self) -> None:
+        self.asked: str | None = None
+        self.patient = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Signals:
+        """Listens, where Python allows it: in the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves things as they were; but where a process is gone its launcher's SIGTERM must not cut the message."""
+        if isinstance(error, LostProcessError):
+            return
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is not None and not self.patient:
+            raise KeyboardInterrupt
+        self.asked = signal.Signals(number).name
+
+
+def not_finite(network: Network, *, gradients: bool = False) -> str | None:
+    """The first layer that holds a value, or a gradient, that is not finite; None if there is none."""
+    for name, parameter in network.named_parameters():
+        values = parameter.grad if gradients else parameter.detach()
+        if values is None or bool(values.isfinite().all()):
+            continue
+        if values.shape == (network.layout.size,):  # one number a weight: say which weight
+            first = int((~values.isfinite()).nonzero()[0])
+            return next(slot.name for slot in network.layout.slots if slot.start <= first < slot.stop)
+        return name.removeprefix("model.")
+    return None
+
+
+def gradient_is_finite(network: Network) -> bool:
+    """Whether the norm of all gradients is a number; one look at the device."""
+    gradients = [p.grad for p in network.parameters() if p.grad is not None]
+    return not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+
+
+def fingerprint(net: nn.Module) -> str:
+    """A hash of all parameters and buffers: equal on ranks that agree."""
+    found = hashlib.sha256()
+    for name, value in sorted(net.state_dict().items()):
+        found.update(name.encode())
+        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def not_finite_member(net: Net) -> str | None:
+    """The first layer of any member that holds a number that is none."""
+    return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
+
+
+class Snapshot:
+    """A state that was good, to go back to with half the rate.
+
+    Attributes:
+        used: How often it was gone back to, in all.
+    """
+
+    def __init__(self, network: Network, optimizer: Any, at: Progress, used: int = 0) -> None:
+        self.weights = copy.deepcopy(network.state_dict())
+        self.moments = copy.deepcopy(optimizer.state_dict())
+        self.at = copy.deepcopy(at)
+        self.used = used
+
+    def restore(self, network: Network, optimizer: Any) -> Progress:
+        """Puts the state back and returns where it stood, at a lower rate each time."""
+        self.used += 1
+        network.load_state_dict(self.weights)
+        optimizer.load_state_dict(copy.deepcopy(self.moments))
+        self.at.plateau.factor *= SLOWER
+        return copy.deepcopy(self.at)
+
+
+def warn_of_odd_model(network: Network, x: Tensor) -> None:
+    """Says so where a model cannot be trained as it is meant to be.
+
+    Looked for, with two inputs and the posterior's mean: weights that the output depends on but has no gradient of,
+    which the prior alone would pull at; and probabilities where logits are expected.
+    """
+    model, layout = network.model, network.posterior.layout
+    means = network.posterior.weight_means().detach()
+    x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
+    with _as_if_never_run(model):
+        weights = [view.clone().requires_grad_() for view in layout.views(means)]
+        with torch.enable_grad(), placed(model, layout.by_site(weights)):
+            output = model(x)
+        if not isinstance(output, Tensor):
+            return
+        reached: Sequence[Tensor | None] = [None] * len(weights)
+        if output.requires_grad:
+            reached = torch.autograd.grad(output.sum(), weights, allow_unused=True)
+        cut = [slot for slot, gradient in zip(layout.slots, reached) if gradient is None]
+        if cut:
+            moved = [weight + (gradient is None) for weight, gradient in zip(weights, reached)]
+            with torch.no_grad(), placed(model, layout.by_site(moved)):
+                depends = not torch.equal(model(x), output)
+    if cut and depends:
+        others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
+        warnings.warn(
+            f"the output depends on {cut[0].name!r}{others} but has no gradient there (no_grad, detach or rounding in "
+            "the model?): the data cannot train them, the prior alone pulls at them; freeze them with "
+            "requires_grad_(False), or leave them out with select=",
+            stacklevel=2,
+        )
+    if isinstance(network.likelihood, Categorical) and output.ndim > 1 and bool((output >= 0).all()):
+        totals = output.sum(1)
+        if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
+            warnings.warn(
+                "the model's outputs look like probabilities: the likelihood wants logits, so leave out its softmax",
+                stacklevel=2,
+            )
+
+
+@contextmanager
+def _as_if_never_run(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode within the block; modes and random generators are as before after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.random.fork_rng():
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode

@@ -1,0 +1,156 @@
+"""`fit` trains a model by a method; `bayesianize` only makes it Bayesian."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pocketbayes import methods, models
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.progress import Show, display
+from pocketbayes.data.batches import Source, as_source
+from pocketbayes.data.memory import Arrays
+from pocketbayes.likelihoods import Likelihood
+from pocketbayes.methods import Method
+from pocketbayes.network import Net, members
+from pocketbayes.training.checks import Signals, TrainingError
+from pocketbayes.training.run import FitRun
+from pocketbayes.training.settings import Training
+
+FAR = 30.0
+"""A mean magnitude that no standardised feature has, and of which layers' usual starts make too much."""
+
+
+def fit(
+    method: Method | str,
+    model: nn.Module,
+    train: Any,
+    *,
+    val: Any = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    resume: bool = False,
+    likelihood: Likelihood | None = None,
+    training: Training | None = None,
+    progress: Show = None,
+    **settings: Any,
+) -> Net:
+    """Trains a model by a method: all its stages, one loop.
+
+    Args:
+        method: A method, or its registry name.
+        model: Any module, copied and left as it is; or a Network to go on from.
+        train: A data set, a DataLoader or a pair (x, y).
+        val: Validation data, of the same kinds.
+        epochs: Epochs of the method's main stage.
+        seed: Of initial noise, data order and every draw.
+        out: A folder for checkpoints, metrics and the trained network (`model.pocket`); an older run in it is replaced.
+        resume: Goes on from the folder's checkpoint instead, if there is one, bit for bit.
+        likelihood: The noise model; None for categorical or Gaussian with learned noise, as the targets are.
+        training: Settings of the loop.
+        progress: Shows a bar and a line an epoch; None for yes on a terminal, "bar" for the bar alone.
+        **settings: Single settings of `Training`, such as `lr=1e-3`.
+
+    Returns:
+        The trained network, or a mixture of networks, in evaluation mode.
+    """
+    method = _method(method, model)
+    if epochs is not None:
+        settings["epochs"] = epochs
+    for name in settings.keys() - {field.name for field in fields(Training)}:
+        if hasattr(method, name):
+            raise UserError(f"{name} is a setting of the method: give {type(method).__name__}({name}=...) to fit")
+    base = (training or Training()).but(settings)
+    chosen = set(settings) | (set(vars(base)) if training else set())
+    _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
+    _check_likelihood(likelihood)
+    source = as_source(train)
+    _warn_of_scale(source)
+    with display(progress) as bar, Signals() as signals:
+        run = FitRun(
+            method=method,
+            model=model,
+            train=source,
+            val=None if val is None else as_source(val),
+            seed=seed,
+            folder=None if out is None else Path(out),
+            base=base,
+            chosen=frozenset(chosen),
+            bar=bar,
+            signals=signals,
+            given_likelihood=likelihood,
+        )
+        again = "resume the run from its last checkpoint" if out else "start the run again"
+        with run.team.guarded(again):
+            return run.all_stages(resume)
+
+
+def _refuse_what_does_nothing(
+    base: Training, settings: Mapping[str, Any], *, with_val: bool, with_out: bool, resume: bool
+) -> None:
+    """Raises: UserError: If something was asked for that needs something else, which is not there."""
+    if resume and not with_out:
+        raise UserError("resume=True needs out=, the folder of the interrupted run")
+    if base.tensorboard and not with_out:
+        raise UserError("tensorboard=True needs out=, the folder that its files go to")
+    if settings.get("milestones") and base.schedule != "milestones":
+        raise UserError("milestones= needs schedule='milestones'")
+    if settings.get("keep_best") and not with_val:
+        raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
+
+
+def _check_likelihood(likelihood: Any) -> None:
+    if likelihood is not None and not isinstance(likelihood, Likelihood):
+        what = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
+        raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
+
+
+def _warn_of_scale(source: Source) -> None:
+    """Says so where a table's features, or the targets of a regression, are in units that train badly."""
+    if not isinstance(source, Arrays):
+        return
+    columns = {"features": source.x if source.x.ndim == 2 else None, "targets": source.y}
+    for what, values in columns.items():
+        if values is None or not values.is_floating_point():
+            continue
+        largest = float(values.abs().mean(0).max())
+        if largest > FAR:
+            warnings.warn(
+                f"{what} as large as {largest:.3g} train badly: subtract their means and divide by their stds first, "
+                "as data.standardise=true does for .npz files",
+                stacklevel=3,
+            )
+
+
+def _method(method: Any, model: Any, **settings: Any) -> Method:
+    """The method, where both arguments are what they should be."""
+    for value, what, example in ((method, "method", "pb.MeanFieldVI()"), (model, "model", "MyModel()")):
+        if isinstance(value, type):
+            raise UserError(f"the {what} is the class {value.__name__}: give an instance, such as {example}")
+    if isinstance(model, str) and model in models.names():
+        raise UserError(f"the model is the name {model!r}: pb.models.build({model!r}, ...) makes it")
+    if isinstance(method, nn.Module) or isinstance(model, (Method, str)):
+        raise UserError("method and model seem to be swapped: fit(method, model, data), bayesianize(model, method)")
+    if settings and isinstance(method, Method):
+        raise UserError(f"{', '.join(settings)}: the method is made already; give it to {type(method).__name__}(...)")
+    if not isinstance(method, (Method, str)) or not isinstance(model, nn.Module):
+        raise UserError(f"a method and a torch module are needed, not {type(method).__name__}, {type(model).__name__}")
+    return methods.make(method, **settings) if isinstance(method, str) else method
+
+
+def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any) -> Net:
+    """Makes a model Bayesian by a method, untrained; the model itself stays as it is."""
+    method = _method(method, model, **settings)
+    net = method.init(model).eval()
+    for network in members(net):
+        network.method = method.name
+    return net
+
+
+__all__ = ["TrainingError", "bayesianize", "fit"]

@@ -1,0 +1,213 @@
+"""The epochs and steps of one stage of training."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.process_group import JointBatchNorm
+from pocketbayes.data.batches import batches, share, steps_per_epoch
+from pocketbayes.files import network_file as artifact
+from pocketbayes.inference.evaluation import evaluate, loss_of
+from pocketbayes.likelihoods import Likelihood
+from pocketbayes.methods import Method
+from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
+from pocketbayes.propagation.linear.taps import arranged
+from pocketbayes.training.checks import NotFiniteError, gradient_is_finite, not_finite, warn_of_odd_model
+from pocketbayes.training.settings import Training
+
+if TYPE_CHECKING:
+    from pocketbayes.training.run import FitRun
+
+SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
+"""What the line of an epoch shows of its row in the metrics file."""
+
+
+MISFIT = re.compile(
+    r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size|input to conv"
+)
+"""What torch says where a layer gets another shape or type than it is made for."""
+LONELY = "Expected more than 1 value per channel"
+"""What torch says where batch norm gets one example, and one value a channel of it."""
+
+
+@dataclass
+class Loop:
+    """The epochs and steps of one stage."""
+
+    run: FitRun
+    method: Method
+    net: Net
+    network: Network
+    wrapped: Any
+    optimizer: Any
+    training: Training
+
+    def epoch(self) -> None:
+        """From the step where the run stands to the end of the epoch."""
+        run, at = self.run, self.run.at
+        steps = steps_per_epoch(run.train, self.training.batch_size)
+        run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
+        run.bar.advance(at.step)
+        self.net.train()
+        if self.training.freeze_batch_norm:
+            batch_norms_to_eval(self.network)
+        for x, y in batches(
+            run.train,
+            self.training.batch_size,
+            shuffle_seed=hash((run.seed, at.stage, at.epoch)) & 0x7FFFFFFF,
+            start=at.step,
+            rank=run.team.rank,
+            world=run.team.size,
+            workers=self.training.workers,
+        ):
+            x = arranged(x.to(run.fabric.device), self.training.channels_last and x.ndim == 4)
+            figures = self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
+            at.step += 1
+            if (at.stage, at.epoch, at.step) == (0, 0, 1) and run.team.rank == 0:
+                warn_of_odd_model(self.network, x)
+            at.sums = {name: at.sums.get(name, 0.0) + value for name, value in figures.items()}
+            run.bar.advance(1, **figures)
+            every = self.training.checkpoint_steps
+            if every and at.step % every == 0 and at.step < steps:
+                run.save_checkpoint(self.net, self.optimizer)
+            if at.step < steps:
+                run.stop_if_asked(self.net, self.optimizer)
+        self._close_epoch(at.step)
+
+    def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
+        """One optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
+        run, method = self.run, self.method
+        progress = index / steps
+        self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
+        beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
+        self.optimizer.zero_grad()
+        parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
+        total = steps * self.training.epochs
+        part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
+        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
+        nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
+        kl = self.network.kl()
+        if replaced is None and beta and kl.requires_grad:
+            run.fabric.backward(kl * (beta / run.examples))
+        figures = {"nll": nll, "kl": float(kl.detach())}
+        figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
+        if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
+            self._complain(nll, figures["kl"])
+        if replaced is not None:
+            return figures
+        if self.training.clip_norm is not None:
+            run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
+        self.optimizer.step()
+        method.after_step(self.network, self.optimizer.optimizer, index, total)
+        return figures
+
+    def _complain(self, nll: float, kl: float) -> None:
+        """Raises: NotFiniteError: With the step, the layer and the likely cause."""
+        run, at = self.run, self.run.at
+        weights, gradient = not_finite(self.network), not_finite(self.network, gradients=True)
+        what = "the gradient" if math.isfinite(nll + kl) else "the loss"
+        layer = f", first in layer {weights or gradient!r}" if weights or gradient else ""
+        cause = (
+            "the weights diverged before" if weights
+            else "an output or a target is not finite" if not math.isfinite(nll)
+            else "a std or the prior is out of range" if not math.isfinite(kl)
+            else "the step before was too large"
+        )  # fmt: skip
+        raise NotFiniteError(
+            f"{what} is not finite at stage {run.stage.name!r}, epoch {at.epoch + 1}, step {at.step + 1}{layer}: NLL "
+            f"{nll:.4g}, KL {kl:.4g}; likely {cause}; lower lr ({self.training.lr} now), set clip_norm, check the data"
+        )
+
+    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> float:
+        """Adds the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
+
+        The weight is that of this process's part of the batch beside those of the others.
+        """
+        joint = JointBatchNorm(self.run.team, counted=weight > 0)
+        run, samples = self.run, self.method.train_samples if self.network.is_random else 1
+        size = sum(len(inputs) for inputs, _ in parts)
+        total = 0.0
+        noise: Tensor | None = None
+        for part, (inputs, targets) in enumerate(parts):
+            for sample in range(samples):
+                if self.method.antithetic and samples > 1:
+                    noise = -noise if sample % 2 and noise is not None else self._draw_noise()
+                last = part == len(parts) - 1 and sample == samples - 1
+                with (
+                    frozen_batch_norm(self.network, sample > 0),
+                    self.network.using(noise=noise),
+                    run.fabric.no_backward_sync(self.wrapped, enabled=not last),
+                ):
+                    with joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext():
+                        output = self._output(inputs)
+                    nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
+                    run.fabric.backward(nll)
+                total += float(nll.detach())
+        return total
+
+    def _output(self, inputs: Tensor) -> Any:
+        try:
+            return self.wrapped(inputs)
+        except ValueError as error:
+            if LONELY not in str(error):
+                raise
+            raise UserError(
+                f"batch norm cannot learn from the {len(inputs)} example that is left over for a batch: "
+                "choose another batch_size, or training with freeze_batch_norm=True"
+            ) from error
+        except RuntimeError as error:
+            if MISFIT.search(str(error)) is None:
+                raise
+            raise UserError(
+                f"the model does not take inputs {tuple(inputs.shape)} of type {inputs.dtype}: {error}; its layers "
+                "and the shape and type of the data (x.float()) must agree"
+            ) from error
+
+    def _nll(self, output: Tensor, target: Tensor) -> Tensor:
+        likelihood = self.network.likelihood
+        assert isinstance(likelihood, Likelihood)
+        try:
+            return likelihood.nll(output, target)
+        except IndexError as error:
+            raise UserError(f"labels do not fit the model's {output.shape[1]} outputs: {error}") from None
+
+    def _draw_noise(self) -> Tensor:
+        return torch.randn(self.network.posterior.noise_size, device=self.run.fabric.device)
+
+    def _set_rate(self, epoch: float) -> None:
+        factor = self.training.rate_factor(epoch) * self.run.at.plateau.factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+
+    def _close_epoch(self, steps: int) -> None:
+        run, at = self.run, self.run.at
+        run.team.average_batch_norm(self.network)
+        noted = self.method.after_epoch(self.network, run.stage.name, at.epoch)
+        row: dict[str, Any] = {"stage": run.stage.name, "epoch": at.epoch + 1}
+        row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
+        row["lr"] = self.optimizer.param_groups[0]["lr"]
+        row |= noted or {}
+        if run.val is not None:
+            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
+            row |= {f"val_{name}": value for name, value in measures.items()}
+        loss = row["loss"] if run.val is None else loss_of(measures)
+        if self.training.keep_best and run.val is not None and loss < at.best:
+            at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
+        at.plateau.after_epoch(loss, self.training)
+        at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
+        run.record(row)
+        run.check_ranks_agree(self.net)
+        run.bar.line("  ".join(f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
+        if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:
+            run.save_checkpoint(self.net, self.optimizer)
+        run.stop_if_asked(self.net, self.optimizer)

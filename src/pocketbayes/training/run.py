@@ -1,0 +1,345 @@
+"""One call of `fit`: the stages of a method, on Lightning Fabric, and the checkpoints between them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.process_group import Team
+from pocketbayes.base.progress import Display
+from pocketbayes.data.batches import batches, info_of, seed_generators, size_of
+from pocketbayes.files import network_file as artifact
+from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
+from pocketbayes.methods import Method, Stage
+from pocketbayes.network import Net, Network, members
+from pocketbayes.training import checkpoint
+from pocketbayes.training.checkpoint import Progress
+from pocketbayes.training.checks import (
+    ROLLBACKS,
+    NotFiniteError,
+    Signals,
+    Snapshot,
+    TrainingError,
+    fingerprint,
+    not_finite_member,
+)
+from pocketbayes.training.loop import Loop
+from pocketbayes.training.resume import check_optimizer, check_progress, check_random, part
+from pocketbayes.training.settings import Training, begun_otherwise
+
+METRICS_FILE = "metrics.jsonl"
+
+
+@dataclass
+class FitRun:
+    """One call of `fit`."""
+
+    method: Method
+    model: nn.Module
+    train: TorchDataset | DataLoader
+    val: TorchDataset | DataLoader | None
+    seed: int
+    folder: Path | None
+    base: Training
+    chosen: frozenset[str]
+    bar: Display
+    signals: Signals
+    given_likelihood: Likelihood | None
+    at: Progress = field(default_factory=Progress)
+    best: Mapping[str, Any] | None = None
+    asked: bool = False
+
+    def __post_init__(self) -> None:
+        from lightning_fabric import Fabric
+        from lightning_fabric.strategies.ddp import DDPStrategy
+
+        launched = int(os.environ.get("LOCAL_WORLD_SIZE", self.base.devices))
+        nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+        # Buffers are aligned once a stage: indices are too many to send at every step. torch 2.14 renamed the switch.
+        known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        switch = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {switch: False}
+        ddp = DDPStrategy(timeout=timedelta(seconds=self.base.timeout), **options)
+        try:
+            self.fabric = Fabric(
+                accelerator=self.base.accelerator,
+                devices=launched,
+                num_nodes=nodes,
+                strategy=ddp if launched * nodes > 1 else "auto",
+                precision=self.base.precision,  # type: ignore[arg-type]
+            )
+        except (ValueError, RuntimeError) as error:
+            asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
+            raise UserError(f"cannot train with {asked}: {error}") from error
+        self.fabric.launch()
+        self.fabric.barrier()  # who is refused below must not leave before the others have come
+        self.team = Team(self.fabric.global_rank, self.fabric.world_size)
+        self.signals.patient = self.team.size > 1
+        if self.base.batch_size < self.team.size:
+            raise UserError(f"batch_size={self.base.batch_size} is too small for {self.team.size} processes")
+        self.examples = size_of(self.train)
+        self.info = info_of(self.train)
+
+    # -- what stages may use ------------------------------------------------------------------------------------------
+
+    def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """One pass over the training data, in their own order or one that the seed and the turn decide."""
+        seed = (self.seed + 1_000_003 * turn) & 0x7FFFFFFF if shuffle else None
+        for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
+            yield x.to(self.fabric.device), y.to(self.fabric.device)
+
+    def note(self, **figures: Any) -> None:
+        """Records figures and shows them as a line."""
+        self.record({"stage": self.stage.name, **figures})
+        self.bar.line("  ".join([self.stage.name, *(f"{name}={value}" for name, value in figures.items())]))
+
+    # -- stages -------------------------------------------------------------------------------------------------------
+
+    def all_stages(self, resume: bool) -> Net:
+        """Trains all stages, from the start or from the checkpoint."""
+        stages = list(self.method.stages(self.model))
+        names = [stage.name for stage in stages]
+        for name in self.base.stages:
+            if name not in names:
+                raise UnknownNameError("stage", name, names)
+        found = None
+        if resume and self.folder:
+            found = checkpoint.read(self.folder, partial(self._check, stages), remove=self.fabric.is_global_zero)
+        seed_generators(self.seed)
+        if found is None:
+            net = self.method.start(self.model)
+            for network in members(net):
+                if self.given_likelihood is not None or network.likelihood is None:
+                    network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
+            self._seed_rank(self.seed)
+            tree = None
+        else:
+            self.at, tree = found
+            self._check_asked(tree.get("asked", {}))
+            net, self.best = self._rebuild(tree["net"]), tree["best"]
+        self._tidy()
+        for number in range(self.at.stage, len(stages)):
+            self.at.stage, self.stage = number, stages[number]
+            net = self._one_stage(net, stages[number], tree)
+            tree = None
+            self.at = Progress(stage=number + 1, lines=self.at.lines)
+            self.best = None
+        known = self.info or (self.model.info if isinstance(self.model, Network) else None)
+        for network in members(net):
+            network.info, network.method = known, self.method.name
+        self._check_finite(net)
+        if self.folder and self.fabric.is_global_zero:
+            artifact.save(net, self.folder / MODEL_FILE)
+        return net.eval()
+
+    def _rebuild(self, described: Mapping[str, Any]) -> Net:
+        """The network in a checkpoint."""
+        plain = self.model.to_module() if isinstance(self.model, Network) else self.model
+        return artifact.rebuild(described, plain)
+
+    def _check(self, stages: Sequence[Stage], at: Progress, tree: Mapping[str, Any]) -> None:
+        """Raises: ValueError: If the run cannot go on from a checkpoint, with the part that is at fault."""
+        with part("progress"):
+            check_progress(at, len(stages))
+        with part("net"):
+            net = self._rebuild(tree["net"])
+            if (bad := not_finite_member(net)) is not None:
+                raise ValueError(f"a weight of {bad!r} is not finite")
+        with part("best"):
+            if tree["best"] is not None:
+                self._rebuild(tree["best"])
+        with part("optimizer"):
+            stage = stages[at.stage]
+            check_optimizer(tree["optimizer"], self._training(stage).make_optimizer(stage.network(net)))
+        with part("random"):
+            check_random(tree["random"])
+
+    def _asked(self) -> dict[str, Any]:
+        """What a resumed run must share beside its training settings."""
+        method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))  # a function's address no process repeats
+        return {"method": method, "seed": self.seed, "training examples": self.examples}
+
+    def _check_asked(self, before: Mapping[str, Any]) -> None:
+        """Raises: UserError: If the run that is resumed is not the one that was begun."""
+        if before:
+            for name, value in self._asked().items():
+                if before.get(name, value) != value:
+                    raise begun_otherwise(self.folder, name, before[name], value)
+            self.base.check_resumes(before["training"], before["epochs"], self.folder)
+
+    def _training(self, stage: Stage) -> Training:
+        """The settings of a stage."""
+        settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
+        epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
+        own = self.base.stages.get(stage.name, {})
+        return self.base.but({**settings, **epochs, **own, **stage.fixed})
+
+    def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
+        training = self._training(stage)
+        net = net.to(self.fabric.device)
+        if not self.at.begun:
+            net = self._alike(stage.begin, net)
+            self.at.begun = True
+        network = stage.network(net)
+        self.team.align(network)
+        wrapped, optimizer = self.fabric.setup(network, training.make_optimizer(network))
+        if tree is not None:
+            optimizer.load_state_dict(tree["optimizer"])
+            self._restore_random(tree["random"])
+        loop = Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
+        good = Snapshot(network, optimizer, self.at) if training.on_nan == "rollback" else None
+        while self.at.epoch < training.epochs:
+            try:
+                loop.epoch()
+            except NotFiniteError as error:  # noqa: PERF203 (once an epoch)
+                if good is None or good.used == ROLLBACKS:
+                    raise
+                self.at = good.restore(network, optimizer)
+                self._tidy()
+                self.bar.line(f"{error}; back to epoch {self.at.epoch}, rate x {self.at.plateau.factor:g}")
+            else:
+                good = good and Snapshot(network, optimizer, self.at, good.used)
+        if training.keep_best and self.best is not None:
+            rebuilt = artifact.rebuild(self.best, network.to_module())
+            network.load_state_dict(rebuilt.state_dict())
+        return self._alike(stage.end, net)
+
+    def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
+        """The beginning or end of a stage: what it draws, all processes draw alike."""
+        if step is None or self.team.size == 1:
+            return net if step is None else step(net, self)
+        before = checkpoint.random_state()
+        seed_generators(hash((self.seed, self.at.stage, self.at.begun)) & 0x7FFFFFFF)
+        net = step(net, self)
+        checkpoint.set_random_state(before)
+        return net
+
+    def _seed_rank(self, seed: int) -> None:
+        """Seeds the noise of this process, which is not that of the others."""
+        if self.team.rank:
+            seed_generators(seed + 7919 * self.team.rank)
+
+    def _restore_random(self, states: Sequence[dict[str, Any]]) -> None:
+        """The generators as they were; where there are more or fewer processes now, the run goes on with new noise."""
+        if len(states) == self.team.size:
+            checkpoint.set_random_state(states[self.team.rank])
+            return
+        counts = f"the checkpoint is of {len(states)} processes, this run of {self.team.size}"
+        warnings.warn(f"{counts}: it goes on, but not bit for bit", stacklevel=2)
+        checkpoint.set_random_state(states[0])
+        self._seed_rank(hash((self.seed, self.at.stage, self.at.epoch, self.at.step)) & 0x7FFFFFFF)
+
+    # -- records ------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, net: Net, optimizer: Any) -> None:
+        """Writes where the run is, on rank 0, with every rank's random state."""
+        if self.folder is None:
+            return
+        self._check_finite(net)
+        self.team.average_batch_norm(net)
+        states = self.team.gather(checkpoint.random_state())
+        if self.fabric.is_global_zero:
+            tree = {
+                "net": artifact.describe(net),
+                "optimizer": optimizer.state_dict(),
+                "random": states,
+                "best": self.best,
+                "asked": {**self._asked(), "training": self.base.deciding(), "epochs": self.base.epochs},
+            }
+            checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
+        self.fabric.barrier()
+
+    def stop_if_asked(self, net: Net, optimizer: Any) -> None:
+        """Saves and stops if a signal came, to this process or to one that it trains with."""
+        if self.team.size == 1:
+            self.asked = self.signals.asked is not None
+        if self.asked:
+            self.save_checkpoint(net, optimizer)
+            raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
+
+    def together(self, nll: float) -> float:
+        """The mean NLL over processes; they learn of one another's signals on this occasion."""
+        if self.team.size == 1:
+            return nll
+        both = torch.tensor([nll, float(self.signals.asked is not None)], dtype=torch.float64)
+        mean, asked = (self.team.sum(both.to(self.fabric.device)) / self.team.size).tolist()
+        self.asked = asked > 0
+        return float(mean)
+
+    def check_ranks_agree(self, net: Net) -> None:
+        """Raises: TrainingError: If weights, masks or assignments differ between processes."""
+        if self.team.size == 1:
+            return
+        prints = self.team.gather(fingerprint(net))
+        strays = [rank for rank, own in enumerate(prints) if own != prints[0]]
+        if strays:
+            where = f"stage {self.stage.name!r}, epoch {self.at.epoch + 1}"
+            raise TrainingError(
+                f"rank {strays[0]} has other weights than rank 0 after {where}: resume from the checkpoint"
+            )
+
+    def _check_finite(self, net: Net) -> None:
+        """Raises: NotFiniteError: If the network must not be saved."""
+        bad = not_finite_member(net)
+        if bad is not None:
+            raise NotFiniteError(
+                f"a weight of {bad!r} is not finite after stage {self.stage.name!r}, epoch {self.at.epoch}: "
+                f"lower lr ({self.base.lr} now) or set clip_norm; nothing was saved"
+            )
+
+    def record(self, row: dict[str, Any]) -> None:
+        """Writes a line of metrics."""
+        if self.folder and self.fabric.is_global_zero:
+            path = self.folder / METRICS_FILE
+            with atomic.writing(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            if self.base.tensorboard:
+                self._tensorboard(row)
+        self.at.lines += 1
+
+    def _tensorboard(self, row: dict[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(self.folder)) as writer:
+            for name, value in row.items():
+                if isinstance(value, float):
+                    writer.add_scalar(f"{row['stage']}/{name}", value, row.get("epoch", 0))
+
+    def _tidy(self) -> None:
+        """Removes what a killed run left half written, and lines that were written after the checkpoint."""
+        if self.folder is None or not self.fabric.is_global_zero:
+            return
+        path = self.folder / METRICS_FILE
+        for written in (path, self.folder / checkpoint.FILE, self.folder / MODEL_FILE):
+            atomic.remove_leftovers(written)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if len(lines) > self.at.lines:  # in one step: a run may be killed here too
+            atomic.write_atomically(path, lambda file: file.write(b"".join(lines[: self.at.lines])))
+
+    def _default_likelihood(self) -> Likelihood:
+        if self.info is not None:
+            if self.info.task == "regression":
+                return GaussianNoise("learned")
+            return Categorical(ignore_index=self.info.ignore_index)
+        _, y = next(batches(self.train, 1))
+        return GaussianNoise("learned") if y.is_floating_point() else Categorical()
