@@ -81,3 +81,19 @@ def tiny_data(n: int = 48) -> tuple[Tensor, Tensor]:
     x = 0.3 * torch.randn(n, 1, 6, 6, generator=generator)
     x[torch.arange(n), 0, 2 * y] += 1.0
     return x, y
+
+
+class Smooth(nn.Module):
+    """Without batch norm, so that parts of a batch are independent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def smooth() -> nn.Module:
+    torch.manual_seed(4)
+    return Smooth()

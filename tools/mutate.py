@@ -28,9 +28,12 @@ SOURCE = ROOT / "src" / "pocketbayes"
 RESULT = ROOT / "benchmarks" / "results" / "mutation.json"
 TARGETS = {
     "plane": ("plane", ["tests/plane"]),
-    "scores": ("posteriors/removal.py", ["tests/test_sparse.py", "-k", "score or ratios or ranking or overlap"]),
-    "rules": ("rules/moments", ["tests/rules/test_moments.py"]),
-    "codec": ("codec", ["tests/test_codec.py"]),
+    "scores": (
+        "posteriors/removal.py",
+        ["tests/posteriors/test_sparse.py", "-k", "score or ratios or ranking or overlap"],
+    ),
+    "moments": ("propagation/moments", ["tests/propagation/test_moments.py"]),
+    "codec": ("files/codec", ["tests/files/test_codec.py"]),
 }
 """What is changed, and pytest's arguments for the tests that should notice."""
 SWAPS: dict[type[ast.AST], str] = {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
-from cases import tiny_data, tiny_model
+from cases import smooth, tiny_data, tiny_model
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.memory import Arrays
 from pocketbayes.network import frozen_batch_norm
@@ -106,22 +106,6 @@ def test_one_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:
     )
     moved = start.posterior.mean.detach() - net.posterior.mean.detach()
     torch.testing.assert_close(moved, start.posterior.mean.grad, rtol=1e-3, atol=1e-5)
-
-
-class Smooth(nn.Module):
-    """Without batch norm, so that parts of a batch are independent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-def smooth() -> nn.Module:
-    torch.manual_seed(4)
-    return Smooth()
 
 
 def test_accumulation_does_not_change_the_step() -> None:

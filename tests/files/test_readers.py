@@ -25,7 +25,7 @@ from pocketbayes.data.matlab import matlab_arrays
 from pocketbayes.recipes.files import parse_yaml
 from pocketbayes.training import checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 fuzz = __import__("fuzz")
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 import ranks
-from cases import tiny_data, tiny_model
+from cases import smooth, tiny_data, tiny_model
 from pocketbayes.base.process_group import ALONE
 from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import layer_counts
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
-from test_train import smooth
 
 QUICK = {"batch_size": 16, "lr": 1e-2, "progress": False}
 BOTH = pytest.mark.parametrize("method", [pb.SSVI, pb.RigL])

@@ -16,7 +16,7 @@ import pytest
 
 import pocketbayes as pb
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pocketbayes.reporting.figures.memory import memory
 
 if not Path("/proc/self/statm").exists():
     pytest.skip("resident memory is read from /proc, which only Linux has", allow_module_level=True)
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 load = __import__("load")
 
 

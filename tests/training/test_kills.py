@@ -18,7 +18,7 @@ from pocketbayes.data.augment import CropFlip
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import Normalise
 
-HARNESS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
+HARNESS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 METHODS = ("2dgbnn", "ssvi", "swag")
 
 

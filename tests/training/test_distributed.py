@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 import ranks
-from cases import tiny_data, tiny_model
+from cases import smooth, tiny_data, tiny_model
 from pocketbayes.base.process_group import Team
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.batches import share as weight_of
@@ -26,7 +26,6 @@ from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
 from pocketbayes.training.checks import fingerprint
-from test_train import smooth
 
 QUIET: dict[str, Callable[[], pb.Method]] = {
     "map": pb.Deterministic,

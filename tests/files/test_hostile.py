@@ -17,7 +17,7 @@ import pocketbayes as pb
 from pocketbayes.base.errors import UserError
 from pocketbayes.files import packing, pocket
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 fuzz = __import__("fuzz")
 take_apart = __import__("fuzz_pocket").take_apart
 

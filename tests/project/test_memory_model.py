@@ -14,7 +14,7 @@ import pocketbayes as pb
 from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.posteriors import Shared
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import memory_model
 from memory_model import Block, Storage

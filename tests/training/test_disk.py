@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_guards import Told, fit
 from torch import nn
 
 import pocketbayes as pb
 from pocketbayes.training import checkpoint
-from test_guards import Told, fit
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_cli import call, call_json
 
 import pocketbayes as pb
 from cases import tiny_data
-from test_cli import call, call_json
 
 
 def sparse_run(folder: Path, method: pb.Method) -> pb.Network:
