@@ -1,0 +1,118 @@
+"""One small network per storage whose numbers are exact in binary: the same on every machine and in every release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pocketbayes as pb
+from pocketbayes import posteriors
+from pocketbayes.posteriors.layout import Layout
+
+WEIGHTS = 35
+CHANNELS = 8
+
+
+def values(count: int, step: int = 37) -> Tensor:
+    """Multiples of 1/64 in [-1/2, 1/2)."""
+    return ((torch.arange(count) * step) % 64 - 32) / 64
+
+
+def raw(count: int) -> Tensor:
+    """What softplus makes stds of: multiples of 1/8 in (-5, 0)."""
+    return -((torch.arange(count) * 11) % 32 + 4) / 8
+
+
+def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
+    """The tensors and the config of each storage."""
+    mean, rho = values(WEIGHTS), raw(WEIGHTS)
+    positions = torch.arange(1, WEIGHTS, 3)
+    few = len(positions)
+    entries = torch.arange(WEIGHTS) * 5 % 6
+    entries[[3, 17]] = torch.tensor([6, 7])
+    entries[[9, 30]] = torch.tensor([8, 9])
+    return {
+        "point": ({"mean": mean}, {}),
+        "mean-field": ({"mean": mean, "rho": rho}, {}),
+        "row-stds": ({"mean": mean, "rho": raw(CHANNELS)}, {}),
+        "partial": ({"mean": mean, "rho": raw(few), "index": positions}, {}),
+        "sparse": (
+            {
+                "mean": values(few),
+                "rho": raw(few),
+                "index": positions.to(torch.int32),
+                "swapped": torch.tensor(5),
+            },
+            {"kernel": "auto"},
+        ),
+        "shared": (
+            {
+                "centre_mean": values(6),
+                "raw_a": raw(6),
+                "centre_std": values(6).abs(),
+                "off_diagonal": values(6, 11) / 8,
+                "raw_c": raw(6),
+                "outlier_mean": torch.tensor([1.5, -1.25]),
+                "outlier_rho": torch.tensor([-2.0, -1.5]),
+                "index": entries.to(torch.int32),
+                "blend_index": torch.tensor([[0, 3], [2, 5]]),
+                "blend_alpha": torch.tensor([[0.25, 0.75], [0.5, 0.5]]),
+            },
+            {"draw": "shared-noise", "blend": "convex"},
+        ),
+        "dropped": ({"mean": mean}, {"rate": 0.25, "units": [[0, 0], [1, 5]]}),
+        "low-rank": (
+            {
+                "mean": mean,
+                "std": values(few).abs(),
+                "factor": values(2 * few, 13).view(few, 2) / 4,
+                "index": positions,
+            },
+            {},
+        ),
+        "kronecker": (
+            {"mean": mean, "std": values(15).abs() + 0.125, "rows": torch.eye(3).flatten(), "columns": torch.eye(5).flatten()},
+            {"slots": [1]},
+        ),
+        "trajectory": (
+            {
+                "mean": mean,
+                "count": torch.tensor(3),
+                "average": values(WEIGHTS, 11),
+                "squares": values(WEIGHTS).abs(),
+                "deviations": values(2 * WEIGHTS, 13).view(2, WEIGHTS),
+                "points": values(CHANNELS),
+            },
+            {},
+        ),
+        "quantized": (
+            {
+                "means": ((torch.arange(WEIGHTS) * 37) % 255 - 127).to(torch.int8),
+                "scale": torch.arange(1, CHANNELS + 1) / 256,
+                "stds": ((torch.arange(18) * 73) % 256).to(torch.uint8),
+                "low": torch.arange(1, CHANNELS + 1) / 64,
+                "step": torch.arange(1, CHANNELS + 1) / 1024,
+            },
+            {"sigma_bits": 4},
+        ),
+    }  # fmt: skip
+
+
+def network(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> pb.Network:
+    """A network of 4-5-3 units with this posterior."""
+    model = pb.models.build("mlp", in_features=4, hidden=[5], out_features=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(values(parameter.numel()).view_as(parameter))
+    posterior = posteriors.restore(name, Layout.of(model), tensors, config)
+    return pb.Network(model, posterior, likelihood=pb.Categorical()).eval()
+
+
+def networks() -> dict[str, pb.Network | pb.Mixture]:
+    """Every storage, and a mixture of two."""
+    each: dict[str, pb.Network | pb.Mixture] = {name: network(name, *parts) for name, parts in tables().items()}
+    pair = [network(name, *tables()[name]) for name in ("mean-field", "point")]
+    return {**each, "mixture": pb.Mixture(pair)}
