@@ -20,7 +20,7 @@ from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import Layout, placed
 from pocketbayes.posteriors.priors import Normal, Prior
-from pocketbayes.propagation import RULES
+from pocketbayes.propagation import LOCAL, RULES, rules_for
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments import NoRuleError
 from pocketbayes.propagation.plan import Plan, count_uses
@@ -109,7 +109,7 @@ class Network(nn.Module):
         weights = self.weights(args, kwargs)
         table = RULES.get(self.propagation)
         if self.input_var and table is not None and not table.draws:
-            args = (self.posterior.rules(self.propagation).noisy(args[0], self.input_var), *args[1:])
+            args = (table.noisy(args[0], self.input_var), *args[1:])
         with _no_checkpointing(), placed(self.model, weights):
             try:
                 return self.model(*args, **kwargs)
@@ -129,22 +129,21 @@ class Network(nn.Module):
 
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
         """The weights of one pass by site: values, or Gaussians where a rule will take them."""
-        if args or kwargs:
-            compact = self.posterior.compact_weights(
-                self.propagation, lambda: self.plan(*args, **(kwargs or {})), self._noise
-            )
-            if compact is not None:
-                return self.layout.by_site(compact)
-        if self.propagation == "mean":
-            return self.layout.by_site(self.layout.views(self.posterior.moments()[0]))
-        if self.propagation == "sample":
-            return self.layout.by_site(self.layout.views(self.posterior.sample(self._noise)))
-        mean, std = self.posterior.moments()
-        plan = self.plan(*args, **(kwargs or {}))
-        table = self.posterior.rules(self.propagation)
-        drawn = mean if all(plan) else self.posterior.sample()
-        views = zip(plan, self.layout.views(mean), self.layout.views(std), self.layout.views(drawn))
-        return self.layout.by_site([Gaussian(m, std=s, rules=table) if stays else d for stays, m, s, d in views])
+        posterior, kwargs = self.posterior, kwargs or {}
+        table = rules_for(posterior, self.propagation)
+        multiplies = table is None or table is LOCAL  # a sparse matrix goes through products of values alone
+        matrices = posterior.matrix_slots() if multiplies and (args or kwargs) else []
+        stays = self.plan(*args, **kwargs) if matrices or table is not None else ()
+        matrices = [number for number in matrices if stays[number]]
+        if self.propagation == "mean" or (table is not None and table.draws and not posterior.noise_size):
+            return self.layout.by_site(posterior.mean_slots(matrices))
+        if table is None:
+            return self.layout.by_site(posterior.sample_slots(self._noise, matrices))
+        weights: list[Tensor] = [*posterior.gaussian_slots(table, matrices)]
+        if not all(stays):
+            drawn = posterior.sample_slots()
+            weights = [gaussian if stay else value for stay, gaussian, value in zip(stays, weights, drawn)]
+        return self.layout.by_site(weights)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Which weights stay Gaussian under the current propagation: counted once per mode, on the first call."""
@@ -156,7 +155,7 @@ class Network(nn.Module):
         return self._plans[key]
 
     def _count(self, *args: Any, **kwargs: Any) -> Plan:
-        table = self.posterior.rules(self.propagation)
+        table = rules_for(self.posterior, self.propagation) or LOCAL
         with torch.no_grad():
             mean = self.posterior.moments()[0]
         return count_uses(self.model, self.layout, mean, table, args, kwargs)

@@ -28,8 +28,7 @@ class Head:
     def of(cls, network: Network, x: Tensor) -> Head | None:
         """The head under weight samples, or None: other layers are random too, or the model draws noise of its own."""
         posterior, layout = network.posterior, network.layout
-        compact = type(posterior).compact_weights is not Posterior.compact_weights
-        if network.propagation != "sample" or compact:
+        if network.propagation != "sample" or posterior.matrix_slots():
             return None
         slots = posterior.random_slots()
         if len({layout.slots[number].name.rpartition(".")[0] for number in slots}) != 1:

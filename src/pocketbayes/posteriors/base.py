@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.posteriors.gaussian import RuleTable
+from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -68,6 +68,8 @@ class Posterior(nn.Module, ABC):
     name: ClassVar[str]
     spreads: ClassVar[frozenset[str]] = frozenset({"rho"})
     """The tensors that set stds: a file may keep them in fewer bits than means."""
+    drops_units: ClassVar[bool] = False
+    """Whether a draw switches whole input units off, so that noise per example is dropout of the inputs."""
     layout: Layout
 
     def __init__(self, layout: Layout) -> None:
@@ -162,27 +164,23 @@ class Posterior(nn.Module, ABC):
         """The parameters that set the stds: they have a learning rate of their own and no weight decay."""
         return [p for name, p in self.named_parameters() if name == "rho"]
 
-    def rules(self, propagation: str) -> RuleTable:
-        """The rule table of a propagation; a storage whose noise is not Gaussian has its own."""
-        from pocketbayes.propagation import RULES
+    def matrix_slots(self) -> list[int]:
+        """Return the slots whose weights this storage can hand out as sparse matrices, which only F.linear accepts."""
+        return []
 
-        return RULES[propagation]
+    def mean_slots(self, matrices: Collection[int] = ()) -> list[Tensor]:
+        """Return the mean of every slot's weight; those of `matrices`, some of `matrix_slots`, as sparse matrices."""
+        return self.layout.views(self.moments()[0])
 
-    def compact_weights(
-        self, propagation: str, plan: Callable[[], Sequence[bool]], noise: Tensor | None
-    ) -> list[Tensor] | None:
-        """The weights of one pass in a form of the storage's own, in which products are cheaper.
+    def sample_slots(self, noise: Tensor | None = None, matrices: Collection[int] = ()) -> list[Tensor]:
+        """Return one draw of every slot's weight; those of `matrices` as sparse matrices."""
+        return self.layout.views(self.sample(noise))
 
-        Args:
-            propagation: How randomness goes through the network.
-            plan: Tells, for every slot, whether the model uses its weight exactly once, in an operation that the rule
-                table of `propagation` covers.
-            noise: For a draw; None for fresh noise.
-
-        Returns:
-            One tensor per slot, or None: dense tensors will do.
-        """
-        return None
+    def gaussian_slots(self, rules: RuleTable, matrices: Collection[int] = ()) -> list[Gaussian]:
+        """Return every slot's weight as Gaussians that carry `rules`; those of `matrices` hold sparse matrices."""
+        mean, std = self.moments()
+        views = zip(self.layout.views(mean), self.layout.views(std))
+        return [Gaussian(m, std=s, rules=rules) for m, s in views]
 
     @abstractmethod
     def stored(self) -> dict[str, int]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.posteriors.gaussian import RuleTable
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -32,6 +31,7 @@ class Dropped(Posterior):
     """
 
     name = "dropped"
+    drops_units = True
 
     def __init__(self, layout: Layout, mean: Tensor, rate: float, units: Sequence[Units]) -> None:
         """Takes the values, p, and per slot how its units lie (see `input_units`)."""
@@ -81,12 +81,6 @@ class Dropped(Posterior):
     def kl(self, prior: Prior) -> Tensor:
         """0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
         return self.mean.new_zeros(())
-
-    def rules(self, propagation: str) -> RuleTable:
-        """Dropout of inputs for the tables that draw noise per example."""
-        from pocketbayes.propagation.dropout import DROPOUT
-
-        return DROPOUT if propagation in ("local", "flipout") else super().rules(propagation)
 
     def stored(self) -> dict[str, int]:
         """n values and the rate."""

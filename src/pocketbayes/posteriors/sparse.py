@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -138,46 +138,36 @@ class Sparse(Posterior):
 
     # -- passes over the present values alone -------------------------------------------------------------------------
 
-    def rules(self, propagation: str) -> RuleTable:
-        """The usual tables; draws and means are counted, like local noise, by their use in linear operations."""
-        from pocketbayes.propagation import LOCAL
-
-        return LOCAL if propagation in ("mean", "sample") else super().rules(propagation)
-
-    def compact_weights(
-        self, propagation: str, plan: Callable[[], Sequence[bool]], noise: Tensor | None
-    ) -> list[Tensor] | None:
-        """Sparse matrices for the linear layers with CSR products, dense tensors for the rest."""
-        if propagation not in ("mean", "sample", "local") or not self._can_multiply_sparsely():
-            return None
-        fast = [self._is_fast(slot, span) for slot, span in zip(self.layout.slots, self.spans())]
-        if not any(fast):
-            return None
-        planned = plan()
-        std = self.present_std()
-        if propagation != "local" or std is None:
-            values = self.mean if propagation == "mean" else self._draw(noise)
-            return [self._part(values, number, fast[number] and planned[number]) for number in range(len(fast))]
-        drawn = None if all(planned) else self._draw(None)
-        table = self.rules("local")
-        weights: list[Tensor] = []
-        for number, (is_fast, stays) in enumerate(zip(fast, planned)):
-            if not stays:
-                assert drawn is not None
-                weights.append(self._part(drawn, number, False))
-            elif is_fast:
-                var = self._part(std * std, number, True)
-                weights.append(Gaussian(self._part(self.mean, number, True), var, rules=table))
-            else:
-                dense = self._part(std, number, False)
-                weights.append(Gaussian(self._part(self.mean, number, False), std=dense, rules=table))
-        return weights
-
-    def fast_slots(self) -> list[str]:
-        """The names of the weights with CSR products."""
+    def matrix_slots(self) -> list[int]:
+        """Return the slots with CSR products."""
         if not self._can_multiply_sparsely():
             return []
-        return [slot.name for slot, span in zip(self.layout.slots, self.spans()) if self._is_fast(slot, span)]
+        pairs = enumerate(zip(self.layout.slots, self.spans()))
+        return [number for number, (slot, span) in pairs if self._is_fast(slot, span)]
+
+    def mean_slots(self, matrices: Collection[int] = ()) -> list[Tensor]:
+        """Return the mean of every slot's weight, scattered or as a sparse matrix."""
+        return self._parts(self.mean, matrices)
+
+    def sample_slots(self, noise: Tensor | None = None, matrices: Collection[int] = ()) -> list[Tensor]:
+        """Return one draw of every slot's weight, scattered or as a sparse matrix."""
+        return self._parts(self._draw(noise), matrices)
+
+    def gaussian_slots(self, rules: RuleTable, matrices: Collection[int] = ()) -> list[Gaussian]:
+        """Return every slot's weight as Gaussians of scattered or of sparse moments."""
+        std = self.present_std()
+        std = torch.zeros_like(self.mean) if std is None else std
+        var = std * std if matrices else std
+        return [
+            Gaussian(self._part(self.mean, number, True), self._part(var, number, True), rules=rules)
+            if number in matrices
+            else Gaussian(self._part(self.mean, number, False), std=self._part(std, number, False), rules=rules)
+            for number in range(len(self.layout))
+        ]
+
+    def fast_slots(self) -> list[str]:
+        """Return the names of the weights with CSR products."""
+        return [self.layout.slots[number].name for number in self.matrix_slots()]
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -225,6 +215,11 @@ class Sparse(Posterior):
     def _draw(self, noise: Tensor | None) -> Tensor:
         std = self.present_std()
         return self.mean if std is None else torch.addcmul(self.mean, std, self._noise(noise, self.mean))
+
+    def _parts(self, values: Tensor, matrices: Collection[int]) -> list[Tensor]:
+        if not matrices:
+            return self.layout.views(self._scatter(values))
+        return [self._part(values, number, number in matrices) for number in range(len(self.layout))]
 
     def _part(self, values: Tensor, number: int, sparse: bool) -> Tensor:
         """A slot's weight, as a sparse matrix or scattered into a dense tensor."""
