@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -220,19 +221,29 @@ class Network(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Several networks that answer together, each with the same say: ensembles."""
+    """Networks that answer together: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
 
-    def __init__(self, networks: Sequence[Network]) -> None:
+    Attributes:
+        networks: The members.
+        weights: The share of each member in the answer, a sum of 1; None for equal shares.
+    """
+
+    def __init__(self, networks: Sequence[Network], weights: Sequence[float] | None = None) -> None:
         super().__init__()
         if not networks:
-            raise ValueError("a mixture needs at least one network")
+            raise UserError("a mixture needs at least one network")
         self.networks = nn.ModuleList(networks)
+        self.weights = None if weights is None else _checked_shares(weights, len(networks))
 
     def __iter__(self) -> Iterator[Network]:
         return iter(self.networks)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.networks)
+
+    def shares(self) -> list[float]:
+        """Return each member's weight times the number of members: exactly 1 where all are equal."""
+        return [1.0] * len(self) if self.weights is None else [len(self) * weight for weight in self.weights]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The outputs of one pass of each network, stacked along a new first axis."""
@@ -260,6 +271,27 @@ def members(net: Net) -> list[Network]:
     if not isinstance(net, (Network, Mixture)):
         raise UserError(f"a Network is needed, not a {type(net).__name__}: pb.bayesianize(model, method) makes one")
     return list(net) if isinstance(net, Mixture) else [net]
+
+
+def shares(net: Net) -> list[float]:
+    """Return what each network of `members(net)` counts: 1 on average."""
+    return net.shares() if isinstance(net, Mixture) else [1.0]
+
+
+def _checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | None:
+    """Return the weights of a mixture, None where they are equal.
+
+    Raises:
+        UserError: If there is not one non-negative number per network, or if they do not sum to 1.
+    """
+    values = tuple(float(weight) for weight in weights)
+    if len(values) != count:
+        raise UserError(f"{len(values)} weights for {count} networks: give one per network")
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise UserError(f"weights must be finite and not negative, not {list(values)}")
+    if abs(math.fsum(values) - 1) > 1e-6:
+        raise UserError(f"weights must sum to 1, not to {math.fsum(values):g}: divide each by that")
+    return None if len(set(values)) == 1 else values
 
 
 def _module_of(error: Exception, model: nn.Module) -> str:

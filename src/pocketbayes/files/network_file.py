@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior, priors
 from pocketbayes.posteriors.layout import Layout
 
+Models = nn.Module | Sequence[nn.Module] | None
 KIND = "network"
 MODEL_FILE = "model.pocket"
 """In the folder of a run."""
@@ -50,16 +51,17 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
 def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
     """The network as `load` would give it back from a file of this precision, and the file's size."""
     text, parts = packing.pack(_without_centres(describe(net), False), precision)
-    model = members(net)[0].to_module()
-    return rebuild(packing.unpack(text, parts), model), len(pocket.assemble(text, parts))
+    own = [network.to_module() for network in members(net)]
+    return rebuild(packing.unpack(text, parts), own), len(pocket.assemble(text, parts))
 
 
-def load(path: str | Path, model: nn.Module | None = None) -> Net:
+def load(path: str | Path, model: Models = None) -> Net:
     """Reads a network.
 
     Args:
         path: A file that `save` wrote, or the folder of a run.
-        model: A model of the same architecture; needed only if the network was not made of a model known by name.
+        model: A model of the same architecture; needed only if the network was not made of a model known by name. A
+            list of models, one per network, for a mixture of different architectures.
 
     Raises:
         UserError: If the file is missing, foreign, damaged or of another architecture.
@@ -84,7 +86,8 @@ def read(path: str | Path) -> dict[str, Any]:
 def describe(net: Net) -> dict[str, Any]:
     """The network as a tree of tensors and plain values."""
     if isinstance(net, Mixture):
-        return {"networks": [describe(network) for network in net]}
+        weights = {} if net.weights is None else {"weights": list(net.weights)}
+        return {"networks": [describe(network) for network in net], **weights}
     (net,) = members(net)
     spec = models.spec_of(net.model)
     return {
@@ -102,16 +105,29 @@ def describe(net: Net) -> dict[str, Any]:
     }
 
 
-def rebuild(tree: Mapping[str, Any], model: nn.Module | None = None, source: str = "the file") -> Net:
+def rebuild(tree: Mapping[str, Any], model: Models = None, source: str = "the file") -> Net:
     """The network that `describe` described."""
     try:
         if "networks" in tree:
-            return Mixture([_rebuild_one(item, model, source) for item in tree["networks"]])
+            modules = _one_each(model, len(tree["networks"]))
+            networks = [_rebuild_one(item, own, source) for item, own in zip(tree["networks"], modules)]
+            return Mixture(networks, tree.get("weights"))
+        if isinstance(model, Sequence):
+            (model,) = _one_each(model, 1)
         return _rebuild_one(tree, model, source)
     except UserError:
         raise
     except MALFORMED as error:
         raise UserError(f"{source} does not describe a network: {error}") from error
+
+
+def _one_each(model: Models, count: int) -> list[nn.Module | None]:
+    """Return a model for each of `count` networks: those given, or the one given for all."""
+    if not isinstance(model, Sequence):
+        return [model] * count
+    if len(model) != count:
+        raise UserError(f"{len(model)} models for {count} networks: give one per network, or one for all")
+    return list(model)
 
 
 def posterior_in(network: Mapping[str, Any]) -> Posterior:
@@ -145,7 +161,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
 def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
     """The tree without the prior's centre, which only training needs."""
     if "networks" in tree:
-        return {"networks": [_without_centres(network, keep) for network in tree["networks"]]}
+        return {**tree, "networks": [_without_centres(network, keep) for network in tree["networks"]]}
     prior = tree["prior"]
     if keep or "centre" not in prior["tensors"]:
         return tree

@@ -85,6 +85,8 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
         if head["layout"] == heads[0]["layout"]:
             head["layout"] = None
     text = {"kind": "mixture" if "networks" in tree else "network", "precision": asdict(packer.precision)}
+    if "weights" in tree:
+        text["weights"] = tree["weights"]
     body = json.dumps(bodies, separators=(",", ":")).encode()
     if len(body) > LARGEST_TREE:
         raise UserError(f"too many networks or layers for one file: their description takes {len(body)} bytes")
@@ -122,7 +124,9 @@ def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> dict[str, An
         }
         for head, body, own in zip(heads, bodies, slots)
     ]
-    return {"networks": networks} if text["kind"] == "mixture" else networks[0]
+    if text["kind"] != "mixture":
+        return networks[0]
+    return {"networks": networks, **({"weights": text["weights"]} if "weights" in text else {})}
 
 
 class _Packer:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
-from pocketbayes.inference.prediction import ClassPasses, RealPasses, outputs_of, passes_for, scaled
+from pocketbayes.inference.prediction import ClassPasses, Passed, RealPasses, outputs_of, passes_for, scaled
 from pocketbayes.network import Net, members
-from pocketbayes.propagation.linear.delta import Linearised
 from pocketbayes.propagation.readout import Readout
 
 FACTORS = (1e-3, 1e3)
@@ -46,7 +45,7 @@ def fit_variance_scale(
     """
     from scipy.optimize import minimize_scalar
 
-    parts: list[tuple[list[Tensor | Linearised], Tensor]] = []
+    parts: list[tuple[list[Passed], Tensor]] = []
     for x, y in batches(as_source(val), batch_size):
         target = y.to(members(net)[0].device)
         parts.append((list(outputs_of(net, x, samples, propagation, seed, classes)), target))
@@ -57,8 +56,8 @@ def fit_variance_scale(
         total = 0.0
         for outputs, y in parts:
             passes = passes_for(members(net)[0], readout, seed)
-            for output in outputs:
-                passes.add(scaled(output, math.exp(log_factor)), y if y.is_floating_point() else None)
+            for passed in outputs:
+                passes.add(scaled(passed, math.exp(log_factor)), y if y.is_floating_point() else None)
             total += _nll(passes, y)
         return total
 
@@ -69,16 +68,15 @@ def fit_variance_scale(
     return math.exp(float(found.x))
 
 
-def _variance(outputs: list[Tensor | Linearised]) -> Tensor:
-    spread = [output.variance.max() for output in outputs if hasattr(output, "variance")]
+def _variance(outputs: list[Passed]) -> Tensor:
+    spread = [passed.output.variance.max() for passed in outputs if hasattr(passed.output, "variance")]
     return torch.stack(spread).max() if spread else torch.zeros(())
 
 
 def _nll(passes: Any, y: Tensor) -> float:
     """-log p(y), summed over the batch."""
     if isinstance(passes, RealPasses):
-        assert passes.log_density is not None
-        return -float((passes.log_density - math.log(passes.count)).sum())
+        return -float(passes.log_likelihood().sum())
     assert isinstance(passes, ClassPasses)
     probs = passes.summary().mean
     counted = (y >= 0) & (y < probs.shape[1])

@@ -43,7 +43,7 @@ def pruned(net: Net, fraction: float, by: Criterion = "magnitude") -> Net:
     if not 0 <= fraction <= 1:
         raise UserError(f"the fraction to prune is {fraction}: it must lie between 0 and 1")
     if isinstance(net, Mixture):
-        return Mixture([_pruned(network, fraction, by) for network in members(net)])
+        return Mixture([_pruned(network, fraction, by) for network in members(net)], net.weights)
     return _pruned(net, fraction, by)
 
 

@@ -110,12 +110,11 @@ class Measures:
                 accumulator.update(prediction.mean.argmax(1), y)
             else:
                 assert isinstance(passes, RealPasses)
-                assert passes.log_density is not None
                 accumulator.update(
                     prediction.mean,
                     prediction.std,
                     match_target(prediction.mean, y),
-                    passes.log_density - passes.log_density.new_tensor(passes.count).log(),
+                    passes.log_likelihood(),
                 )
 
     def merge(self, other: Measures) -> None:

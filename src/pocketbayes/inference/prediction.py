@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.inference.head import Head
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood, check_output, match_target
-from pocketbayes.network import TURNS, Net, Network, check_propagation, members
+from pocketbayes.network import TURNS, Net, Network, check_propagation, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.propagation import RULES
@@ -51,19 +51,44 @@ class Prediction:
         return Prediction(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Passed:
+    """The output of one network for a batch.
+
+    Attributes:
+        output: Outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling.
+        weight: What each of these passes counts.
+        likelihood: The network's own.
+    """
+
+    output: Tensor | Linearised
+    weight: float = 1.0
+    likelihood: nn.Module | None = None
+
+
 class Passes(ABC):
     """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.weight = 0.0
 
     @abstractmethod
-    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
         """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
+
+    def _count(self, passed: Passed) -> None:
+        count = 1 if isinstance(passed.output, (Linearised, Gaussian)) else len(passed.output)
+        self.count += count
+        self.weight += passed.weight * count
 
     @abstractmethod
     def summary(self) -> Prediction:
         """The prediction so far."""
+
+
+def _added(total: Tensor | None, value: Tensor, weight: float) -> Tensor:
+    return value * weight if total is None else total + value * weight
 
 
 class _RunningMoments:
@@ -73,24 +98,25 @@ class _RunningMoments:
         self.mean: Tensor | None = None
         self.squares: Tensor | None = None
 
-    def add(self, values: Tensor, count: int) -> None:
-        """Takes in values (s, ...), with which there are `count`."""
+    def add(self, values: Tensor, weight: float, total: float) -> None:
+        """Takes in values (s, ...) of this weight each, with which the weights sum to `total`."""
         if len(values) == 1:
             mean, squares = values[0], torch.zeros_like(values[0])
         else:
             squares, mean = torch.var_mean(values, 0, correction=0)
-            squares *= len(values)
+            squares *= len(values) * weight
         if self.mean is None or self.squares is None:
             self.mean, self.squares = mean.clone(), squares
             return
-        change, share = mean - self.mean, len(values) / count
+        own = len(values) * weight
+        change, share = mean - self.mean, own / total
         self.mean += change * share
-        self.squares += squares.addcmul_(change, change, value=(1 - share) * len(values))
+        self.squares += squares.addcmul_(change, change, value=(1 - share) * own)
 
-    def read(self, count: int) -> tuple[Tensor, Tensor]:
+    def read(self, total: float) -> tuple[Tensor, Tensor]:
         assert self.mean is not None
         assert self.squares is not None
-        return self.mean, self.squares / count
+        return self.mean, self.squares / total
 
 
 class ClassPasses(Passes):
@@ -100,11 +126,13 @@ class ClassPasses(Passes):
         """Takes how Gaussian logits become probabilities, see `read_out`."""
         super().__init__()
         self.readout, self.seed = readout, seed
-        self.probs, self.within, self.entropy = _RunningMoments(), _RunningMoments(), _RunningMoments()
+        self.probs, self.entropy = _RunningMoments(), _RunningMoments()
+        self.within: Tensor | None = None
 
-    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
         """Takes in logits (s, n, classes, ...), or their distribution."""
-        self.count += 1 if isinstance(output, (Linearised, Gaussian)) else len(output)
+        self._count(passed)
+        output, weight = passed.output, passed.weight
         if isinstance(output, Linearised):
             moments = output.mean.float(), output.per_output().float()
             covariance = None if output.covariance is None else output.covariance.float()
@@ -113,57 +141,65 @@ class ClassPasses(Passes):
             covariance = output.covariance.float() if isinstance(output, Correlated) else None
         else:
             probs = output.float().softmax(2)
-            self._take(probs, torch.special.entr(probs).sum(2))
+            self._take(probs, torch.special.entr(probs).sum(2), weight)
             return
         read = read_out(*moments, covariance, how=self.readout, seed=self.seed)
-        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None])
-        self.within.add(read.var[None], self.count)
+        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None], weight)
+        self.within = _added(self.within, read.var, weight)
 
-    def _take(self, probs: Tensor, aleatoric: Tensor) -> None:
-        self.probs.add(probs, self.count)
-        self.entropy.add(aleatoric, self.count)
+    def _take(self, probs: Tensor, aleatoric: Tensor, weight: float) -> None:
+        self.probs.add(probs, weight, self.weight)
+        self.entropy.add(aleatoric, weight, self.weight)
 
     def summary(self) -> Prediction:
         """Mean probabilities; total entropy = aleatoric + epistemic."""
-        mean, var = self.probs.read(self.count)
-        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
+        mean, var = self.probs.read(self.weight)
+        var = var if self.within is None else var + self.within / self.weight
         entropy = torch.special.entr(mean).sum(1)
-        aleatoric = self.entropy.read(self.count)[0]
+        aleatoric = self.entropy.read(self.weight)[0]
         return Prediction(mean, var.sqrt(), entropy, (entropy - aleatoric).clamp(min=0), aleatoric, probs=mean)
 
 
 class RealPasses(Passes):
-    """Passes of a regression with Gaussian noise."""
+    """Passes of a regression with Gaussian noise, which each network has learned for itself."""
 
-    def __init__(self, likelihood: GaussianNoise) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.likelihood = likelihood
-        self.mean, self.noise_var, self.within = _RunningMoments(), _RunningMoments(), _RunningMoments()
+        self.mean, self.noise_var = _RunningMoments(), _RunningMoments()
+        self.within: Tensor | None = None
         self.log_density: Tensor | None = None
 
-    def add(self, output: Tensor | Linearised, target: Tensor | None = None) -> None:
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
         """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
+        self._count(passed)
+        output, weight = passed.output, passed.weight
         if isinstance(output, Linearised):
             output = Gaussian(output.mean, output.per_output())
         values = output.loc[None] if isinstance(output, Gaussian) else output
-        self.count += len(values)
-        mean, noise = self.likelihood.moments(values.float())
-        self.mean.add(mean, self.count)
-        self.noise_var.add(noise.square(), self.count)
+        assert isinstance(passed.likelihood, GaussianNoise)
+        mean, noise = passed.likelihood.moments(values.float())
+        self.mean.add(mean, weight, self.weight)
+        self.noise_var.add(noise.square(), weight, self.weight)
         if isinstance(output, Gaussian):
-            var = output.variance.float()[None, ..., : mean.shape[-1]]  # what follows may be predicted noise
-            self.within.add(var, self.count)
+            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
+            self.within = _added(self.within, var, weight)
             noise = (var + noise.square()).sqrt()
         if target is not None:
             score = (match_target(mean[0], target) - mean) / noise
             each = (-0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)).logsumexp(0)
+            each = each if weight == 1 else each + math.log(weight)
             self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
+
+    def log_likelihood(self) -> Tensor:
+        """Return the log density of the targets under the mixture over passes."""
+        assert self.log_density is not None
+        return self.log_density - math.log(self.weight)
 
     def summary(self) -> Prediction:
         """Mean; variance = that of the mean over passes + the mean noise variance."""
-        mean, var = self.mean.read(self.count)
-        var = var + self.within.read(self.count)[0] if self.within.mean is not None else var
-        noise = self.noise_var.read(self.count)[0]
+        mean, var = self.mean.read(self.weight)
+        var = var if self.within is None else var + self.within / self.weight
+        noise = self.noise_var.read(self.weight)[0]
         std = (var + noise).sqrt()
         return Prediction(mean, std, std.log() + 0.5 * math.log(2 * math.pi * math.e), var.sqrt(), noise.sqrt())
 
@@ -255,9 +291,9 @@ def run_passes(
         raise UserError(f"samples must be at least 1, not {samples}")
     check_classes(classes)
     passes = passes_for(members(net)[0], readout, seed)
-    for output in outputs_of(net, x, samples, propagation, seed, classes):
+    for passed in outputs_of(net, x, samples, propagation, seed, classes):
         before = passes.count
-        passes.add(scaled(output, variance_scale), target)
+        passes.add(scaled(passed, variance_scale), target)
         if on_pass is not None:
             for _ in range(passes.count - before):
                 on_pass()
@@ -270,7 +306,7 @@ def passes_for(network: Network, readout: Readout = "sample", seed: int = 0) -> 
     if likelihood is None or isinstance(likelihood, Categorical):
         return ClassPasses(readout, seed)
     assert isinstance(likelihood, GaussianNoise), type(likelihood)
-    return RealPasses(likelihood)
+    return RealPasses()
 
 
 def default_propagation(network: Network) -> str:
@@ -278,24 +314,23 @@ def default_propagation(network: Network) -> str:
     return "sample" if network.propagation in ("local", "flipout") else network.propagation
 
 
-def scaled(output: Tensor | Linearised, factor: float) -> Tensor | Linearised:
+def scaled(passed: Passed, factor: float) -> Passed:
     """The output with its variance multiplied."""
+    output = passed.output
     if factor == 1:
-        return output
+        return passed
     if isinstance(output, Linearised):
         covariance = None if output.covariance is None else factor * output.covariance
-        return replace(output, variance=factor * output.variance, covariance=covariance)
+        return replace(passed, output=replace(output, variance=factor * output.variance, covariance=covariance))
     if isinstance(output, Correlated):
-        return Correlated(output.loc, factor * output.blocks)
+        return replace(passed, output=Correlated(output.loc, factor * output.blocks))
     if isinstance(output, Gaussian):
-        return Gaussian(output.loc, factor * output.variance)
+        return replace(passed, output=Gaussian(output.loc, factor * output.variance))
     raise UserError("variance_scale is for outputs with a variance: use it with propagation='moments' or 'linear'")
 
 
-def outputs_of(
-    net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str
-) -> Iterator[Tensor | Linearised]:
-    """What `Passes.add` takes: as many passes of each network, so that each has the same say; one if none draws."""
+def outputs_of(net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str) -> Iterator[Passed]:
+    """What `Passes.add` takes: as many passes of each network, or one that counts as many; one if none draws."""
     networks = members(net)
     share = math.ceil(samples / len(networks))
     how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
@@ -305,21 +340,27 @@ def outputs_of(
             stack.enter_context(network.posterior.frozen())
             stack.enter_context(evaluating(network))
         count = share if any(network.is_random for network in networks) else 1
-        for number, network in enumerate(networks):
-            inputs = _fitting(x, network)
+        for number, (network, weight) in enumerate(zip(networks, shares(net))):
+            inputs, likelihood = _fitting(x, network), network.likelihood
+            if weight == 0:
+                continue
             if how[network] == "linear":
-                every = isinstance(network.likelihood, GaussianNoise)  # each number of a regression has its own
-                yield network.linear(inputs, "all" if every else classes, samples, seed)
+                every = isinstance(likelihood, GaussianNoise)  # each number of a regression has its own
+                linear = network.linear(inputs, "all" if every else classes, samples, seed)
+                yield Passed(linear, weight * count, likelihood)
                 continue
             first = seed * 1_000_003 + number * share
             if count > 1 and (head := Head.of(network, inputs)):
-                yield from head.draws(range(first, first + count))
+                for output in head.draws(range(first, first + count)):
+                    yield Passed(output, weight, likelihood)
                 continue
-            for index in range(count):
-                if index == 0 or network.is_random:
-                    with _seeded(first + index, network.device):
-                        output = _in_parts(network, inputs)
-                yield output if isinstance(output, Gaussian) else output[None]
+            draws = count if network.is_random else 1
+            for index in range(draws):
+                with _seeded(first + index, network.device):
+                    output = _in_parts(network, inputs)
+                yield Passed(
+                    output if isinstance(output, Gaussian) else output[None], weight * count / draws, likelihood
+                )
 
 
 def _in_parts(network: Network, inputs: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def _on_member(number: int, step: Step | None) -> Step | None:
         changed = step(networks[number], run)
         assert isinstance(changed, Network)
         networks[number] = changed
-        return Mixture(networks)
+        return Mixture(networks, net.weights if isinstance(net, Mixture) else None)
 
     return apply
 

@@ -22,7 +22,7 @@ from pocketbayes import models
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import GaussianNoise
-from pocketbayes.network import Net, Network, members
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import MOMENTS_EXACT
 from pocketbayes.propagation.moments.attention import UNTRACEABLE
@@ -75,7 +75,7 @@ def export_onnx(
     _check(mode, samples, readout)
     networks = [_ready(network) for network in members(net)]
     x = _example(networks[0], example)
-    passes = _Pass(networks, mode, readout)
+    passes = _Pass(networks, mode, readout, net.weights if isinstance(net, Mixture) else None)
     noise_size = sum(passes.noise_sizes)
     args = (x, torch.randn(noise_size, generator=_generator())) if noise_size else (x,)
     with torch.no_grad(), _quiet(), _step_by_step():
@@ -99,13 +99,16 @@ def export_onnx(
 class _Pass(nn.Module):
     """One pass of every network: the means and variances, over the networks, of what it answers."""
 
-    def __init__(self, networks: Sequence[Network], mode: Mode, readout: Readout) -> None:
+    def __init__(
+        self, networks: Sequence[Network], mode: Mode, readout: Readout, weights: Sequence[float] | None
+    ) -> None:
         super().__init__()
+        self.weights = None if weights is None else list(weights)
         self.networks = nn.ModuleList(networks)
         self.mode, self.readout = mode, readout
         self.noise_sizes = [n.posterior.noise_size if mode == "sample" else 0 for n in networks]
-        self.noise = networks[0].likelihood if isinstance(networks[0].likelihood, GaussianNoise) else None
-        self.varying = 1 if self.noise is not None else 2
+        self.noises = [n.likelihood for n in networks if isinstance(n.likelihood, GaussianNoise)]
+        self.varying = 1 if self.noises else 2
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
         """Of classes: probabilities and logits, their variances within the pass, the expected entropy.
@@ -120,7 +123,7 @@ class _Pass(nn.Module):
             assert isinstance(network, Network)
             with network.using(_propagation(network, self.mode), noise=part):
                 outputs.append(network(x))
-        return self._classes(outputs) if self.noise is None else self._real(outputs, self.noise)
+        return self._real(outputs) if self.noises else self._classes(outputs)
 
     def _classes(self, outputs: list[Tensor]) -> tuple[Tensor, ...]:
         logits, logits_var = _moments(outputs)
@@ -131,13 +134,32 @@ class _Pass(nn.Module):
             reads = [read_out(mean, v, how=self.readout) for mean, v in zip(logits, logits_var)]
             probs, var = torch.stack([r.probs for r in reads]), torch.stack([r.var for r in reads])
             aleatoric = torch.stack([_entropy(r.probs) - r.information for r in reads])
-        return (*_over_networks(probs, var, logits, logits_var), aleatoric.mean(0))
+        return (*self._over_networks(probs, var, logits, logits_var), self._mean(aleatoric))
 
-    def _real(self, outputs: list[Tensor], likelihood: GaussianNoise) -> tuple[Tensor, ...]:
+    def _real(self, outputs: list[Tensor]) -> tuple[Tensor, ...]:
         output, var = _moments(outputs)
-        mean, noise = likelihood.moments(output)
+        means, noises = zip(*(own.moments(each) for own, each in zip(self.noises, output)))
+        mean = torch.stack(means)
         var = None if var is None else var[..., : mean.shape[-1]]  # what follows may be predicted noise
-        return (*_over_networks(mean, var), noise.square().mean(0))
+        noise_vars = [noise.square().expand_as(each) for noise, each in zip(noises, means)]
+        return (*self._over_networks(mean, var), self._mean(torch.stack(noise_vars)))
+
+    def _mean(self, values: Tensor) -> Tensor:
+        """Average over the networks, along the first axis."""
+        if self.weights is None:
+            return values.mean(0)
+        return torch.stack([weight * value for weight, value in zip(self.weights, values)]).sum(0)
+
+    def _over_networks(self, *moments: Tensor | None) -> tuple[Tensor, ...]:
+        """Means, then variances: those of the networks' means and the mean of their own, from (mean, var) pairs."""
+        means, variances = [], []
+        for values, var in zip(moments[::2], moments[1::2]):
+            assert values is not None
+            mean = self._mean(values)
+            spread = self._mean((values - mean).square())
+            means.append(mean)
+            variances.append(spread if var is None else spread + self._mean(var))
+        return (*means, *variances)
 
 
 def _moments(outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -146,18 +168,6 @@ def _moments(outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         gaussians = [output for output in outputs if isinstance(output, Gaussian)]
         return torch.stack([g.loc for g in gaussians]), torch.stack([g.variance for g in gaussians])
     return torch.stack(outputs), None
-
-
-def _over_networks(*moments: Tensor | None) -> tuple[Tensor, ...]:
-    """Means, then variances: those of the networks' means and the mean of their own, from (mean, var) pairs."""
-    means, variances = [], []
-    for values, var in zip(moments[::2], moments[1::2]):
-        assert values is not None
-        mean = values.mean(0)
-        spread = (values - mean).square().mean(0)
-        means.append(mean)
-        variances.append(spread if var is None else spread + var.mean(0))
-    return (*means, *variances)
 
 
 def _entropy(probs: Tensor) -> Tensor:
@@ -301,7 +311,7 @@ def _assemble(
         statistics = onnx_graph.loop(graph, passes.varying, shapes, noise_size, share)
     else:
         statistics = onnx_graph.once(graph, passes.varying)
-    summarise = onnx_graph.summarise_classes if passes.noise is None else onnx_graph.summarise_real
+    summarise = onnx_graph.summarise_real if passes.noises else onnx_graph.summarise_classes
     summarise(graph, statistics, shapes[0])
     onnx_graph.shrink_integers(graph)
     onnx_graph.tidy(model)
