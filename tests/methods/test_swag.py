@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.network import Network
 from pocketbayes.posteriors import LowRank, Trajectory
 
 LAYOUT = pb.Layout.of(nn.Linear(4, 3))
@@ -98,52 +96,3 @@ def test_mistakes_are_named() -> None:
         pb.SWAG(rank=1)
     with pytest.raises(pb.UserError, match="scale must be positive"):
         pb.SWAG(scale=0.0)
-
-
-def test_recalibration_averages_the_batches_at_the_mean() -> None:
-    net = pb.bayesianize(tiny_model(), pb.MeanFieldVI(std_init=1.0))
-    assert isinstance(net, Network)
-    x, y = tiny_data()
-    pb.recalibrate(net, DataLoader(TensorDataset(x, y), batch_size=16))
-    features = net.to_module().conv(x).detach()
-    batches = features.split(16)
-    means = torch.stack([batch.mean((0, 2, 3)) for batch in batches]).mean(0)
-    variances = torch.stack([batch.var((0, 2, 3)) for batch in batches]).mean(0)
-    torch.testing.assert_close(net.model.norm.running_mean, means)
-    torch.testing.assert_close(net.model.norm.running_var, variances)
-    assert int(net.model.norm.num_batches_tracked) == 3
-
-
-def test_recalibration_takes_whatever_data_there_are_and_leaves_all_else_alone() -> None:
-    model = nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Dropout(0.5), nn.Linear(4, 3)
-    )
-    net = pb.bayesianize(model, pb.Ensemble(members=2))
-    net.train()
-    next(iter(net)).model[3].eval()
-    modes = [module.training for module in net.modules()]
-    x, y = tiny_data()
-    results = []
-    for data in ((x, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=48), iter([x])):
-        pb.recalibrate(net, data)
-        results.append(torch.stack([network.model[2].running_var for network in net]))
-    for other in results[1:]:
-        torch.testing.assert_close(results[0], other)
-    assert not torch.equal(results[0][0], results[0][1])
-    assert [module.training for module in net.modules()] == modes
-    assert all(network.model[2].momentum == 0.3 for network in net)
-
-
-def test_recalibration_sees_every_class_in_a_batch_of_sorted_data() -> None:
-    """Within-batch variances of data sorted by class would miss what lies between the classes."""
-    x = torch.arange(4.0).repeat_interleave(64)[:, None] + 0.01 * torch.randn(256, 1)
-    net = pb.bayesianize(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), "map")
-    pb.recalibrate(net, (x, torch.zeros(256, dtype=torch.long)), batch_size=64)
-    assert float(net.model[0].running_var) == pytest.approx(1.25, rel=0.15)
-
-
-def test_recalibration_without_batch_norm_does_nothing() -> None:
-    net = pb.bayesianize(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), "map")
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    pb.recalibrate(net, tiny_data())
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

@@ -1,47 +1,153 @@
-"""Batch norm's running statistics, computed anew for the network as it predicts."""
+"""Running statistics of batch norm for weights that have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.network import Net, members
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
+MIN_IMAGES = 1000
+"""Fewer examples than this estimate running statistics too coarsely to replace those of training."""
+MIN_IMAGES_RELATIVE = 64
+"""Both networks see the same examples, so most of the sampling error cancels."""
+SMALLEST_VARIANCE = 1e-10
 
-def recalibrate(net: Net, data: Any, batch_size: int = 256) -> None:
-    """Sets every batch norm's running mean and variance to the average over batches, at the posterior mean.
 
-    Training records the statistics of drawn or moving weights; a prediction at the mean, and whatever is built from
-    averaged weights, wants those of the mean.
+def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net | None = None) -> None:
+    """Set the running mean and variance of every batch norm to those of the network at its posterior mean.
+
+    Training records the statistics of drawn or moving weights; a prediction at the mean, and any network whose weights
+    were averaged, rounded or shared, needs its own.
+
+    With `relative_to`, the network that these weights came from, the stored statistics of that network are corrected
+    instead of replaced: the variance by the ratio, the mean by the difference of both networks' statistics on the same
+    data. What the data at hand miss (augmentation, most of the training set) then cancels: a few hundred examples are
+    enough, where plain estimates from thousands can cost a good network several points.
 
     Args:
         net: A network or mixture, changed in place. Without batch norm nothing happens.
         data: Training data: a data set or a pair (x, y), visited in a random order, a DataLoader, or an iterator of
             batches, each of which should be a fair sample of the data.
-        batch_size: Examples a batch, where `data` has none of its own.
+        batch_size: Examples per batch, where `data` has none of its own.
+        relative_to: A network or mixture of the same architecture.
+
+    Raises:
+        UserError: If `relative_to` has other batch norms.
     """
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms = batch_norms(net)
     if not norms:
         return
-    before = [(module, module.training) for module in net.modules()], [norm.momentum for norm in norms]
-    net.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain average of all batches
-        norm.training = True
-    try:
-        stream = data if isinstance(data, Iterator) else batches(as_source(data), batch_size, shuffle_seed=0)
+    stream: Iterable[Any] = data if isinstance(data, Iterator) else batches(as_source(data), batch_size, shuffle_seed=0)
+    if relative_to is None:
+        _warn_of_few(replace_statistics(net, stream), MIN_IMAGES, "estimate")
+        return
+    reference = batch_norms(relative_to)
+    if [norm.num_features for norm in norms] != [norm.num_features for norm in reference]:
+        raise UserError("relative_to has other batch-norm layers than the network: give the network it was made from")
+    count, (own, old) = batch_norm_statistics([net, relative_to], stream)
+    _warn_of_few(count, MIN_IMAGES_RELATIVE, "correct")
+    for norm, source, (mean, var), (old_mean, old_var) in zip(norms, reference, own, old):
+        assert source.running_mean is not None
+        assert source.running_var is not None
+        ratio = var.clamp(min=SMALLEST_VARIANCE) / old_var.clamp(min=SMALLEST_VARIANCE)
+        _store(norm, source.running_mean + (mean - old_mean), source.running_var * ratio)
+
+
+def replace_statistics(net: Net, stream: Iterable[Any]) -> int:
+    """Replace the running statistics by averages over batches; return the number of examples."""
+    norms = batch_norms(net)
+    counted = _Counted(stream)
+    count, (own,) = batch_norm_statistics([net], counted)
+    for norm, (mean, var) in zip(norms, own):
+        _store(norm, mean, var)
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.fill_(counted.batches)
+    return count
+
+
+def batch_norms(net: nn.Module) -> list[BatchNorm]:
+    """Return the batch norms that keep running statistics, in the order of the modules."""
+    return [m for m in net.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+
+
+def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[int, list[list[tuple[Tensor, Tensor]]]]:
+    """Average the mean and variance that every batch norm of some networks sees, all on the same batches.
+
+    The networks are as they were afterwards.
+
+    Returns:
+        The number of examples, and for each network its batch norms' statistics.
+    """
+    count = 0
+    with ExitStack() as stack:
+        collected = [stack.enter_context(_collecting(net)) for net in nets]
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            for network in members(net):
+            count += len(x)
+            for network in (network for net in nets for network in members(net)):
                 with torch.no_grad(), network.using("mean"):
                     network(x.to(network.device))
+        found = []
+        for norms in collected:
+            pairs = [(norm.running_mean, norm.running_var) for norm in norms]
+            found.append([(mean, var) for mean, var in pairs if mean is not None and var is not None])
+        return count, found
+
+
+@contextmanager
+def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
+    """Let batch norms average the statistics of batches within the block; then put everything back."""
+    norms = batch_norms(net)
+    modes = [(module, module.training) for module in net.modules()]
+    before = [(norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked) for norm in norms]
+    net.eval()
+    for norm, (_, mean, var, _) in zip(norms, before):
+        assert mean is not None
+        assert var is not None
+        norm.training, norm.momentum = True, None  # the plain average of all batches
+        norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(var)
+        norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=mean.device)
+    try:
+        yield norms
     finally:
-        for module, training in before[0]:
+        for module, training in modes:
             module.training = training
-        for norm, momentum in zip(norms, before[1]):
-            norm.momentum = momentum
+        for norm, (momentum, mean, var, number) in zip(norms, before):
+            norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked = momentum, mean, var, number
+
+
+class _Counted:
+    """An iterable that counts its items."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items, self.batches = items, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.batches += 1
+            yield item
+
+
+def _store(norm: BatchNorm, mean: Tensor, var: Tensor) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(var)
+
+
+def _warn_of_few(count: int, enough: int, what: str) -> None:
+    if count < enough:
+        warnings.warn(
+            f"{count} examples are few to {what} batch-norm statistics: give {enough} or more"
+            + (", or relative_to= the network these weights came from" if what == "estimate" else ""),
+            stacklevel=3,
+        )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Method, Run, Stage
 from pocketbayes.methods.deterministic import Deterministic
-from pocketbayes.methods.recalibration import recalibrate
+from pocketbayes.methods.recalibration import replace_statistics
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors.trajectory import Trajectory
 
@@ -77,7 +77,7 @@ class SWAG(Method):
         assert isinstance(net.posterior, Trajectory)
         _set_points(net.model, net.posterior.points)
         swag = Network(net.model, net.posterior.gaussian(self.scale), likelihood=net.likelihood)
-        recalibrate(swag, run.batches(shuffle=True))
+        replace_statistics(swag, run.batches(shuffle=True))
         return swag
 
 
