@@ -563,3 +563,22 @@ class TestHumanAgreement:
             metrics.HumanAgreement().update(torch.ones(2, 3) / 3, torch.ones(2))
         with pytest.raises(UserError, match="not all 0"):
             metrics.HumanAgreement().update(torch.ones(1, 3) / 3, torch.zeros(1, 3))
+
+
+def test_dee_reads_the_curve_of_independent_networks() -> None:
+    curve = [0.25, 0.22, 0.20, 0.205, 0.19]
+    assert metrics.dee(0.25, curve) == metrics.dee(0.3, curve) == 1
+    assert metrics.dee(0.21, curve) == pytest.approx(2.5)
+    assert metrics.dee(0.195, curve) == pytest.approx(4.5)
+    assert metrics.dee(0.1, curve) == math.inf
+    with pytest.raises(UserError, match="finite"):
+        metrics.dee(math.nan, curve)
+
+
+def test_calibrated_nll_undoes_a_temperature() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 5, generator=generator)
+    labels = torch.distributions.Categorical(logits=logits).sample()
+    found = [metrics.calibrated_nll((scale * logits).softmax(1), labels) for scale in (1.0, 4.0)]
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0] < float(torch.nn.functional.cross_entropy(4 * logits, labels))

@@ -10,6 +10,7 @@ from pocketbayes.inference.metrics.accumulators import Classification, Regressio
 from pocketbayes.inference.metrics.calibration import Reliability, reliability_bins, temperature
 from pocketbayes.inference.metrics.cost import flops, peak_memory
 from pocketbayes.inference.metrics.cost_model import Cost, cost_model
+from pocketbayes.inference.metrics.equivalents import calibrated_nll, dee
 from pocketbayes.inference.metrics.humans import HumanAgreement
 from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
 
@@ -23,7 +24,9 @@ __all__ = [
     "RiskCoverage",
     "Segmentation",
     "abstention",
+    "calibrated_nll",
     "cost_model",
+    "dee",
     "flops",
     "ood_scores",
     "peak_memory",

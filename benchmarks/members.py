@@ -1,0 +1,104 @@
+"""What independent networks are worth together: the curve of 1 to 10 ResNet-20s on CIFAR-10.
+
+python benchmarks/members.py --data-dir DATA [--cache FOLDER]
+
+The networks are those of DATA/weights: ten ResNet-20s that others trained, each on its own, for measurement only. For
+every number of members, ten subsets (k neighbours on a ring, so that each member is in k of them) and the mean over
+them: accuracy, NLL, ECE, NLL with a temperature fitted on the other half of the test images, AUROC of the maximum
+probability against SVHN and CIFAR-100. `dee` reads the curve of the calibrated NLL.
+
+Probabilities are kept in the cache, figures in results/members.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pocketbayes as pb
+from measure import write_result
+from networks import given_resnet20
+from pocketbayes.inference.metrics import Classification, calibrated_nll, ood_scores
+
+COUNT = 10
+OUTSIDE = {"svhn": 10_000, "cifar100": 10_000}
+
+
+def weights(data_dir: Path, number: int) -> Path:
+    """The checkpoint of a member: the first from one source, nine from others."""
+    folder = data_dir / "weights"
+    return folder / "members" / f"resnet20-{number:02d}.safetensors" if number else folder / "resnet20-12fca82f.th"
+
+
+def measured(probs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
+    """The figures of one classifier from its probabilities on every data set."""
+    measures = Classification(probs["cifar10"].shape[1])
+    measures.update(probs["cifar10"], labels)
+    found = {name: measures.compute()[name] for name in ("accuracy", "nll", "ece")}
+    found["calibrated_nll"] = calibrated_nll(probs["cifar10"], labels)
+    sure = {name: each.max(1).values for name, each in probs.items()}
+    return found | {f"{name}_auroc": ood_scores(-sure["cifar10"], -sure[name])["auroc"] for name in OUTSIDE}
+
+
+class Members:
+    """Probabilities of each network, computed once and kept."""
+
+    def __init__(self, data_dir: Path, cache: Path) -> None:
+        self.data_dir, self.cache = data_dir, cache
+        cache.mkdir(parents=True, exist_ok=True)
+
+    def images(self, name: str) -> tuple[Tensor, Tensor]:
+        data = pb.data.load(name, "test", self.data_dir, mean="imagenet")
+        x, y = data.__getitems__(range(min(len(data), OUTSIDE.get(name, len(data)))))
+        return x, y
+
+    def probs(self, number: int) -> dict[str, Tensor]:
+        found = {}
+        for name in ("cifar10", *OUTSIDE):
+            path = self.cache / f"{number:02d}-{name}.pt"
+            if not path.exists():
+                net = pb.bayesianize(given_resnet20(weights(self.data_dir, number)), "map")
+                torch.save(pb.predict(net, self.images(name)[0]).probs, path)
+            found[name] = torch.load(path, weights_only=True)
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--cache", type=Path, default=Path("runs/members"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    members = Members(args.data_dir, args.cache)
+    labels = members.images("cifar10")[1]
+    each = [members.probs(number) for number in range(COUNT)]
+    rows: dict[str, Any] = {}
+    for count in range(1, COUNT + 1):
+        subsets = [[(start + step) % COUNT for step in range(count)] for start in range(COUNT if count < COUNT else 1)]
+        figures = []
+        for subset in subsets:
+            together = {name: torch.stack([each[number][name] for number in subset]).mean(0) for name in each[0]}
+            figures.append(measured(together, labels))
+        rows[str(count)] = {name: mean(row[name] for row in figures) for name in figures[0]}
+        spread = {name: stdev(row[name] for row in figures) for name in figures[0]} if len(subsets) > 1 else {}
+        rows[str(count)] |= {"subsets": len(subsets), "std": spread}
+        print(count, rows[str(count)], flush=True)
+    answers = torch.stack([probs["cifar10"].argmax(1) for probs in each])
+    pairs = [(a, b) for a in range(COUNT) for b in range(a)]
+    result = {
+        "what": "ResNet-20 on CIFAR-10, members trained independently",
+        "images": {"cifar10": len(labels), **OUTSIDE},
+        "rows": rows,
+        "curve": [rows[str(count)]["calibrated_nll"] for count in range(1, COUNT + 1)],
+        "disagreement": mean(float((answers[a] != answers[b]).double().mean()) for a, b in pairs),
+    }
+    print(write_result("members", result))
+
+
+if __name__ == "__main__":
+    main()

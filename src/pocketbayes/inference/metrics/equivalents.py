@@ -1,0 +1,52 @@
+"""The deep ensemble equivalent: how many independent networks a method is worth (Ashukha et al. 2020)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.inference.metrics.accumulators import SMALLEST
+from pocketbayes.inference.metrics.calibration import temperature
+
+
+def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
+    """Compute the NLL with a temperature fitted on the other half of the data, both ways, every second example.
+
+    Args:
+        probs: (n, classes).
+        labels: (n,) integer labels.
+    """
+    if len(labels) < 2:
+        raise UserError("a calibrated NLL needs two examples: one half to fit a temperature, the other to measure")
+    log_probs, labels = probs.detach().double().clamp(min=SMALLEST).log(), labels.long()
+    total = 0.0
+    for fit, test in ((0, 1), (1, 0)):
+        fitted = temperature(log_probs[fit::2], labels[fit::2])
+        scaled = (log_probs[test::2] / fitted).log_softmax(1)
+        total -= float(scaled.gather(1, labels[test::2, None]).sum())
+    return total / len(labels)
+
+
+def dee(calibrated_nll: float, curve: Sequence[float]) -> float:
+    """Compute how many independent networks must be averaged to reach a calibrated NLL.
+
+    Linear between the points of the curve. A method no better than one network is worth 1, as in the paper; one better
+    than every ensemble of the curve is worth infinitely many as far as the curve tells.
+
+    Args:
+        calibrated_nll: Of the method.
+        curve: Calibrated NLL of 1, 2, ... independent networks.
+    """
+    if not len(curve) or not all(map(math.isfinite, (*curve, calibrated_nll))):
+        raise UserError("a deep ensemble equivalent needs finite figures: a calibrated NLL, and one or more to compare")
+    best = list(itertools.accumulate(map(float, curve), min))  # noise may let a curve rise
+    if calibrated_nll >= best[0]:
+        return 1.0
+    for count, (before, after) in enumerate(itertools.pairwise(best), 1):
+        if calibrated_nll >= after:
+            return count + (before - calibrated_nll) / (before - after)
+    return math.inf
