@@ -11,6 +11,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain
 from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.prediction import Prediction, predict
 from pocketbayes.inference.suite import evaluate_suite
@@ -109,6 +110,7 @@ __all__ = [
     "compress",
     "curves",
     "data",
+    "describe",
     "evaluate",
     "evaluate_suite",
     "explain",

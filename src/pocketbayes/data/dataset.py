@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,8 @@ from torch.utils.data import default_collate
 from pocketbayes.data.normalise import Normalise
 
 Task = Literal["classification", "regression", "segmentation"]
+LATE_FIELDS = frozenset({"interpolation"})
+"""Fields of `Info` that files of older versions do not have."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Info:
         target_std: Regression: what `y` was divided by; `y * target_std + target_mean` is in the original unit.
         crop_fraction: Pictures from files: the shorter side becomes the input's size over this, then the centre is cut
             out; `None` where the whole picture is scaled, whatever its shape.
+        interpolation: Pictures from files: how they are scaled, by Pillow's name.
     """
 
     name: str
@@ -46,6 +49,18 @@ class Info:
     target_mean: float | tuple[float, ...] = 0.0
     target_std: float | tuple[float, ...] = 1.0
     crop_fraction: float | None = None
+    interpolation: str = "bilinear"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for files; a field that came later stands in them only where it differs from usual."""
+        late = {f.name: f.default for f in fields(self) if f.name in LATE_FIELDS and f.default is not MISSING}
+        return {name: value for name, value in asdict(self).items() if name not in late or value != late[name]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Info:
+        """Rebuild what `to_json` returned, whose lists are tuples."""
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**found)
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):

@@ -227,9 +227,13 @@ def _augmentation(size: int, jitter: Sequence[float] | None) -> Callable[[Image.
     return transform
 
 
-def centre_crop(size: int, crop_fraction: float) -> Callable[[Image.Image], Tensor]:
-    """A picture to `size` x `size` bytes: scaled to a shorter side of `size / crop_fraction`, the centre cut out."""
+def centre_crop(
+    size: int | tuple[int, int], crop_fraction: float, interpolation: str = "bilinear"
+) -> Callable[[Image.Image], Tensor]:
+    """Scale a picture to a shorter side of `size / crop_fraction` and cut `size` out of its centre, as bytes."""
     v2 = require("torchvision.transforms.v2")
-    steps = [v2.Resize(round(size / crop_fraction)), v2.CenterCrop(size), v2.PILToTensor()]
+    mode = v2.InterpolationMode(interpolation)
+    shorter = size if isinstance(size, int) else min(size)
+    steps = [v2.Resize(round(shorter / crop_fraction), mode), v2.CenterCrop(size), v2.PILToTensor()]
     transform: Callable[[Image.Image], Tensor] = v2.Compose(steps)
     return transform

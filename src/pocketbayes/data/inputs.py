@@ -61,16 +61,19 @@ def scale_inputs(x: Tensor, info: Info) -> Tensor:
 
 def _read_image(path: Path, info: Info | None) -> Array:
     if info is None or len(info.input_shape) != 3 or info.mean is None:
-        raise UserError(f"{path}: the network was not trained on images of a known kind; give it arrays (.npy or .npz)")
+        raise UserError(
+            f"{path}: the network does not know how images are prepared: tell it by pb.describe(net, transform=...), "
+            "or give it arrays (.npy or .npz)"
+        )
     pillow = require("PIL.Image")
     channels, height, width = info.input_shape
     if channels not in (1, 3):
         raise UserError(f"{path}: the network takes images of {channels} channels; give it arrays (.npy or .npz)")
     image = read_image(path, "L" if channels == 1 else "RGB")
     if info.crop_fraction is not None:
-        cropped: Array = centre_crop(height, info.crop_fraction)(image).numpy()
+        cropped: Array = centre_crop((height, width), info.crop_fraction, info.interpolation)(image).numpy()
         return cropped
-    pixels = image.resize((width, height), pillow.Resampling.BILINEAR)
+    pixels = image.resize((width, height), pillow.Resampling[info.interpolation.upper()])
     return np.asarray(pixels, dtype=np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
 

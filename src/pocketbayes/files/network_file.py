@@ -6,7 +6,6 @@ import copy
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def describe(net: Net) -> dict[str, Any]:
         "likelihood": None if net.likelihood is None else _module(net.likelihood),
         "propagation": net.propagation,
         "input_var": net.input_var,
-        "data": None if net.info is None else asdict(net.info),
+        "data": None if net.info is None else net.info.to_json(),
     }
 
 
@@ -153,7 +152,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         input_var=tree.get("input_var", 0.0),
     )
     net.method = None if tree.get("method") is None else str(tree["method"])
-    net.info = None if tree.get("data") is None else Info(**_tuples(tree["data"]))
+    net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
     _load_points(net.model, tree["state"], source)
     return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
 
@@ -167,10 +166,6 @@ def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
         return tree
     tensors = {name: tensor for name, tensor in prior["tensors"].items() if name != "centre"}
     return {**tree, "prior": {**prior, "config": {**prior["config"], "centre_left_out": True}, "tensors": tensors}}
-
-
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
 def _reason(error: Exception) -> str:

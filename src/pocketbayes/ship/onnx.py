@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -343,7 +342,7 @@ def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -
         "model": type(first.model).__name__ if spec is None else spec.name,
         "storage": first.posterior.name,
         "weights": first.layout.size,
-        "data": None if first.info is None else asdict(first.info),
+        "data": None if first.info is None else first.info.to_json(),
     }
 
 

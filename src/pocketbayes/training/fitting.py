@@ -13,7 +13,9 @@ from torch import nn
 from pocketbayes import methods, models
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show, display
-from pocketbayes.data.batches import Source, as_source
+from pocketbayes.data import Info
+from pocketbayes.data.batches import Source, as_source, info_of
+from pocketbayes.data.description import describe_source
 from pocketbayes.data.memory import Arrays
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import Method
@@ -37,6 +39,7 @@ def fit(
     out: str | Path | None = None,
     resume: bool = False,
     likelihood: Likelihood | None = None,
+    info: Info | None = None,
     training: Training | None = None,
     progress: Show = None,
     **settings: Any,
@@ -53,6 +56,8 @@ def fit(
         out: A folder for checkpoints, metrics and the trained network (`model.pocket`); an older run in it is replaced.
         resume: Goes on from the folder's checkpoint instead, if there is one, bit for bit.
         likelihood: The noise model; None for categorical or Gaussian with learned noise, as the targets are.
+        info: What the data are, kept in the network; None for what they say themselves, which our own data sets and
+            those of torchvision and timm do. See also `describe`.
         training: Settings of the loop.
         progress: Shows a bar and a line an epoch; None for yes on a terminal, "bar" for the bar alone.
         **settings: Single settings of `Training`, such as `lr=1e-3`.
@@ -70,14 +75,14 @@ def fit(
     chosen = set(settings) | (set(vars(base)) if training else set())
     _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
     _check_likelihood(likelihood)
-    source = as_source(train)
+    source, validation = as_source(train), None if val is None else as_source(val)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
         run = FitRun(
             method=method,
             model=model,
             train=source,
-            val=None if val is None else as_source(val),
+            val=validation,
             seed=seed,
             folder=None if out is None else Path(out),
             base=base,
@@ -85,10 +90,17 @@ def fit(
             bar=bar,
             signals=signals,
             given_likelihood=likelihood,
+            info=info or _describe(source, validation),
         )
         again = "resume the run from its last checkpoint" if out else "start the run again"
         with run.team.guarded(again):
             return run.all_stages(resume)
+
+
+def _describe(train: Source, val: Source | None) -> Info | None:
+    """Describe the data; pictures as validation prepares them, where training crops them at random."""
+    described = (info_of(train), None if val is None else describe_source(val), describe_source(train))
+    return next((info for info in described if info is not None), None)
 
 
 def _refuse_what_does_nothing(

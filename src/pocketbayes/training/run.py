@@ -24,7 +24,8 @@ from pocketbayes.base import atomic
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
-from pocketbayes.data.batches import batches, info_of, seed_generators, size_of
+from pocketbayes.data import Info
+from pocketbayes.data.batches import batches, seed_generators, size_of
 from pocketbayes.files import network_file as artifact
 from pocketbayes.files.network_file import MODEL_FILE
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
@@ -63,6 +64,7 @@ class FitRun:
     bar: Display
     signals: Signals
     given_likelihood: Likelihood | None
+    info: Info | None = None
     at: Progress = field(default_factory=Progress)
     best: Mapping[str, Any] | None = None
     asked: bool = False
@@ -96,7 +98,6 @@ class FitRun:
         if self.base.batch_size < self.team.size:
             raise UserError(f"batch_size={self.base.batch_size} is too small for {self.team.size} processes")
         self.examples = size_of(self.train)
-        self.info = info_of(self.train)
 
     # -- what stages may use ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,218 @@
+"""Describe a user's own data: read shape, normalisation and class names from transforms and data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.dataset import Info, Task
+
+USUAL_CROP = 0.875
+"""The share of a picture's shorter side that evaluation keeps where training crops at random: 224 of 256 pixels."""
+CHANGING_VALUES = frozenset({"Lambda", "LinearTransformation", "FiveCrop", "TenCrop", "PILToTensor", "ToNumpy"})
+"""Steps of torchvision and timm after which pixels are no longer known to lie between 0 and 1."""
+
+
+class UnreadableTransformError(UserError):
+    """A transform with a step whose effect on pixels is unknown."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How pictures become inputs: scaled, cropped, normalised.
+
+    Attributes:
+        size: Height and width after cropping; None if the transform keeps the pictures' own.
+        crop_fraction: As in `Info`.
+        mean: What is subtracted from each channel, of pixels from 0 to 1.
+        std: What each channel is divided by.
+        interpolation: How pictures are scaled.
+        channels: 1 after a conversion to grey.
+    """
+
+    size: tuple[int, int] | None = None
+    crop_fraction: float | None = None
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    interpolation: str = "bilinear"
+    channels: int | None = None
+
+
+def read_transform(transform: Any) -> Preprocessing:
+    """Read the preprocessing off a transform.
+
+    Args:
+        transform: A transform of torchvision (also the one that its weights come with) or timm, timm's data
+            configuration, or an image processor of transformers.
+
+    Raises:
+        UnreadableTransformError: If a step is a function of the user's own.
+    """
+    if isinstance(transform, Mapping):
+        return _from_config(transform)
+    if hasattr(transform, "image_mean"):
+        return _from_processor(transform)
+    if hasattr(transform, "crop_size") and hasattr(transform, "resize_size"):
+        (side,), (resized,) = transform.crop_size, transform.resize_size
+        return Preprocessing(
+            (side, side), side / resized, _numbers(transform.mean), _numbers(transform.std), _mode(transform)
+        )
+    return _from_steps(_steps(transform))
+
+
+def describe_source(source: Any) -> Info | None:
+    """Describe a data set of another library, as far as it says how its pictures are prepared; else None.
+
+    Torchvision's data sets, timm's, and any other with a `transform` and perhaps `classes` (names), also behind a
+    `Subset`. One example is loaded for its shape.
+    """
+    data = getattr(source, "dataset", source)
+    while hasattr(data, "dataset"):
+        data = data.dataset
+    transform = getattr(data, "transform", None)
+    if transform is None:
+        return None
+    try:
+        prepared = read_transform(transform)
+        with torch.random.fork_rng(devices=[]):
+            x, y = data[0]
+    except (UnreadableTransformError, TypeError, ValueError, LookupError):
+        return None
+    if not isinstance(x, Tensor) or x.ndim != 3 or (isinstance(y, Tensor) and y.ndim):
+        return None
+    names = getattr(data, "classes", None)
+    if names is None and (reader := getattr(data, "reader", None)) is not None:  # timm's
+        names = getattr(reader, "class_to_idx", None)
+    if isinstance(y, float) or (isinstance(y, Tensor) and y.is_floating_point()):
+        task, names = "regression", None
+    else:
+        task = "classification"
+    return make_info(type(data).__name__, task, prepared, tuple(x.shape), names)  # type: ignore[arg-type]
+
+
+def make_info(
+    name: str,
+    task: Task,
+    prepared: Preprocessing | None,
+    input_shape: Sequence[int] | None,
+    classes: Iterable[str] | int | None,
+    known: Info | None = None,
+) -> Info:
+    """Build an `Info` from parts; what is left out stays as `known` has it.
+
+    Raises:
+        UserError: If no shape is known, or the shape contradicts the transform.
+    """
+    if input_shape is None and prepared is not None and prepared.size is not None:
+        input_shape = (
+            prepared.channels or max(3 if len(prepared.mean) == 1 else 0, len(prepared.mean)),
+            *prepared.size,
+        )
+    if input_shape is None:
+        if known is None:
+            raise UserError("the shape of an input is not known: give input_shape=, such as (3, 224, 224)")
+        input_shape = known.input_shape
+    shape = tuple(int(size) for size in input_shape)
+    info = replace(known, input_shape=shape) if known else Info(name, task, None, None, shape)
+    if classes is not None:
+        names = None if isinstance(classes, int) else tuple(str(name) for name in classes)
+        info = replace(info, classes=classes if isinstance(classes, int) else len(names or ()), class_names=names)
+    if prepared is None:
+        return info
+    if len(shape) != 3:
+        raise UserError(f"the transform makes pictures, but inputs have the shape {shape}: give (channels, h, w)")
+    if prepared.size not in (None, shape[1:]):
+        raise UserError(f"the transform makes pictures of {prepared.size} pixels, but input_shape= says {shape[1:]}")
+    mean, std = (values * shape[0] if len(values) == 1 else values for values in (prepared.mean, prepared.std))
+    if len(mean) != shape[0]:
+        raise UserError(f"the transform normalises {len(mean)} channels, but inputs have {shape[0]}")
+    return replace(info, mean=mean, std=std, crop_fraction=prepared.crop_fraction, interpolation=prepared.interpolation)
+
+
+def _from_steps(steps: Sequence[Any]) -> Preprocessing:
+    found = Preprocessing()
+    resized: int | None = None
+    for step in steps:
+        kind = type(step).__name__
+        if kind in CHANGING_VALUES or not type(step).__module__.startswith(("torchvision.", "timm.")):
+            raise UnreadableTransformError(
+                f"the transform's step {kind} is not one of torchvision's or timm's known steps: give a transform of "
+                "Resize, CenterCrop, ToTensor and Normalize"
+            )
+        if kind in ("Resize", "ResizeKeepRatio"):
+            size = _sizes(step.size)
+            found = replace(found, size=None if len(size) == 1 else _pair(size), interpolation=_mode(step))
+            resized = size[0] if len(size) == 1 or kind == "ResizeKeepRatio" else None
+            if len(size) == 1:
+                found = replace(found, size=(size[0], size[0]), crop_fraction=1.0)
+        elif kind in ("CenterCrop", "CenterCropOrPad"):
+            size = _pair(_sizes(step.size))
+            found = replace(found, size=size, crop_fraction=min(size) / resized if resized else found.crop_fraction)
+        elif kind.startswith("RandomResizedCrop"):
+            found = replace(found, size=_pair(_sizes(step.size)), crop_fraction=USUAL_CROP, interpolation=_mode(step))
+        elif kind.startswith("RandomCrop"):
+            found = replace(found, size=_pair(_sizes(step.size)))
+        elif kind == "Grayscale":
+            found = replace(found, channels=int(step.num_output_channels))
+        elif kind == "Normalize":
+            found = replace(found, mean=_numbers(step.mean), std=_numbers(step.std))
+    return found
+
+
+def _steps(transform: Any) -> list[Any]:
+    """The steps of a composed transform, nested ones in line."""
+    inner = getattr(transform, "transforms", None)
+    if type(transform).__name__ in ("Compose", "Sequential") and inner is None:
+        inner = list(transform)
+    if inner is None or type(transform).__name__.startswith("Random"):
+        return [transform]
+    return [step for part in inner for step in _steps(part)]
+
+
+def _from_config(config: Mapping[str, Any]) -> Preprocessing:
+    """Timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
+    if "input_size" not in config:
+        raise UnreadableTransformError(f"a data configuration needs input_size, this one has {', '.join(config)}")
+    channels, *size = config["input_size"]
+    mean, std = (_numbers(config.get(name, usual)) for name, usual in (("mean", (0.0,)), ("std", (1.0,))))
+    how = str(config.get("interpolation") or "bicubic")
+    return Preprocessing(_pair(size), float(config.get("crop_pct") or USUAL_CROP), mean, std, how, int(channels))
+
+
+def _from_processor(processor: Any) -> Preprocessing:
+    """An image processor of transformers."""
+    size = dict(processor.size)
+    crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
+    shorter = size.get("shortest_edge")
+    height, width = (int((crop or size).get(side) or shorter or 0) for side in ("height", "width"))
+    normalises = getattr(processor, "do_normalize", True)
+    mean, std = (processor.image_mean, processor.image_std) if normalises else ((0.0,), (1.0,))
+    how = "bicubic" if getattr(processor, "resample", None) == 3 else "bilinear"  # Pillow's number
+    fraction = min(height, width) / shorter if shorter else None
+    return Preprocessing((height, width), fraction, _numbers(mean), _numbers(std), how)
+
+
+def _mode(step: Any) -> str:
+    """How a step interpolates; timm's random steps name several, of which the first will do."""
+    mode = getattr(step, "interpolation", "bilinear")
+    mode = mode[0] if isinstance(mode, (tuple, list)) else mode
+    name = str(getattr(mode, "value", mode)).lower()
+    return name if name in ("bilinear", "bicubic", "nearest", "lanczos") else "bilinear"
+
+
+def _sizes(size: Any) -> tuple[int, ...]:
+    return (int(size),) if isinstance(size, int) else tuple(int(side) for side in size)
+
+
+def _pair(size: Sequence[int]) -> tuple[int, int]:
+    return (size[0], size[-1])
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    # Single-precision tensors say 0.48500001 where 0.485 is meant.
+    return tuple(float(f"{value:.7g}") for value in torch.as_tensor(values, dtype=torch.float64).flatten().tolist())

@@ -1,0 +1,63 @@
+"""`describe` tells a network what its data are, so that a file or a graph of it takes pictures and names classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data import Info
+from pocketbayes.data.description import make_info, read_transform
+from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.network import Net, Network, members
+
+
+def describe(
+    net: Net,
+    transform: Any = None,
+    classes: Sequence[str] | int | None = None,
+    input_shape: Sequence[int] | None = None,
+) -> Net:
+    """Tell a network how its inputs are prepared and what its classes are called; what is left out stays as it was.
+
+    `pb.save` and `pb.export_onnx` keep it: `pocketbayes predict net.pocket photo.png` then prepares pictures as in
+    training and answers with names. `pb.fit` does this by itself for data sets of torchvision and timm.
+
+    Args:
+        net: A network or mixture, which is changed.
+        transform: How pictures become inputs at test time: a transform of torchvision or timm, timm's data
+            configuration, or an image processor of transformers.
+        classes: The classes' names in the order of the outputs, or how many there are.
+        input_shape: The shape of one input, such as (3, 224, 224); needed where no transform says it.
+
+    Returns:
+        The same network.
+
+    Raises:
+        UserError: If the transform cannot be read, or shape or classes do not fit the network.
+    """
+    networks = members(net)
+    task = "regression" if isinstance(networks[0].likelihood, GaussianNoise) else "classification"
+    prepared = None if transform is None else read_transform(transform)
+    if isinstance(classes, str):
+        raise UserError(f"classes={classes!r} is one name: give a list of names, in the order of the outputs")
+    info = make_info("described", task, prepared, input_shape, classes, networks[0].info)  # type: ignore[arg-type]
+    _check_fits(networks[0], info)
+    for network in networks:
+        network.info = info
+    return net
+
+
+def _check_fits(network: Network, info: Info) -> None:
+    """Run the network once at its mean: refuse a shape it does not take, or another number of classes."""
+    x = torch.zeros(2, *info.input_shape, device=network.device)
+    try:
+        with torch.no_grad(), network.using("mean"):
+            outputs = network(x).shape[1]
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"the network does not take inputs of shape {info.input_shape}: {reason}") from error
+    if info.classes is not None and outputs != info.classes:
+        raise UserError(f"{info.classes} classes do not go with the network's {outputs} outputs")
