@@ -74,7 +74,12 @@ def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
             {},
         ),
         "kronecker": (
-            {"mean": mean, "std": values(15).abs() + 0.125, "rows": torch.eye(3).flatten(), "columns": torch.eye(5).flatten()},
+            {
+                "mean": mean,
+                "std": values(15).abs() + 0.125,
+                "rows": torch.eye(3).flatten(),
+                "columns": torch.eye(5).flatten(),
+            },
             {"slots": [1]},
         ),
         "trajectory": (

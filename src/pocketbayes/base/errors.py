@@ -21,13 +21,13 @@ class NotFiniteAnswersError(UserError):
 class UnknownNameError(UserError):
     """A name that no registry knows; the message lists those it could have been."""
 
-    def __init__(self, kind: str, name: object, known: object) -> None:
+    def __init__(self, kind: str, name: object, known: object, advice: str = "") -> None:
         import difflib
 
         names = sorted(str(k) for k in known)  # type: ignore[attr-defined]
         close = difflib.get_close_matches(str(name), names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        super().__init__(f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}")
+        super().__init__(f"unknown {kind} {name!r}: {hint}{advice}known are {', '.join(names)}")
 
 
 @contextmanager

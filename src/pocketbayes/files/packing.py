@@ -18,6 +18,7 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.files import codec
 from pocketbayes.files.pocket import Buffer
 from pocketbayes.posteriors import POSTERIORS
+from pocketbayes.posteriors.coding import UNDECLARED
 
 LEVELS = ("lossless", "float32", "bfloat16", *(f"int{bits}" for bits in range(8, 1, -1)))
 """How a float may be kept, finest first; intN: 2^N steps between the smallest and the largest of a layer."""
@@ -165,34 +166,36 @@ class _Packer:
         return packed
 
     def posterior(self, tree: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Any]:
-        kind, tensors = POSTERIORS[tree["name"]], tree["tensors"]
+        kind, tensors = POSTERIORS.find(tree["name"]), tree["tensors"]
+        codings = {name: kind.tensors.get(name, UNDECLARED) for name in tensors}
         nodes: dict[str, Any] = {}
         spans: list[int] | None = None
-        index = tensors.get("index")
-        if index is not None and _ascends(index, edges[-1]):
-            array = index.detach().cpu().numpy().astype(np.int64)
-            nodes["index"] = self.node("posterior.index", index, "positions", codec.pack_positions(array, edges))
-            spans = np.diff(np.searchsorted(array, edges)).tolist()
-        elif index is not None:
-            nodes["index"] = self.entries(index, kind.runs(tensors), edges)
+        for name in (name for name, coding in codings.items() if coding.is_index):
+            nodes[name], found = self.index(name, tensors[name], kind.runs(tensors), edges)
+            spans = spans or found
         for name, tensor in tensors.items():
             if name not in nodes:
-                level = self.precision.stds if name in kind.spreads else self.precision.means
+                level = self.precision.stds if codings[name].role == "std" else self.precision.means
                 per_weight = tensor.numel() == edges[-1]
                 by = "layers" if per_weight else "spans" if spans and tensor.numel() == sum(spans) else None
                 segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
                 nodes[name] = self.tensor(f"posterior.{name}", tensor, level, segments, by)
         return {name: nodes[name] for name in tensors}
 
-    def entries(self, index: Tensor, runs: Sequence[tuple[int, int]], edges: Sequence[int]) -> dict[str, Any]:
-        """Table entries; ranges that are used once each take one symbol."""
+    def index(
+        self, name: str, index: Tensor, runs: Sequence[tuple[int, int]], edges: Sequence[int]
+    ) -> tuple[dict[str, Any], list[int] | None]:
+        """Positions of weights, and how many lie in each layer; or table entries, where they do not ascend."""
         values = index.detach().cpu().reshape(-1).numpy().astype(np.int64)
+        if _ascends(index, edges[-1]):
+            node = self.node(f"posterior.{name}", index, "positions", codec.pack_positions(values, edges))
+            return node, np.diff(np.searchsorted(values, edges)).tolist()
         by = "layers" if len(values) == edges[-1] else None
         segments = np.diff(edges).tolist() if by else None
-        folded = codec.fold(values, runs)
+        folded = codec.fold(values, runs)  # ranges that are used once each take one symbol
         kept = {} if folded is None else {"runs": [list(run) for run in runs]}
         data = codec.pack_ints(values if folded is None else folded, segments)
-        return self.node("posterior.index", index, "ints", data, by=by, **kept)
+        return self.node(f"posterior.{name}", index, "ints", data, by=by, **kept), None
 
     def tensor(
         self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
@@ -259,13 +262,12 @@ class _Unpacker:
     def posterior(self, nodes: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         spans: list[int] | None = None
-        if "index" in nodes:
-            node = nodes["index"]
-            tensors["index"] = self.tensor(node, np.diff(edges).tolist() if node.get("by") else None, edges)
-            if node.get("as") == "positions":
-                spans = np.diff(np.searchsorted(tensors["index"].numpy(), edges)).tolist()
         for name, node in nodes.items():
-            if name != "index":
+            if node.get("as") == "positions":
+                tensors[name] = self.tensor(node, edges=edges)
+                spans = spans or np.diff(np.searchsorted(tensors[name].numpy(), edges)).tolist()
+        for name, node in nodes.items():
+            if name not in tensors:
                 by = node.get("by")
                 segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
                 tensors[name] = self.tensor(node, segments)

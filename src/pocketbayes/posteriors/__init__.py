@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError
-from pocketbayes.posteriors.base import Census, Posterior
+from pocketbayes.posteriors.base import POSTERIORS, Census, Posterior
+from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.dropped import Dropped
 from pocketbayes.posteriors.kronecker import Kronecker
 from pocketbayes.posteriors.layout import Layout
@@ -22,14 +22,10 @@ from pocketbayes.posteriors.shared import Shared
 from pocketbayes.posteriors.sparse import Sparse
 from pocketbayes.posteriors.trajectory import Trajectory
 
-POSTERIORS: dict[str, type[Posterior]] = {
-    cls.name: cls
-    for cls in (Point, MeanField, RowStds, Partial, Shared, Sparse, Dropped, LowRank, Kronecker, Trajectory, Quantized)
-}
-
 __all__ = [
     "POSTERIORS",
     "Census",
+    "Coding",
     "Dropped",
     "Kronecker",
     "LowRank",
@@ -47,7 +43,11 @@ __all__ = [
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:
-    """The posterior that its name, layout, tensors and config describe."""
-    if name not in POSTERIORS:
-        raise UnknownNameError("storage", name, POSTERIORS)
-    return POSTERIORS[name].restore(layout, tensors, config)
+    """Rebuild the posterior that its name, layout, tensors and config describe.
+
+    Raises:
+        UserError: If no class of that name was defined, or the tensors are not such as it declares.
+    """
+    kind = POSTERIORS.find(name)
+    kind.check_file(layout, tensors, config)
+    return kind.restore(layout, tensors, config)

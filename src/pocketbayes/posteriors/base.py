@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.registry import Registry
+from pocketbayes.posteriors.coding import KINDS, UNDECLARED, Coding, check_tensors
 from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
@@ -59,18 +61,32 @@ class Census:
         )
 
 
+POSTERIORS: Registry[type[Posterior]] = Registry("storage")
+"""Every storage by name: a subclass of `Posterior` joins by being defined."""
+
+
 class Posterior(nn.Module, ABC):
     """q(w) over the weights of a layout: the storage axis.
 
     A storage has one duty, `moments`. Its tensors are parameters and buffers; together with `config` they rebuild it.
+
+    Attributes:
+        name: What files call the storage; the class's own name if it gives none.
+        tensors: The role, shape and range of each tensor. A file keeps undeclared ones as finely as means.
+        layout: The weights.
     """
 
     name: ClassVar[str]
-    spreads: ClassVar[frozenset[str]] = frozenset({"rho"})
-    """The tensors that set stds: a file may keep them in fewer bits than means."""
+    tensors: ClassVar[Mapping[str, Coding]] = {}
     drops_units: ClassVar[bool] = False
     """Whether a draw switches whole input units off, so that noise per example is dropout of the inputs."""
     layout: Layout
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
+        POSTERIORS.join(cls.name, cls)
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
@@ -81,10 +97,33 @@ class Posterior(nn.Module, ABC):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and std of every weight, each (n,)."""
 
+    @classmethod
+    def check_file(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+        """Reject tensors from a file that are not as the class declares them.
+
+        Raises:
+            UserError: For the first that is missing, or has another type, shape or range.
+        """
+        try:
+            check_tensors(tensors, cls.tensors, cls.dimensions(layout, config))
+        except UserError as error:
+            raise UserError(f"a {cls.name} posterior with {error}") from error
+
+    @classmethod
+    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes that a layout and a config fix, by the names that `tensors` uses."""
+        return {"weights": layout.size}
+
     def check(self) -> None:
-        """Raises: UserError: If the tensors, which a file may have brought, are not those of the layout's weights."""
-        if (found := len(self.moments()[0])) != self.layout.size:
-            raise UserError(f"a posterior over {found} weights and a layout of {self.layout.size}")
+        """Reject tensors, and moments made of them, that do not go with the layout.
+
+        Raises:
+            UserError: With the tensor and what is wrong with it.
+        """
+        self.check_file(self.layout, self.state_dict(), self.config())
+        for moment in self.moments():
+            if moment.shape != (self.layout.size,):
+                raise UserError(f"moments of shape {tuple(moment.shape)} for a layout of {self.layout.size} weights")
 
     @property
     def noise_size(self) -> int:
@@ -162,7 +201,8 @@ class Posterior(nn.Module, ABC):
 
     def std_parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that set the stds: they have a learning rate of their own and no weight decay."""
-        return [p for name, p in self.named_parameters() if name == "rho"]
+        declared = {name for name, coding in self.tensors.items() if coding.role == "std"}
+        return [p for name, p in self.named_parameters() if name in declared and p.requires_grad]
 
     def matrix_slots(self) -> list[int]:
         """Return the slots whose weights this storage can hand out as sparse matrices, which only F.linear accepts."""
@@ -182,18 +222,44 @@ class Posterior(nn.Module, ABC):
         views = zip(self.layout.views(mean), self.layout.views(std))
         return [Gaussian(m, std=s, rules=rules) for m, s in views]
 
-    @abstractmethod
     def stored(self) -> dict[str, int]:
-        """The number of values kept, by kind."""
+        """Return the number of values kept, by kind."""
+        counts: dict[str, int] = {}
+        for name, tensor in self.state_dict().items():
+            if kind := KINDS.get(self.tensors.get(name, UNDECLARED).role):
+                counts[kind] = counts.get(kind, 0) + tensor.numel()
+        return counts
 
     def config(self) -> dict[str, Any]:
-        """What, with the layout and the tensors, rebuilds the posterior."""
-        return {}
+        """Return what, with the layout and the tensors, rebuilds the posterior: its plain public attributes."""
+        plain = {name: value for name, value in vars(self).items() if not _is_reserved(name) and _is_plain(value)}
+        fixed = [name for name, buffer in self.named_buffers() if buffer.is_floating_point()]
+        return plain | ({"buffers": fixed} if fixed and self._restored_by_default() else {})
 
     @classmethod
-    @abstractmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """The posterior whose `state_dict()` and `config()` these are."""
+        """Rebuild the posterior whose `state_dict()` and `config()` these are.
+
+        The tensors are taken over, not copied, and `__init__` is not called: a storage that keeps more than tensors and
+        plain attributes overrides this.
+        """
+        self = cls.__new__(cls)
+        Posterior.__init__(self, layout)
+        for name, value in config.items():
+            if _is_reserved(name) or callable(used := getattr(cls, name, None)) or isinstance(used, property):
+                raise UserError(f"a {cls.name} posterior with a setting {name!r}, which it cannot have")
+            if name != "buffers":
+                setattr(self, name, value)
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and name not in config.get("buffers", ()):
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+        return self
+
+    @classmethod
+    def _restored_by_default(cls) -> bool:
+        return cls.restore.__func__ is Posterior.restore.__func__  # type: ignore[attr-defined]
 
     @classmethod
     def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
@@ -217,6 +283,18 @@ class Posterior(nn.Module, ABC):
 
     def _noise(self, noise: Tensor | None, like: Tensor) -> Tensor:
         return torch.randn(self.noise_size, dtype=like.dtype, device=like.device) if noise is None else noise
+
+
+def _is_reserved(name: str) -> bool:
+    """Return whether an attribute is private, or one that every posterior has."""
+    return name.startswith("_") or name in ("training", "layout", "name", "tensors", "call_super_init", "dump_patches")
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether JSON keeps a value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def softplus_inverse(std: Tensor) -> Tensor:

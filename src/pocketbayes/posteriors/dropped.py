@@ -6,13 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import MEAN
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -32,6 +33,7 @@ class Dropped(Posterior):
 
     name = "dropped"
     drops_units = True
+    tensors: ClassVar = {"mean": MEAN}
 
     def __init__(self, layout: Layout, mean: Tensor, rate: float, units: Sequence[Units]) -> None:
         """Takes the values, p, and per slot how its units lie (see `input_units`)."""

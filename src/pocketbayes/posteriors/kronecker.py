@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import MEAN, Coding
 from pocketbayes.posteriors.layout import Layout, Slot
 from pocketbayes.posteriors.priors import Prior
 
@@ -24,7 +25,12 @@ class Kronecker(Posterior):
     """
 
     name = "kronecker"
-    spreads = frozenset({"std", "rows", "columns"})
+    tensors: ClassVar = {
+        "mean": MEAN,
+        "std": Coding("std", ("random",), low=0),
+        "rows": Coding("std", ("row factors",)),
+        "columns": Coding("std", ("column factors",)),
+    }
 
     def __init__(
         self, layout: Layout, mean: Tensor, slots: Sequence[int], std: Tensor, rows: Tensor, columns: Tensor
@@ -40,6 +46,17 @@ class Kronecker(Posterior):
         self.slots = tuple(slots)
         for name, tensor in {"mean": mean, "std": std, "rows": rows, "columns": columns}.items():
             self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+
+    @classmethod
+    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of weights, and of values in each kind of factor."""
+        slots = [layout.slots[number] for number in config["slots"]]
+        return {
+            "weights": layout.size,
+            "random": sum(slot.size for slot in slots),
+            "row factors": sum(slot.shape[0] ** 2 for slot in slots),
+            "column factors": sum(math.prod(slot.shape[1:]) ** 2 for slot in slots),
+        }
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The means and the marginal stds: var W_ij = sum_kl R_ik^2 std_kl^2 C_jl^2, 0 outside the slots."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import MEAN, Coding, positions
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -21,7 +22,12 @@ class LowRank(Posterior):
     """
 
     name = "low-rank"
-    spreads = frozenset({"std", "factor"})
+    tensors: ClassVar = {
+        "mean": MEAN,
+        "std": Coding("std", ("random",), low=0),
+        "factor": Coding("std", ("random", "rank")),
+        "index": positions("random", optional=True),
+    }
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
         """Takes all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.posteriors.coding import MEAN, raw_std
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -18,6 +19,7 @@ class MeanField(Posterior):
     """w_i ~ N(mean_i, std_i^2), std = softplus(rho)."""
 
     name = "mean-field"
+    tensors: ClassVar = {"mean": MEAN, "rho": raw_std("weights")}
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
         super().__init__(layout)
@@ -33,13 +35,9 @@ class MeanField(Posterior):
         """The sum over the random weights, without looking for others where there were none at the start."""
         return prior.total_kl(*self.moments()) if self._all_random else super().kl(prior)
 
-    def stored(self) -> dict[str, int]:
-        """N means and n stds."""
-        return {"means": self.mean.numel(), "stds": self.rho.numel()}
-
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From mean and rho, bit for bit."""
-        self = cls(layout, tensors["mean"], tensors["rho"].exp())
-        self.rho.data.copy_(tensors["rho"])
+        """Take over mean and rho, bit for bit."""
+        self = super().restore(layout, tensors, config)
+        self._all_random = bool((tensors["rho"].exp() > 0).all())
         return self

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.posteriors.coding import MEAN, positions, raw_std
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -22,13 +21,14 @@ class Partial(Posterior):
     """
 
     name = "partial"
+    tensors: ClassVar = {"mean": MEAN, "rho": raw_std("random"), "index": positions("random")}
+    index: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, index: Tensor, std: Tensor) -> None:
         """Takes all means (n,), and the positions and stds (k,) of the random weights."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
-        self.index: Tensor
         self.register_buffer("index", index.detach().clone())
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -66,14 +66,3 @@ class Partial(Posterior):
         """The fraction of random weights in every slot."""
         counts = torch.bincount(self.layout.segments(self.index.device)[self.index], minlength=len(self.layout))
         return {slot.name: int(count) / slot.size for slot, count in zip(self.layout.slots, counts)}
-
-    def stored(self) -> dict[str, int]:
-        """n means, k stds and their positions."""
-        return {"means": self.mean.numel(), "stds": self.rho.numel(), "positions": self.index.numel()}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From mean, rho and index, bit for bit."""
-        self = cls(layout, tensors["mean"], tensors["index"], tensors["rho"].exp())
-        self.rho.data.copy_(tensors["rho"])
-        return self

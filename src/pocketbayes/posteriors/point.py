@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import MEAN
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -18,6 +17,7 @@ class Point(Posterior):
     """w = mean, no randomness."""
 
     name = "point"
+    tensors: ClassVar = {"mean": MEAN}
 
     def __init__(self, layout: Layout, mean: Tensor) -> None:
         super().__init__(layout)
@@ -39,12 +39,3 @@ class Point(Posterior):
     def kl(self, prior: Prior) -> Tensor:
         """0: a point value has no KL; weight decay may take its place."""
         return self.mean.new_zeros(())
-
-    def stored(self) -> dict[str, int]:
-        """N means."""
-        return {"means": self.mean.numel()}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From the means."""
-        return cls(layout, tensors["mean"])

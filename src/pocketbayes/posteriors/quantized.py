@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout
 
 SIGMA_BITS = (8, 4, 2, 1)
@@ -25,6 +26,14 @@ class Quantized(Posterior):
     """
 
     name = "quantized"
+    # Of a channel there are so few scales and levels that a file keeps them all as finely as means.
+    tensors: ClassVar = {
+        "means": Coding("mean", ("weights",), low=-127, dtype=torch.int8),
+        "scale": Coding("mean", ("channels",), low=0),
+        "stds": Coding("std", ("packed stds",), dtype=torch.uint8),
+        "low": Coding("mean", ("channels",), low=0),
+        "step": Coding("mean", ("channels",), low=0),
+    }
 
     def __init__(
         self, layout: Layout, means: Tensor, scale: Tensor, stds: Tensor, low: Tensor, step: Tensor, sigma_bits: int
@@ -39,6 +48,13 @@ class Quantized(Posterior):
         self.step: Tensor
         for name, value in {"means": means, "scale": scale, "stds": stds, "low": low, "step": step}.items():
             self.register_buffer(name, value.detach().clone())
+
+    @classmethod
+    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of weights, of channels, and of bytes that the stds' codes take."""
+        channels = sum(slot.shape[0] if len(slot.shape) > 1 else 1 for slot in layout.slots)
+        packed = -(-layout.size * check_sigma_bits(config["sigma_bits"]) // 8)
+        return {"weights": layout.size, "channels": channels, "packed stds": packed}
 
     @classmethod
     def quantize(cls, layout: Layout, mean: Tensor, std: Tensor, sigma_bits: int = 8) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
+from pocketbayes.posteriors.coding import MEAN, raw_std
 from pocketbayes.posteriors.layout import Layout
 
 
@@ -21,6 +22,7 @@ class RowStds(Posterior):
     """
 
     name = "row-stds"
+    tensors: ClassVar = {"mean": MEAN, "rho": raw_std("rows")}
     row: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
@@ -39,9 +41,10 @@ class RowStds(Posterior):
         """The means, and softplus(rho) for every weight of a row."""
         return self.mean, F.softplus(self.rho).gather(0, self.row)
 
-    def stored(self) -> dict[str, int]:
-        """N means, and a std for each row."""
-        return {"means": self.mean.numel(), "stds": self.rho.numel()}
+    @classmethod
+    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of weights and of rows."""
+        return {"weights": layout.size, "rows": sum(slot.shape[0] for slot in layout.slots)}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:

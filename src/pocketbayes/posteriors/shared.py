@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane.choose import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
+from pocketbayes.posteriors.coding import Coding, raw_std
 from pocketbayes.posteriors.gaussian import safe_sqrt
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Normal, Prior
@@ -59,7 +60,19 @@ class Shared(Posterior):
     """
 
     name = "shared"
-    spreads = frozenset({"raw_a", "centre_std", "off_diagonal", "raw_c", "outlier_rho"})
+    tensors: ClassVar = {
+        "centre_mean": Coding("mean", ("gaussians",)),
+        "raw_a": raw_std("gaussians"),
+        "centre_std": Coding("std", ("gaussians",)),
+        "off_diagonal": Coding("std", ("gaussians",)),
+        "raw_c": raw_std("gaussians"),
+        "outlier_mean": Coding("mean", ("outliers",)),
+        "outlier_rho": raw_std("outliers"),
+        "index": Coding("entries", ("weights",), low=0, below=("gaussians", "outliers", "blends")),
+        "blend_index": Coding("count", ("blends", "parts"), low=0, below=("gaussians",)),
+        "blend_alpha": Coding("mean", ("blends", "parts"), low=0, high=1),
+        "points": Coding("mean", ("weights", "mean and std"), optional=True),
+    }
 
     def __init__(
         self,
@@ -159,17 +172,6 @@ class Shared(Posterior):
         mean, var = self.table_moments()
         return self._spread(mean), self._spread(safe_sqrt(var))
 
-    def check(self) -> None:
-        """Every weight has an entry, and every entry is in the table."""
-        lowest, highest = (int(end) for end in self.index.aminmax())
-        entries = self.gaussians + self.outliers + self.blends
-        if len(self.index) != self.layout.size or lowest < 0 or highest >= entries:
-            raise UserError(
-                f"{len(self.index)} weights with entries {lowest} to {highest}, a table of {entries} "
-                f"and a layout of {self.layout.size} weights"
-            )
-        self.table_moments()  # fails where a blend is of Gaussians that there are not
-
     @property
     def noise_size(self) -> int:
         """K or 3 K numbers for all Gaussians, or 3 per weight; one per outlier; one per blend that chooses."""
@@ -220,11 +222,6 @@ class Shared(Posterior):
         self.blend_index.copy_(blend_index)
         self.blend_alpha.copy_(blend_alpha)
         self._forget()
-
-    def std_parameters(self) -> Iterable[nn.Parameter]:
-        """All that sets the spread of draws."""
-        every = (self.raw_a, self.centre_std, self.off_diagonal, self.raw_c, self.outlier_rho)
-        return [p for p in every if p.requires_grad]
 
     def index_bits(self) -> float:
         """The entropy of the indices in bits per weight: Gaussians, and one symbol each for outliers and blends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
+from pocketbayes.posteriors.coding import Coding, positions, raw_std
 from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
 from pocketbayes.posteriors.layout import Layout, Slot
@@ -38,6 +39,12 @@ class Sparse(Posterior):
     """
 
     name = "sparse"
+    tensors: ClassVar = {
+        "mean": Coding("mean", ("present",)),
+        "rho": raw_std("present", optional=True),
+        "index": positions("present"),
+        "swapped": Coding("count", (), low=0),
+    }
 
     def __init__(
         self, layout: Layout, index: Tensor, mean: Tensor, std: Tensor | None = None, kernel: Kernel = "auto"
@@ -176,11 +183,6 @@ class Sparse(Posterior):
         """Bytes of the tables that CSR products keep between passes."""
         tables = self._tables
         return 0 if tables is None else sum(pattern.nbytes for pattern in tables.patterns.values())
-
-    def stored(self) -> dict[str, int]:
-        """s means, s stds and their positions."""
-        stds = {} if self.rho is None else {"stds": self.rho.numel()}
-        return {"means": self.mean.numel(), **stds, "positions": self.index.numel()}
 
     def census(self) -> Census:
         """Counts what is stored, and says how linear layers multiply."""

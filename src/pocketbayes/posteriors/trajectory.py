@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import MEAN, Coding
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.priors import Prior
@@ -30,7 +31,14 @@ class Trajectory(Posterior):
     """
 
     name = "trajectory"
-    spreads = frozenset({"squares", "deviations"})
+    tensors: ClassVar = {
+        "mean": MEAN,
+        "count": Coding("count", (), low=0),
+        "average": MEAN,
+        "squares": Coding("std", ("weights",), low=0),
+        "deviations": Coding("std", ("rank", "weights")),
+        "points": Coding("mean", ("points",)),
+    }
 
     def __init__(self, layout: Layout, mean: Tensor, rank: int, points: int) -> None:
         """Starts at `mean` with nothing collected."""
