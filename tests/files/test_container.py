@@ -21,7 +21,7 @@ import pocketbayes as pb
 from cases import tiny_model
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
-from pocketbayes.files import container
+from pocketbayes.files import container, network_file
 
 DTYPES = [
     torch.float32,
@@ -202,7 +202,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_describes_no_network_is_a_user_error(tmp_path: Path, change: Any) -> None:
-    tree = pb.artifact.describe(pb.bayesianize(tiny_model(), pb.MeanFieldVI()))
+    tree = network_file.describe(pb.bayesianize(tiny_model(), pb.MeanFieldVI()))
     change(tree)
     container.write(tmp_path / "file", tree, "network")
     with pytest.raises(UserError):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes.files import network_file
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Kronecker, LowRank
 
@@ -225,10 +226,10 @@ def test_files_keep_every_form_bit_for_bit(hessian: str, tmp_path: Path) -> None
 
 def test_factors_that_do_not_fit_their_layout_are_refused() -> None:
     net, _ = approximate(trained(HeadFirst(), pb.Categorical()), class_data(), hessian="kron")
-    tree = pb.artifact.describe(net)
+    tree = network_file.describe(net)
     tree["posterior"]["tensors"]["columns"] = torch.eye(6).flatten()
     with pytest.raises(pb.UserError, match="does not describe a network"):
-        pb.artifact.rebuild(tree, HeadFirst())
+        network_file.rebuild(tree, HeadFirst())
 
 
 class Scaled(nn.Module):

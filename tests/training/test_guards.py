@@ -15,6 +15,7 @@ from torch import nn
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.base.process_group import LostProcessError
+from pocketbayes.files import network_file
 from pocketbayes.training import checkpoint
 from pocketbayes.training.checkpoint import Progress
 from pocketbayes.training.checks import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
@@ -133,7 +134,7 @@ def test_a_run_that_diverges_stops_with_step_layer_and_cause(tmp_path: Path) -> 
     with pytest.raises(NotFiniteError, match=r"the loss .* epoch 2, step 1, first in layer 'conv\.\w+'.* a target is"):
         fit(data, tmp_path / "run")
     assert not (tmp_path / "run" / "model.pocket").exists()
-    net = pb.artifact.rebuild(checkpoint.read(tmp_path / "run")[1]["net"], tiny_model())  # type: ignore[index]
+    net = network_file.rebuild(checkpoint.read(tmp_path / "run")[1]["net"], tiny_model())  # type: ignore[index]
     assert not_finite(net) is None  # the last good state
 
 
