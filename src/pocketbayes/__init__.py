@@ -9,7 +9,7 @@ from torch import Tensor
 from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
-from pocketbayes.inference import curves, explain
+from pocketbayes.inference import curves, explain, metrics
 from pocketbayes.inference.calibration import fit_variance_scale
 from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
@@ -121,6 +121,7 @@ __all__ = [
     "kl",
     "load",
     "methods",
+    "metrics",
     "models",
     "predict",
     "push_to_hub",

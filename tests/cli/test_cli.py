@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 import pocketbayes as pb
 from pocketbayes import recipes as config
 from pocketbayes.cli import app
+from pocketbayes.training import checkpoint
 
 TINY = ["--set", "model.hidden=[8]", "--set", "samples=3"]
 
@@ -164,7 +165,7 @@ def test_training_goes_on_from_a_network(trained: Trained, tmp_path: Path) -> No
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
     """Ctrl-C right after so many checkpoints have been written, or before the first."""
-    write, count = pb.checkpoint.write, 0
+    write, count = checkpoint.write, 0
 
     def write_and_stop(*args: Any) -> None:
         nonlocal count
@@ -174,7 +175,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
         if count >= checkpoints:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    monkeypatch.setattr(checkpoint, "write", write_and_stop)
 
 
 def test_an_interrupted_run_resumes_to_the_same_network(

@@ -11,6 +11,7 @@ import torch
 import pocketbayes as pb
 from cases import CASES, Case, tiny_data, tiny_model
 from pocketbayes.network import members
+from pocketbayes.training import checkpoint
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -165,7 +166,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 ) -> None:
     """Stops the run right after a checkpoint, in the first stage or in the last, and goes on from the file."""
     settings = {"checkpoint_steps": 2, "seed": 5}
-    write, count, stop = pb.checkpoint.write, 0, -1
+    write, count, stop = checkpoint.write, 0, -1
 
     class StoppedError(Exception):
         pass
@@ -177,7 +178,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
         if count == stop:
             raise StoppedError
 
-    monkeypatch.setattr(pb.checkpoint, "write", write_and_count)
+    monkeypatch.setattr(checkpoint, "write", write_and_count)
     whole = fitted(case, out=tmp_path / "whole", **settings)
     count, stop = 0, 3 if when == "early" else count - 1
     with pytest.raises(StoppedError):

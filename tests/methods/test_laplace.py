@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes import likelihoods
 from pocketbayes.files import network_file
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Kronecker, LowRank
@@ -27,7 +28,7 @@ def linear_data(n: int = 60, features: int = 5, outputs: int = 1) -> tuple[Tenso
     return x, y
 
 
-def trained(model: nn.Module, likelihood: pb.objective.Likelihood, **settings: object) -> Network:
+def trained(model: nn.Module, likelihood: likelihoods.Likelihood, **settings: object) -> Network:
     """The model as it is, as a network that has been trained."""
     net = pb.bayesianize(model, pb.Deterministic(**settings))
     assert isinstance(net, Network)

@@ -24,6 +24,7 @@ from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import layer_counts
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
+from pocketbayes.training import checkpoint
 
 QUICK = {"batch_size": 16, "lr": 1e-2, "progress": False}
 BOTH = pytest.mark.parametrize("method", [pb.SSVI, pb.RigL])
@@ -378,7 +379,7 @@ def test_a_run_resumed_amid_its_swaps_is_the_uninterrupted_run(
     class StopError(Exception):
         pass
 
-    write, left = pb.checkpoint.write, 6  # after the sixth of twelve steps, two of four swaps
+    write, left = checkpoint.write, 6  # after the sixth of twelve steps, two of four swaps
 
     def write_and_stop(*args: object) -> None:
         nonlocal left
@@ -388,10 +389,10 @@ def test_a_run_resumed_amid_its_swaps_is_the_uninterrupted_run(
             raise StopError
 
     whole = train("whole")
-    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    monkeypatch.setattr(checkpoint, "write", write_and_stop)
     with pytest.raises(StopError):
         train("parts")
-    monkeypatch.setattr(pb.checkpoint, "write", write)
+    monkeypatch.setattr(checkpoint, "write", write)
     resumed = train("parts", resume=True)
     assert int(whole.posterior.swapped) > 0
     assert all(torch.equal(one, two) for one, two in zip(whole.state_dict().values(), resumed.state_dict().values()))

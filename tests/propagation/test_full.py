@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
+from pocketbayes import likelihoods
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation import MOMENTS_FULL
@@ -225,7 +226,7 @@ def test_losses_with_covariance_are_expectation_and_density() -> None:
     expected = F.cross_entropy(draws.flatten(0, 1), target.repeat(100_000))
     assert float(pb.Categorical().nll(output, target)) == pytest.approx(float(expected), rel=1e-2)
     soft = torch.softmax(Correlated(output.loc, output.blocks, rules=MOMENTS_FULL), 1)
-    noise = pb.objective.VARIANCE_FLOOR * torch.eye(3, dtype=torch.float64)
+    noise = likelihoods.VARIANCE_FLOOR * torch.eye(3, dtype=torch.float64)
     density = torch.distributions.MultivariateNormal(torch.Tensor(soft.loc), soft.covariance + noise)
     loss = pb.Categorical(gaussian_loss="gaussian-nll").nll(output, target)
     torch.testing.assert_close(loss, -density.log_prob(F.one_hot(target, 3).double()).mean())

@@ -25,6 +25,7 @@ from pocketbayes.methods.laplace import _Problem
 from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
+from pocketbayes.training import checkpoint
 from pocketbayes.training.checks import fingerprint
 
 QUIET: dict[str, Callable[[], pb.Method]] = {
@@ -315,7 +316,7 @@ def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_was_said(tmp_p
     found = ranks.results(processes, tmp_path / "a")
     assert found[0].startswith("LostProcessError: process 0 of 2 stops, for another one is gone or does not answer")
     assert found[1] is None
-    assert pb.checkpoint.read(tmp_path / "run") is not None
+    assert checkpoint.read(tmp_path / "run") is not None
 
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from pocketbayes.base import atomic
 from pocketbayes.data.augment import CropFlip
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import Normalise
+from pocketbayes.training import checkpoint
 
 HARNESS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 METHODS = ("2dgbnn", "ssvi", "swag")
@@ -72,7 +73,7 @@ def test_augmentation_goes_on_where_it_stopped(workers: int, tmp_path: Path, mon
         options = {"epochs": 2, "batch_size": 8, "checkpoint_steps": 2, "workers": workers, "progress": False}
         return pb.fit("map", tiny_model(), data, out=tmp_path / folder, resume=resume, **options).state_dict()
 
-    write, count = pb.checkpoint.write, 0
+    write, count = checkpoint.write, 0
 
     def write_and_stop(*args: object) -> None:
         nonlocal count
@@ -82,7 +83,7 @@ def test_augmentation_goes_on_where_it_stopped(workers: int, tmp_path: Path, mon
             raise StoppedError
 
     whole = train("whole")
-    monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+    monkeypatch.setattr(checkpoint, "write", write_and_stop)
     with pytest.raises(StoppedError):
         train("parts")
     monkeypatch.undo()

@@ -9,6 +9,7 @@ import torch
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes.training import checkpoint
 
 METHODS = {
     "swag": lambda: pb.SWAG(swag_epochs=3, rank=2),
@@ -44,7 +45,7 @@ def fit(name: str, folder: Path, **settings: object) -> pb.network.Net:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_stopped_between_and_within_stages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fit(name, tmp_path / "whole").state_dict()
-    write = pb.checkpoint.write
+    write = checkpoint.write
     for stop in STOPS[name]:
         count = 0
 
@@ -55,10 +56,10 @@ def test_a_run_stopped_between_and_within_stages(name: str, tmp_path: Path, monk
             if count == stop:  # noqa: B023 (called within this turn of the loop)
                 raise StoppedError
 
-        monkeypatch.setattr(pb.checkpoint, "write", write_and_stop)
+        monkeypatch.setattr(checkpoint, "write", write_and_stop)
         with pytest.raises(StoppedError):
             fit(name, tmp_path / str(stop))
-        monkeypatch.setattr(pb.checkpoint, "write", write)
+        monkeypatch.setattr(checkpoint, "write", write)
         resumed = fit(name, tmp_path / str(stop), resume=True).state_dict()
         assert list(resumed) == list(whole)
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), stop
