@@ -69,6 +69,6 @@ def test_density_and_curve(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
 
 
 def test_a_figure_of_unknown_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(pb.errors.UserError, match=r"\.png, \.svg, \.pdf"):
+    with pytest.raises(pb.base.errors.UserError, match=r"\.png, \.svg, \.pdf"):
         figures.save(figures.canvas()[0], tmp_path / "plane.gif")
     assert list(tmp_path.iterdir()) == []

@@ -225,7 +225,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
 
 def test_batches_visit_everything_once_and_resume_where_they_stopped() -> None:
     x = torch.arange(10.0)[:, None]
-    source = pb.batches.as_source((x, torch.arange(10)))
+    source = pb.data.batches.as_source((x, torch.arange(10)))
     assert isinstance(source, Arrays)
     whole = [y.tolist() for _, y in batches(source, 4, shuffle_seed=3)]
     assert sorted(y for batch in whole for y in batch) == list(range(10))
