@@ -9,6 +9,7 @@ import torch
 from test_cli import call, call_json
 
 import pocketbayes as pb
+from pocketbayes.methods.sparsity import removal_overlap
 from cases import tiny_data
 
 
@@ -27,7 +28,7 @@ def test_inspect_shows_densities_swaps_agreement_and_kernels(tmp_path: Path) -> 
     (network,) = found["networks"]
     assert network["swapped"] == int(net.posterior.swapped) > 0
     assert {weight["name"]: weight["density"] for weight in network["weights"]} == net.posterior.densities()
-    overlap = pb.methods.sparsity.removal_overlap(net.posterior)
+    overlap = removal_overlap(net.posterior)
     assert network["removal_iou"]["magnitude"]["exp-snr"] == pytest.approx(float(overlap[0, 5]))
     assert network["removal_iou"]["snr"]["abs-snr"] == 1
     assert found["last_epoch"]["csr_products"] == net.posterior.fast_slots() == ["linear1.weight"]
