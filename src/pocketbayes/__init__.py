@@ -42,6 +42,7 @@ from pocketbayes.propagation import register_moment_rule
 from pocketbayes.reporting import report
 from pocketbayes.ship.compression import compress
 from pocketbayes.ship.hub import from_pretrained, push_to_hub, save_pretrained
+from pocketbayes.ship.mixing import mixture
 from pocketbayes.ship.onnx import export_onnx
 from pocketbayes.training.beta_search import search_beta
 from pocketbayes.training.fitting import bayesianize, fit
@@ -122,6 +123,7 @@ __all__ = [
     "load",
     "methods",
     "metrics",
+    "mixture",
     "models",
     "predict",
     "push_to_hub",

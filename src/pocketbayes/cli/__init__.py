@@ -18,6 +18,7 @@ from pocketbayes.cli import (
     compress,
     corruptions,
     demo,
+    ensemble,
     evaluate,
     export,
     inspect,
@@ -96,6 +97,7 @@ def _start(
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "train": train.train,
+    "ensemble": ensemble.ensemble,
     "compress": compress.compress,
     "evaluate": evaluate.evaluate,
     "predict": predict.predict,

@@ -1,0 +1,75 @@
+"""`pocketbayes ensemble`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import note, show, show_json
+
+
+def ensemble(
+    parts: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Folders of runs, checkpoints, or .pocket files of one task.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The .pocket file to write.")],
+    weights: Annotated[
+        str | None, typer.Option("--weights", metavar="W1,W2,...", help="The share of each, a sum of 1; else equal.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="A data set to compare the members on: one far worse than the rest is reported."),
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="The part of --data: val or test.")] = "val",
+    data_dir: DataDir = None,
+    precision: Annotated[str, typer.Option("--precision", help="lossless, bfloat16 or int8.")] = "lossless",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    json: Json = False,
+) -> None:
+    """Make one network file of several trained networks that answer together.
+
+    Examples:
+      pocketbayes ensemble runs/a runs/b runs/c --out big.pocket
+      pocketbayes ensemble runs/a/model.pocket big.pocket --weights 0.25,0.75 --out bigger.pocket
+    """
+    from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
+    from pocketbayes.files.network_file import load, save
+    from pocketbayes.files.packing import Precision
+    from pocketbayes.recipes import network_file
+    from pocketbayes.reporting.table import table
+    from pocketbayes.ship.mixing import mixture, similarity
+
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} is there already: add --overwrite, or another --out")
+    Precision.of(precision)
+    compared = None
+    if data is not None:
+        file = network_file(parts[0])
+        first = load(file)
+        compared = load_for(file, first, data_of(file, first, recipe_beside(file), data, [])[0], split, data_dir)
+    net = mixture(parts, _numbers(weights), data=compared)
+    size = save(net, out, precision=precision)
+    shares = [share / len(net) for share in net.shares()]
+    found = {
+        "network": str(out),
+        "members": len(net),
+        "weights": shares,
+        "bytes": size,
+        "similarity": similarity(net),
+    }
+    if json:
+        show_json(found)
+        return
+    show(table([{**found, "weights": ", ".join(f"{share:.3g}" for share in shares)}]))
+    note(f"saved {out}; make it small: pocketbayes compress {out} --out small.pocket")
+
+
+def _numbers(text: str | None) -> list[float] | None:
+    try:
+        return None if text is None else [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--weights {text}: give numbers with commas between them, such as 0.5,0.3,0.2") from None

@@ -1,0 +1,246 @@
+"""`mixture`: one predictor from networks that were trained apart."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data import Info
+from pocketbayes.files import container, network_file
+from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.models import load_weights
+from pocketbayes.network import Mixture, Net, Network, members, shares
+from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.training import checkpoint
+from pocketbayes.training.checks import not_finite
+from pocketbayes.training.fitting import bayesianize
+
+Part = Network | Mixture | nn.Module | str | Path
+SIMILAR = 0.5
+"""The cosine between the weights of two members above which they had one start: independent ones have below 0.1."""
+ERROR_RATIO, ERROR_MARGIN = 2.0, 0.03
+"""A member is far worse than the rest if its error exceeds `ratio * median + margin`."""
+
+
+def mixture(
+    parts: Sequence[Part],
+    weights: Sequence[float] | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+    samples: int = 10,
+) -> Mixture:
+    """Make one predictor of several trained networks of one task: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
+
+    Args:
+        parts: Trained models, networks, mixtures, or paths of run folders, checkpoints and .pocket files. Their
+            architectures may differ. Networks are used as they are, plain models are copied.
+        weights: The share of each part, a sum of 1; None for equal shares of all networks.
+        model: The architecture of files that do not name it, and of checkpoints of plain weights.
+        data: Data to compare the members on; a member that is far worse than the rest raises a warning.
+        samples: Passes per member of that comparison.
+
+    Raises:
+        UserError: If the members do not fit together, or if one holds NaN or infinity.
+    """
+    if isinstance(parts, (str, Path, nn.Module)) or not len(parts):
+        raise UserError("a mixture needs a list of at least one network, model, run folder or file")
+    if weights is not None and len(weights) != len(parts):
+        raise UserError(f"{len(weights)} weights for {len(parts)} members: give one per member")
+    nets = [_read(part, model) for part in parts]
+    names = [name for part, net in zip(parts, nets) for name in _names(part, net)]
+    networks = [network for net in nets for network in members(net)]
+    for number, (name, network) in enumerate(zip(names, networks), 1):
+        if (bad := not_finite(network)) is not None:
+            raise UserError(f"member {number} ({name}): a weight of {bad!r} is NaN or infinite; leave it out")
+    found = Mixture(_with_known_data(networks, names), _flat_weights(nets, weights)).eval()
+    _check_outputs(found, names)
+    _warn_of_copies(found, names)
+    if data is not None:
+        _warn_of_weak(found, names, data, samples)
+    return found
+
+
+def similarity(net: Net) -> float | None:
+    """Compute the largest cosine between the mean weights of two members; None where no two share an architecture."""
+    found = _cosines(members(net))
+    return max(found.values()) if found else None
+
+
+def _read(part: Part, model: nn.Module | None) -> Net:
+    if isinstance(part, (Network, Mixture)):
+        return part
+    if isinstance(part, nn.Module):
+        return bayesianize(part, "map")
+    if not isinstance(part, (str, Path)):
+        raise UserError(f"a member must be a network, a model or a path, not a {type(part).__name__}")
+    path = Path(part)
+    if path.is_dir():
+        finished = path / network_file.MODEL_FILE
+        if finished.is_file():
+            return network_file.load(finished, model)
+        if not (begun := checkpoint.files(path)):
+            raise UserError(f"{path} holds neither {network_file.MODEL_FILE} nor a checkpoint: give a run's folder")
+        warnings.warn(f"{path} is an unfinished run: its last checkpoint is taken", stacklevel=3)
+        path = begun[0]
+    if path.suffix == ".pocket" or not path.is_file():
+        return network_file.load(path, model)
+    if path.name.startswith("checkpoint") and path.suffix == ".safetensors":
+        return network_file.rebuild(container.read(path, checkpoint.KIND)["net"], model, str(path))
+    if model is None:
+        raise UserError(f"{path} holds weights alone: pass the model they belong to as model=")
+    own = copy.deepcopy(model)
+    load_weights(own, path)
+    return bayesianize(own, "map")
+
+
+def _names(part: Part, net: Net) -> list[str]:
+    """Return what messages call the members of a part."""
+    name = str(part) if isinstance(part, (str, Path)) else type(members(net)[0].model).__name__
+    return [name] if isinstance(net, Network) else [f"{name}, {number}" for number in range(1, len(net) + 1)]
+
+
+def _flat_weights(nets: Sequence[Net], weights: Sequence[float] | None) -> list[float] | None:
+    """Return the weight of every network from those of the parts, which may be mixtures themselves."""
+    if weights is None and all(isinstance(net, Network) or net.weights is None for net in nets):
+        return None
+    count = sum(len(members(net)) for net in nets)
+    parts = [len(members(net)) / count for net in nets] if weights is None else list(weights)
+    return [weight * share / len(members(net)) for weight, net in zip(parts, nets) for share in shares(net)]
+
+
+def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[Network]:
+    """Return the networks, with the data description that others have where one has none.
+
+    Raises:
+        UserError: If two descriptions disagree, or likelihoods do.
+    """
+    known = [(number, network.info) for number, network in enumerate(networks) if network.info is not None]
+    for (first, info), (number, other) in itertools.pairwise(known):
+        if (difference := _difference(info, other)) is not None:
+            what, own, others = difference
+            raise UserError(
+                f"members {first + 1} ({names[first]}) and {number + 1} ({names[number]}) differ in {what}: {own} and "
+                f"{others}; a mixture answers one question about the same inputs"
+            )
+    real = [isinstance(network.likelihood, GaussianNoise) for network in networks]
+    if any(real) and not all(real):
+        one, two = real.index(True), real.index(False)
+        raise UserError(
+            f"member {one + 1} ({names[one]}) predicts real numbers, member {two + 1} ({names[two]}) classes: "
+            "a plain model of a regression needs net.likelihood = pb.GaussianNoise(...)"
+        )
+    if not known:
+        return list(networks)
+    filled = []
+    for network in networks:
+        if network.info is None:
+            network = copy.deepcopy(network)
+            network.info = known[0][1]
+        filled.append(network)
+    return filled
+
+
+def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
+    """Return what two data descriptions disagree about, and both values."""
+    compared = {
+        "task": "task",
+        "classes": "number of classes",
+        "class_names": "class names",
+        "input_shape": "input size",
+        "mean": "preprocessing (mean)",
+        "std": "preprocessing (std)",
+        "crop_fraction": "preprocessing (crop)",
+        "ignore_index": "ignored label",
+        "target_mean": "target mean",
+        "target_std": "target std",
+    }
+    for name, words in compared.items():
+        own, other = getattr(one, name), getattr(two, name)
+        if name == "class_names" and (own is None or other is None):
+            continue
+        if own != other:
+            return words, own, other
+    return None
+
+
+def _check_outputs(net: Mixture, names: Sequence[str]) -> None:
+    """Raise UserError if a member does not take the inputs of the others, or answers in another shape."""
+    info = members(net)[0].info
+    if info is None:
+        return
+    shapes: dict[tuple[int, ...], int] = {}
+    for number, network in enumerate(members(net)):
+        x = torch.zeros(1, *info.input_shape, device=network.device)
+        try:
+            with torch.no_grad(), evaluating(network):
+                output = network.run_at(network.posterior.moments()[0], x)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"member {number + 1} ({names[number]}) does not take inputs {tuple(info.input_shape)}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        shapes.setdefault(tuple(output.shape[1:]), number)
+    if len(shapes) > 1:
+        (own, first), (other, second), *_ = shapes.items()
+        raise UserError(
+            f"members {first + 1} ({names[first]}) and {second + 1} ({names[second]}) answer with {_words(own)} and "
+            f"{_words(other)} numbers: a mixture needs the same classes or targets"
+        )
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
+    close = {pair: cosine for pair, cosine in _cosines(members(net)).items() if cosine > SIMILAR}
+    if close:
+        (one, two), cosine = max(close.items(), key=lambda item: item[1])
+        what = "are the same network" if cosine > 1 - 1e-6 else f"had one start (cosine of their weights {cosine:.2f})"
+        warnings.warn(
+            f"members {one + 1} ({names[one]}) and {two + 1} ({names[two]}) {what}: together they are worth less than "
+            "independent ones",
+            stacklevel=3,
+        )
+
+
+def _cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
+    """Compute the cosine between the mean weights of every two networks of the same layout."""
+    with torch.no_grad():
+        units = [nn.functional.normalize(network.posterior.moments()[0].flatten(), dim=0) for network in networks]
+    return {
+        (one, two): float(units[one] @ units[two].to(units[one].device))
+        for two in range(len(units))
+        for one in range(two)
+        if networks[one].layout.slots == networks[two].layout.slots
+    }
+
+
+def _warn_of_weak(net: Mixture, names: Sequence[str], data: Any, samples: int) -> None:
+    """Warn of members that are far worse than the rest on some data, with the figures."""
+    measures = [evaluate(network, data, samples=samples) for network in members(net)]
+    errors = [_error(each) for each in measures]
+    for number, (error, own) in enumerate(zip(errors, measures)):
+        others = errors[:number] + errors[number + 1 :]
+        if others and not error <= ERROR_RATIO * statistics.median(others) + ERROR_MARGIN:
+            what = "error" if "accuracy" in own else "RMSE"
+            warnings.warn(
+                f"member {number + 1} ({names[number]}) is far worse than the rest: {what} {error:.3g}, "
+                f"{statistics.median(others):.3g} in the middle of the others; leave it out or lower its weight",
+                stacklevel=3,
+            )
+
+
+def _error(measures: Mapping[str, float]) -> float:
+    return 1 - measures["accuracy"] if "accuracy" in measures else measures["rmse"]
