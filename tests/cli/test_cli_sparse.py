@@ -9,8 +9,8 @@ import torch
 from test_cli import call, call_json
 
 import pocketbayes as pb
-from pocketbayes.methods.sparsity import removal_overlap
 from cases import tiny_data
+from pocketbayes.methods.sparsity import removal_overlap
 
 
 def sparse_run(folder: Path, method: pb.Method) -> pb.Network:

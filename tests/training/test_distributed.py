@@ -27,6 +27,7 @@ from pocketbayes.network import members
 from pocketbayes.plane import PlaneSettings, survey
 from pocketbayes.training import checkpoint
 from pocketbayes.training.checks import fingerprint
+from pocketbayes.training.loop import Loop
 
 QUIET: dict[str, Callable[[], pb.Method]] = {
     "map": pb.Deterministic,
@@ -331,7 +332,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
 
 
 def stray(folder: Path) -> dict[str, Any]:
-    step = pb.loop.Loop.step
+    step = Loop.step
 
     def other_step(self: Any, *args: Any) -> Any:
         figures = step(self, *args)
@@ -340,7 +341,7 @@ def stray(folder: Path) -> dict[str, Any]:
                 self.network.posterior.mean[0] += 1e-6
         return figures
 
-    pb.loop.Loop.step = other_step  # type: ignore[method-assign]
+    Loop.step = other_step  # type: ignore[method-assign]
     return train("bbb", folder)
 
 

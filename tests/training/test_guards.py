@@ -15,7 +15,7 @@ from torch import nn
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.base.process_group import LostProcessError
-from pocketbayes.files import network_file
+from pocketbayes.files import container, network_file
 from pocketbayes.training import checkpoint
 from pocketbayes.training.checkpoint import Progress
 from pocketbayes.training.checks import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
 def test_the_last_checkpoints_are_kept(kept: int, tmp_path: Path) -> None:
     for step in range(6):
         checkpoint.write(tmp_path, checkpoint.Progress(step=step), {"value": torch.tensor(step)}, kept)
-        found = [pb.container.read(path, checkpoint.KIND)["progress"]["step"] for path in checkpoint.files(tmp_path)]
+        found = [container.read(path, checkpoint.KIND)["progress"]["step"] for path in checkpoint.files(tmp_path)]
         assert found == list(range(step, max(step - kept, -1), -1))
         assert len(list(tmp_path.iterdir())) == len(found)
 

@@ -15,6 +15,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.base import atomic
 from pocketbayes.data.augment import CropFlip
+from pocketbayes.data.batches import as_source
 from pocketbayes.data.memory import Images
 from pocketbayes.data.normalise import Normalise
 from pocketbayes.training import checkpoint
@@ -65,7 +66,7 @@ class StoppedError(Exception):
 def test_augmentation_goes_on_where_it_stopped(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fetch ahead of the step at which a run stops: what they draw must not depend on that."""
     x, y = tiny_data()
-    info = pb.batches.as_source((x, y)).info  # type: ignore[union-attr]
+    info = as_source((x, y)).info  # type: ignore[union-attr]
     images = ((x - x.min()) / (x.max() - x.min()) * 255).byte()
     data = Images(images, y, info, Normalise((0.5,), (0.5,)), CropFlip(pad=2, flip=True))
 

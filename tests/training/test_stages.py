@@ -84,5 +84,5 @@ def test_a_stage_takes_its_own_settings() -> None:
     ("stages", "message"), [({"share": {"lr": 1.0}}, "did you mean 'shared'"), ({"shared": {"lrr": 1.0}}, "'lr'")]
 )
 def test_an_unknown_stage_or_setting_of_it_is_named(stages: dict[str, dict[str, float]], message: str) -> None:
-    with pytest.raises(pb.errors.UserError, match=message):
+    with pytest.raises(pb.UserError, match=message):
         pb.fit(pb.WeightSharing(k=4), tiny_model(), tiny_data(), epochs=1, stages=stages, progress=False)
