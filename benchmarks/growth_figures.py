@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from measure import Rows, draw
-from pocketbayes.reporting.figures.growth import Growth, power_laws
+from paper_figures.growth import Growth, power_laws
 
 COSTS = {"seconds": "CPU seconds", "megabytes": "MB above the weights"}
 SIZES = {"gaussians": "Gaussians"}

@@ -117,8 +117,8 @@ def main() -> None:
 
 def draw(curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """The figure of the docs."""
+    from paper_figures.memory import memory
     from pocketbayes.reporting.figures import save
-    from pocketbayes.reporting.figures.memory import memory
 
     titles = {"images": f"images evaluated, {SAMPLES} samples each", "calls": "calls of predict"}
     save(memory({title: [(x, y) for x, y in curves[name]] for name, title in titles.items()}), FIGURES / "load.png")

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import pocketbayes as pb
+from cost_model import cost_model
 from measure import interleaved, ratios
-from pocketbayes.inference.metrics import cost_model, flops, peak_memory
-from pocketbayes.methods.sparsity import training_bytes
+from pocketbayes.inference.metrics import flops, peak_memory
 from steps import EXAMPLES, Action, deterministic_step
+from training_cost import training_bytes
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
 KINDS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,8 @@ from typing import Any
 
 import pocketbayes as pb
 from measure import Rows, draw
-from pocketbayes.reporting.figures import partial, regression, segmentation, shift
+from paper_figures import partial, regression, segmentation
+from pocketbayes.reporting.figures import shift
 from table_parts import grouped, mean
 
 CAMVID_CLASSES = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]

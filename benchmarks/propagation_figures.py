@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from measure import Rows, draw
-from pocketbayes.reporting.figures import propagation
+from paper_figures import propagation
 
 METHODS = ("map", "bbb", "vdp", "vdp-full")
 

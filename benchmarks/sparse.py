@@ -23,9 +23,9 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import interleaved, write_result
 from networks import classifier
-from pocketbayes.methods.sparsity import training_bytes, training_flops
 from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from steps import EXAMPLES, Action, step_of, without_gradients
+from training_cost import training_bytes, training_flops
 
 SHAPES = {"lenet300": (1, 28, 28), "resnet-small": (3, 32, 32)}
 MATRICES = ((100, 300), (256, 256), (300, 784), (1024, 1024))

@@ -25,8 +25,9 @@ import pocketbayes as pb
 from measure import Rows
 from pocketbayes.data.batches import steps_per_epoch
 from pocketbayes.methods.sparse_training import SparseTraining
-from pocketbayes.methods.sparsity import removal_overlap, training_bytes, training_flops
+from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.posteriors.sparse import SCORES
+from training_cost import training_bytes, training_flops
 
 KEPT = ("accuracy", "nll", "ece", "brier")
 SEEDS = (0, 1, 2)

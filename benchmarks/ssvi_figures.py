@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from measure import Rows, draw
-from pocketbayes.reporting.figures import sparsity
+from paper_figures import sparsity
 
 MEASURES = {"accuracy": "accuracy", "nll": "NLL"}
 FIVE = ("magnitude", "abs-mean", "abs-snr", "exp-mean", "exp-snr")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pocketbayes as pb
 from pocketbayes.base.errors import UserError
 from pocketbayes.files import packing, pocket
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 fuzz = __import__("fuzz")
 take_apart = __import__("fuzz_pocket").take_apart
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from pocketbayes.data.matlab import matlab_arrays
 from pocketbayes.recipes.files import parse_yaml
 from pocketbayes.training import checkpoint
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 fuzz = __import__("fuzz")
 FEW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from cost_model import Cost, cost_model
 from pocketbayes.methods.base import Start
 from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Network
@@ -181,10 +182,10 @@ def test_wrong_settings_say_so() -> None:
 
 
 def test_the_papers_cost_model() -> None:
-    cost = pb.metrics.cost_model
+    cost = cost_model
     assert cost("deterministic").passes == 3
     assert cost("ensemble", members=5).passes == 15
-    assert cost("vi", samples=5) == pb.metrics.Cost(14, 2, 2)
+    assert cost("vi", samples=5) == Cost(14, 2, 2)
     assert cost("pbn", samples=5, rate=0.05).passes == pytest.approx(7.35)
     assert cost("pbn", rate=1.0).passes == cost("vi").passes
     with pytest.raises(pb.UserError, match="unknown cost model"):
@@ -196,7 +197,7 @@ def test_the_papers_cost_model() -> None:
 def test_the_stored_and_trained_values_are_the_cost_models_one_plus_r() -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.1))
     values = sum(p.numel() for p in net.posterior.parameters())
-    assert values / net.layout.size == pytest.approx(pb.metrics.cost_model("pbn", rate=0.1).parameters, abs=0.005)
+    assert values / net.layout.size == pytest.approx(cost_model("pbn", rate=0.1).parameters, abs=0.005)
 
 
 def test_predicted_output_variance_is_the_sum_of_squared_gradients_times_variances_and_that_of_draws() -> None:

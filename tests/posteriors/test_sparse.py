@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.methods.sparsity import layer_counts, removal_overlap, training_bytes, training_flops
+from pocketbayes.methods.sparsity import layer_counts, removal_overlap
 from pocketbayes.network import Network
 from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from pocketbayes.posteriors.sparse import SCORES, Sparse, carry, removal_score
+from training_cost import training_bytes, training_flops
 
 # -- scores -----------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import pytest
 
 if sys.version_info < (3, 11):
     pytest.skip("the audit reads pyproject.toml with tomllib, which Python 3.10 lacks", allow_module_level=True)
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 audit = __import__("audit")
 
 

@@ -63,7 +63,6 @@ def test_equations_point_at_code_that_is_there(page: str) -> None:
 
 
 def test_pictures_show_what_the_results_say() -> None:
-    sys.path.insert(0, str(ROOT / "tools"))
     import pictures
 
     rows = json.loads((ROOT / "benchmarks" / "results" / "pocket-curve.json").read_text())["rows"]

@@ -9,7 +9,6 @@ per example.
 from pocketbayes.inference.metrics.accumulators import Classification, Regression, Segmentation
 from pocketbayes.inference.metrics.calibration import Reliability, reliability_bins, temperature
 from pocketbayes.inference.metrics.cost import flops, peak_memory
-from pocketbayes.inference.metrics.cost_model import Cost, cost_model
 from pocketbayes.inference.metrics.equivalents import calibrated_nll, dee
 from pocketbayes.inference.metrics.humans import HumanAgreement
 from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
@@ -17,7 +16,6 @@ from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abst
 __all__ = [
     "Abstention",
     "Classification",
-    "Cost",
     "HumanAgreement",
     "Regression",
     "Reliability",
@@ -25,7 +23,6 @@ __all__ = [
     "Segmentation",
     "abstention",
     "calibrated_nll",
-    "cost_model",
     "dee",
     "flops",
     "ood_scores",

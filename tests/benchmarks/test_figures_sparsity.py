@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paper_figures import sparsity
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures import sparsity
 
 pytest.importorskip("matplotlib")
 

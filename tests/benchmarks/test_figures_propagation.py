@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paper_figures import propagation
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures import propagation
 
 pytest.importorskip("matplotlib")
 

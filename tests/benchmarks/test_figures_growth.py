@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pocketbayes.reporting.figures.growth import Growth, power_laws
+from paper_figures.growth import Growth, power_laws
 
 
 def test_a_panel_a_sweep_with_the_exponent_of_its_far_end() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paper_figures import partial, regression, segmentation
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures import partial, regression, segmentation
 
 pytest.importorskip("matplotlib")
 

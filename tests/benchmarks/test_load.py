@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from pocketbayes.reporting.figures.memory import memory
+from paper_figures.memory import memory
 
 if not Path("/proc/self/statm").exists():
     pytest.skip("resident memory is read from /proc, which only Linux has", allow_module_level=True)
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 load = __import__("load")
 
 
