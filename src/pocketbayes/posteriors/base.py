@@ -65,6 +65,10 @@ POSTERIORS: Registry[type[Posterior]] = Registry("storage")
 """Every storage by name: a subclass of `Posterior` joins by being defined."""
 
 
+FIXED = "not trained"
+"""In the config of a storage that is restored by default: its buffers of real numbers, which are no parameters."""
+
+
 class Posterior(nn.Module, ABC):
     """q(w) over the weights of a layout: the storage axis.
 
@@ -234,7 +238,7 @@ class Posterior(nn.Module, ABC):
         """Return what, with the layout and the tensors, rebuilds the posterior: its plain public attributes."""
         plain = {name: value for name, value in vars(self).items() if not _is_reserved(name) and _is_plain(value)}
         fixed = [name for name, buffer in self.named_buffers() if buffer.is_floating_point()]
-        return plain | ({"buffers": fixed} if fixed and self._restored_by_default() else {})
+        return plain | ({FIXED: fixed} if fixed and self._restored_by_default() else {})
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
@@ -248,10 +252,10 @@ class Posterior(nn.Module, ABC):
         for name, value in config.items():
             if _is_reserved(name) or callable(used := getattr(cls, name, None)) or isinstance(used, property):
                 raise UserError(f"a {cls.name} posterior with a setting {name!r}, which it cannot have")
-            if name != "buffers":
+            if name != FIXED:
                 setattr(self, name, value)
         for name, tensor in tensors.items():
-            if tensor.is_floating_point() and name not in config.get("buffers", ()):
+            if tensor.is_floating_point() and name not in config.get(FIXED, ()):
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
