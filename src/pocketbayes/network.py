@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data import Info
+from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import Layout, placed
@@ -113,7 +114,7 @@ class Network(nn.Module):
             args = (table.noisy(args[0], self.input_var), *args[1:])
         with _no_checkpointing(), placed(self.model, weights):
             try:
-                return self.model(*args, **kwargs)
+                return call_model(self.model, *args, **kwargs)
             except NoRuleError as error:
                 raise error.at(_module_of(error, self.model)) from error
 
@@ -126,7 +127,7 @@ class Network(nn.Module):
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
         turn = nullcontext() if torch.compiler.is_compiling() else TURNS
         with turn, placed(self.model, self.layout.by_site(self.layout.views(flat))):
-            return self.model(*args, **kwargs)
+            return call_model(self.model, *args, **kwargs)
 
     def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
         """The weights of one pass by site: values, or Gaussians where a rule will take them."""

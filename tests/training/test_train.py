@@ -294,10 +294,10 @@ def test_data_that_are_no_pairs_are_named() -> None:
             return 4
 
         def __getitem__(self, index: int) -> dict[str, Tensor]:
-            return {"image": torch.zeros(4), "label": torch.tensor(0)}
+            return {"image": torch.zeros(4), "class": torch.tensor(0)}
 
     for data in (Named(), DataLoader(Named(), 2)):
-        with pytest.raises(pb.UserError, match="a pair of tensors, inputs and targets, not a dict"):
+        with pytest.raises(pb.UserError, match="no targets: name them 'labels'; it has image, class"):
             pb.fit("map", tiny_model(), data, epochs=1, **QUICK)
     with pytest.raises(pb.UserError, match=r"pb\.data\.load\('digits', 'train'\)"):
         pb.fit("map", tiny_model(), "digits", **QUICK)
@@ -398,8 +398,8 @@ def test_numpy_s_numbers_and_whole_class_weights_are_taken() -> None:
 
 def test_several_inputs_names_of_models_and_real_labels_are_told_of() -> None:
     x, y = few()
-    for several in ((x, x), {"x": x}):
-        with pytest.raises(pb.UserError, match="inputs are one tensor, not a"):
+    for several in ((x, x), {"a": x, "b": x}):
+        with pytest.raises(pb.UserError, match="the model's forward takes x, the data give"):
             pb.fit("map", Cut(cut=False), (several, y), epochs=1, progress=False)
     with pytest.raises(pb.UserError, match=r"pb\.models\.build\('mlp'"):
         pb.fit("map", "mlp", (x, y), epochs=1, progress=False)

@@ -15,7 +15,9 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info, collate, validate_batch
+from pocketbayes.data.dataset import Task
 from pocketbayes.data.memory import Arrays
+from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, describe_inputs, split_batch
 from pocketbayes.data.validate import warn_of_odd_targets
 
 Source = TorchDataset | DataLoader
@@ -28,7 +30,7 @@ def as_source(value: Any) -> Source:
         UserError: If it is none of these, or is empty.
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        x, y = (_tensor(item) for item in value)
+        x, y = as_input(value[0]), torch.as_tensor(value[1])
         if len(x) != len(y):
             raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
         if y.is_floating_point():
@@ -75,8 +77,8 @@ def batches(
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches (x, y), checked against what the data say of themselves.
+) -> Iterator[tuple[Any, Tensor]]:
+    """Batches (x, y), checked against what the data say of themselves; x is a tensor, or `Inputs` where it is several.
 
     Args:
         source: What `as_source` returned; a DataLoader keeps its own order and batch size.
@@ -96,7 +98,7 @@ def batches(
     if isinstance(source, DataLoader):
         for index, batch in enumerate(source):
             if index >= start and (index - start) % stride == 0:
-                x, y = _pair(batch)
+                x, y = split_batch(batch)
                 if info is not None:
                     validate_batch(x, y, info)
                 yield x, y
@@ -116,7 +118,7 @@ def batches(
     )
     try:
         for chunk, batch in zip(chunks, loader):
-            x, y = _pair(batch)
+            x, y = split_batch(batch)
             if info is not None:
                 validate_batch(x, y, info, chunk)
             yield x, y
@@ -125,17 +127,6 @@ def batches(
         if not text.startswith("Caught "):
             raise
         raise UserError(text.splitlines()[-1].partition("Error: ")[2]) from None
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    """A batch as inputs and targets."""
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch)):
-        parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
-        found = f"({parts})" if parts else f"a {type(batch).__name__}"
-        raise UserError(
-            f"a batch must be a pair of tensors, inputs and targets, not {found}: change what the data give"
-        )
-    return batch[0], batch[1]
 
 
 def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:
@@ -193,23 +184,17 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-def _tensor(value: Any) -> Tensor:
-    if isinstance(value, dict) or (isinstance(value, (tuple, list)) and any(isinstance(v, Tensor) for v in value)):
-        raise UserError(
-            f"inputs are one tensor, not a {type(value).__name__} of several: join them, and split them in the model's "
-            "forward"
-        )
-    return torch.as_tensor(value)
-
-
-def _as_float(x: Tensor) -> Tensor:
+def _as_float(x: Any) -> Any:
     """Arrays are often float64, which no model is by default; whole numbers may be tokens and stay."""
+    if isinstance(x, Inputs):
+        return x.map(_as_float)
     return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 else x
 
 
-def _info_of(x: Tensor, y: Tensor) -> Info:
-    shape = tuple(x.shape[1:])
+def _info_of(x: ModelInput, y: Tensor) -> Info:
+    shape, several = tuple(x.shape[1:]), describe_inputs(x)
     if y.is_floating_point():
-        return Info("arrays", "regression", None, None, shape)
+        return Info("arrays", "regression", None, None, shape, inputs=several)
     classes = int(y.max()) + 1 if len(y) else 0
-    return Info("arrays", "segmentation" if y.ndim == 3 else "classification", classes, None, shape)
+    task: Task = "segmentation" if y.ndim == 3 else "classification"
+    return Info("arrays", task, classes, None, shape, inputs=several)

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from pocketbayes.data.normalise import Normalise
 
 Task = Literal["classification", "regression", "segmentation"]
-LATE_FIELDS = frozenset({"interpolation"})
+LATE_FIELDS = frozenset({"interpolation", "inputs"})
 """Fields of `Info` that files of older versions do not have."""
 
 
@@ -36,6 +36,7 @@ class Info:
         crop_fraction: Pictures from files: the shorter side becomes the input's size over this, then the centre is cut
             out; `None` where the whole picture is scaled, whatever its shape.
         interpolation: Pictures from files: how they are scaled, by Pillow's name.
+        inputs: Models of several inputs: the name, type and shape of each; `input_shape` is the first's.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Info:
     target_std: float | tuple[float, ...] = 1.0
     crop_fraction: float | None = None
     interpolation: str = "bilinear"
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for files; a field that came later stands in them only where it differs from usual."""
@@ -59,8 +61,11 @@ class Info:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Info:
         """Rebuild what `to_json` returned, whose lists are tuples."""
-        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**found)
+        return cls(**{name: _tuples(value) for name, value in values.items()})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Info, Task
+from pocketbayes.data.model_inputs import describe_inputs, split_batch
 
 USUAL_CROP = 0.875
 """The share of a picture's shorter side that evaluation keeps where training crops at random: 224 of 256 pixels."""
@@ -66,25 +68,25 @@ def read_transform(transform: Any) -> Preprocessing:
 
 
 def describe_source(source: Any) -> Info | None:
-    """Describe a data set of another library, as far as it says how its pictures are prepared; else None.
+    """Describe a data set of another library, as far as it says how its pictures are prepared.
 
     Torchvision's data sets, timm's, and any other with a `transform` and perhaps `classes` (names), also behind a
-    `Subset`. One example is loaded for its shape.
+    `Subset`. One example is loaded for its shape, which is all that is known of other data.
     """
     data = getattr(source, "dataset", source)
     while hasattr(data, "dataset"):
         data = data.dataset
     transform = getattr(data, "transform", None)
     if transform is None:
-        return None
+        return _from_example(source)
     try:
         prepared = read_transform(transform)
         with torch.random.fork_rng(devices=[]):
             x, y = data[0]
     except (UnreadableTransformError, TypeError, ValueError, LookupError):
-        return None
+        return _from_example(source)
     if not isinstance(x, Tensor) or x.ndim != 3 or (isinstance(y, Tensor) and y.ndim):
-        return None
+        return _from_example(source)
     names = getattr(data, "classes", None)
     if names is None and (reader := getattr(data, "reader", None)) is not None:  # timm's
         names = getattr(reader, "class_to_idx", None)
@@ -93,6 +95,20 @@ def describe_source(source: Any) -> Info | None:
     else:
         task = "classification"
     return make_info(type(data).__name__, task, prepared, tuple(x.shape), names)  # type: ignore[arg-type]
+
+
+def _from_example(source: Any) -> Info | None:
+    """Describe data by one example, as their own loader would put it into a batch: names, types and shapes alone."""
+    loaded = isinstance(source, DataLoader)
+    put_together = source.collate_fn if loaded and source.collate_fn is not None else default_collate
+    try:
+        with torch.random.fork_rng(devices=[]):
+            x, y = split_batch(put_together([(source.dataset if loaded else source)[0]]))
+    except Exception:  # a user's own code, which training will run again and then complain of
+        return None
+    task: Task = "regression" if y.is_floating_point() else "segmentation" if y.ndim == 3 else "classification"
+    name, shape = type(getattr(source, "dataset", source)).__name__, tuple(x.shape[1:])
+    return Info(name, task, None, None, shape, inputs=describe_inputs(x))
 
 
 def make_info(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ class Images(Pictures):
 
 
 class Arrays(Dataset):
-    """Rows of two tensors, as they are."""
+    """Rows of two tensors, as they are; `x` may be several `Inputs`."""
 
-    def __init__(self, x: Tensor, y: Tensor, info: Info) -> None:
+    def __init__(self, x: Any, y: Tensor, info: Info) -> None:
         self.x, self.y, self.info = x, y, info
 
     def __len__(self) -> int:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Info
+from pocketbayes.data.model_inputs import ModelInput, tensors_of
 
 FEW = 20
 """Different values that real-valued targets have more of."""
 
 
-def validate_batch(x: Tensor, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
+def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
     """Raise a `UserError` that names the data set, the example and the value, if anything is amiss.
 
     Looked for: another shape or type than `info` promises, NaN and infinity, labels outside `0..classes-1`
@@ -28,7 +29,8 @@ def validate_batch(x: Tensor, y: Tensor, info: Info, rows: Sequence[int] | None 
         rows: The batch's examples by their numbers in the data set, where they are known.
     """
     _check_shapes(x, y, info)
-    _check_finite("x", x, info, rows)
+    for values in tensors_of(x):
+        _check_finite("x", values, info, rows)
     if info.task == "regression":
         _check_finite("y", y, info, rows)
         return
@@ -67,7 +69,7 @@ def warn_of_odd_targets(y: Tensor) -> None:
         warnings.warn(f"labels begin at {int(y.min())}: classes before it never occur; count from 0", stacklevel=4)
 
 
-def _check_shapes(x: Tensor, y: Tensor, info: Info) -> None:
+def _check_shapes(x: ModelInput, y: Tensor, info: Info) -> None:
     if not len(x):
         raise UserError(f"data set {info.name!r}: an empty batch")
     if tuple(x.shape[1:]) != info.input_shape:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.inference.head import Head
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood, check_output, match_target
 from pocketbayes.network import TURNS, Net, Network, check_propagation, members, shares
@@ -223,7 +224,8 @@ def predict(
 
     Args:
         net: A network or mixture.
-        x: Inputs (n, ...).
+        x: Inputs (n, ...); a mapping of names to tensors, as tokenizers return it, or a tuple where the model takes
+            several.
         samples: Passes; a network without randomness takes one, a mixture shares them out.
         propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
             needs no sampling. "mean" is one pass at the posterior mean. "moments" and "linear" need no sampling: one
@@ -240,13 +242,13 @@ def predict(
     info = members(net)[0].info
     if isinstance(x, (str, Path)):
         raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
-    x = torch.as_tensor(x)
+    x = as_input(x)
     if info is not None and tuple(x.shape) == tuple(info.input_shape):
         raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
     if not len(x):
         raise UserError("nothing to predict: x is empty")
 
-    def answer(batch: Tensor) -> Prediction:
+    def answer(batch: Any) -> Prediction:
         return run_passes(
             net, batch, samples, propagation, seed=seed, readout=readout, classes=classes, variance_scale=variance_scale
         ).summary()
@@ -264,13 +266,17 @@ def predict(
     return prediction
 
 
-def _warn_if_not_finite(prediction: Prediction, x: Tensor) -> None:
+def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:
     finite = prediction.entropy.isfinite().reshape(len(x), -1).all(1)
     rows = finite.logical_not_().nonzero().flatten().tolist()
     if rows:
-        cause = "its weights are too large" if bool(x[rows[0]].isfinite().all()) else "its input is not finite either"
+        cause = "its weights are too large" if _is_finite(x[rows[0]]) else "its input is not finite either"
         message = f"the answers to {len(rows)} of {len(x)} inputs are not finite, first that to x[{rows[0]}]: {cause}"
         warnings.warn(message, stacklevel=3)
+
+
+def _is_finite(x: ModelInput) -> bool:
+    return all(bool(values.isfinite().all()) for values in tensors_of(x))
 
 
 def run_passes(

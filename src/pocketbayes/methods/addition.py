@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network, frozen_batch_norm
 from pocketbayes.posteriors.csr import SparseMatrix
@@ -87,7 +88,7 @@ class DenseGradients:
         sums: list[Tensor] = []
         for x, y in parts:
             with frozen_batch_norm(net.model), placed(net.model, weights):
-                output = net.model(x)
+                output = call_model(net.model, x)
             nll = likelihood.nll(output, y) * (len(y) / size)
             found = [gradient.flatten() for gradient in torch.autograd.grad(nll, leaves)]
             sums = [one + other for one, other in zip(sums, found)] if sums else found

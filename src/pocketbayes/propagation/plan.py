@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors.gaussian import METADATA, Gaussian, Op, RuleTable, tensors_in
 from pocketbayes.posteriors.layout import Layout, placed
 
@@ -101,7 +102,7 @@ def _run(
     with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
         with forward_ad._set_fwd_grad_enabled(True):  # also under inference_mode
-            return model(*args, **kwargs)
+            return call_model(model, *args, **kwargs)
 
 
 def _copy(x: Tensor) -> Tensor:

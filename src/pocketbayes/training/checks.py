@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import LostProcessError
+from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import Categorical
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors.layout import placed
@@ -136,7 +137,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
     with _as_if_never_run(model):
         weights = [view.clone().requires_grad_() for view in layout.views(means)]
         with torch.enable_grad(), placed(model, layout.by_site(weights)):
-            output = model(x)
+            output = call_model(model, x)
         if not isinstance(output, Tensor):
             return
         reached: Sequence[Tensor | None] = [None] * len(weights)
@@ -146,7 +147,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
         if cut:
             moved = [weight + (gradient is None) for weight, gradient in zip(weights, reached)]
             with torch.no_grad(), placed(model, layout.by_site(moved)):
-                depends = not torch.equal(model(x), output)
+                depends = not torch.equal(call_model(model, x), output)
     if cut and depends:
         others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
         warnings.warn(

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pocketbayes import methods, models
 from pocketbayes.base.errors import UserError
@@ -127,7 +127,10 @@ def _warn_of_scale(source: Source) -> None:
     """Says so where a table's features, or the targets of a regression, are in units that train badly."""
     if not isinstance(source, Arrays):
         return
-    columns = {"features": source.x if source.x.ndim == 2 else None, "targets": source.y}
+    columns = {
+        "features": source.x if isinstance(source.x, Tensor) and source.x.ndim == 2 else None,
+        "targets": source.y,
+    }
     for what, values in columns.items():
         if values is None or not values.is_floating_point():
             continue

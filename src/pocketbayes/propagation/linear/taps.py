@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from pocketbayes.data.model_inputs import Inputs, ModelInput, call_model
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import METADATA, Op, tensors_in
 from pocketbayes.posteriors.layout import Layout, placed
@@ -137,16 +138,16 @@ def tapped_pass(
         tap = weights[number] = weights[number].as_subclass(_Tap)
         tap.slot, tap.record = number, record
     with placed(model, layout.by_site(weights)):
-        return model(x), record
+        return call_model(model, x), record
 
 
-def make_plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
+def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan | None:
     """Follows one example of three through the model: NaN in it shows which rows of every layer's input are its own.
 
     Returns:
         The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
     """
-    if not x.is_floating_point():
+    if isinstance(x, Inputs) or not x.is_floating_point():
         return None
     mean, layout = posterior.weight_means(), posterior.layout
     slots = tuple(posterior.random_slots() or range(len(layout)))

@@ -1,0 +1,221 @@
+"""Several inputs as one: what a model with keyword arguments takes, split and moved like a single tensor."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pocketbayes.base.errors import UserError
+
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""The names that a batch's targets go by, in the order in which they are looked for."""
+OUTPUTS = ("logits", "out", "predictions")
+"""The names that a model's answer goes by, among several outputs."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a model for one batch: tensors whose first axis is the batch.
+
+    It has what a tensor has that batches need: a length, rows, parts, a device.
+    """
+
+    args: tuple[Tensor, ...] = ()
+    kwargs: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in order."""
+        return (*self.args, *self.kwargs.values())
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the first."""
+        return self.tensors[0].shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the first."""
+        return self.tensors[0].ndim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first."""
+        return self.tensors[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first is."""
+        return self.tensors[0].device
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+        """Apply a function to each tensor."""
+        return Inputs(tuple(map(function, self.args)), {name: function(value) for name, value in self.kwargs.items()})
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, rows: Any) -> Inputs:
+        return self.map(lambda tensor: tensor[rows])
+
+    def to(self, *args: Any, **kwargs: Any) -> Inputs:
+        """Move all tensors; real numbers take the type that is asked for, whole numbers such as tokens keep theirs."""
+        where = [arg for arg in args if not isinstance(arg, torch.dtype)]
+        last = {"memory_format": kwargs.pop("memory_format")} if "memory_format" in kwargs else {}
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = tensor.to(*(args if tensor.is_floating_point() else where), **kwargs) if args or kwargs else tensor
+            return moved.to(**last) if last and tensor.ndim == 4 else moved
+
+        return self.map(move)
+
+    def split(self, size: int) -> list[Inputs]:
+        """Cut into parts of `size` rows."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def chunk(self, parts: int) -> list[Inputs]:
+        """Cut into so many parts, as `Tensor.chunk` does."""
+        return self.split(-(-len(self) // parts))
+
+    def is_floating_point(self) -> bool:
+        """Return whether any holds real numbers."""
+        return any(tensor.is_floating_point() for tensor in self.tensors)
+
+
+ModelInput: TypeAlias = Tensor | Inputs
+
+pytree.register_pytree_node(
+    Inputs,
+    lambda inputs: (list(inputs.tensors), (len(inputs.args), tuple(inputs.kwargs))),
+    lambda tensors, names: Inputs(tuple(tuple(tensors)[: names[0]]), dict(zip(names[1], tuple(tensors)[names[0] :]))),
+    serialized_type_name="pocketbayes.Inputs",
+)
+
+
+def tensors_of(x: ModelInput) -> tuple[Tensor, ...]:
+    """Return the tensors of an input, one or several."""
+    return x.tensors if isinstance(x, Inputs) else (x,)
+
+
+def describe_inputs(x: ModelInput) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Return the name, type and shape of each of several inputs, of one example; nothing for a single tensor."""
+    if not isinstance(x, Inputs):
+        return ()
+    named = [*((str(number), value) for number, value in enumerate(x.args)), *x.kwargs.items()]
+    return tuple((name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:])) for name, value in named)
+
+
+def as_input(value: Any) -> ModelInput:
+    """Convert what a model is to be asked: an array, a mapping of names to arrays, or a tuple of tensors.
+
+    Targets among named inputs are left out.
+
+    Raises:
+        UserError: If the inputs have different lengths.
+    """
+    if isinstance(value, Inputs):
+        return value
+    if isinstance(value, Mapping):
+        named = {str(k): torch.as_tensor(v) for k, v in value.items() if k not in TARGETS and _is_array(v)}
+        return _same_length(Inputs(kwargs=named))
+    if isinstance(value, (tuple, list)) and len(value) > 1 and all(isinstance(v, Tensor) and v.ndim for v in value):
+        return _same_length(Inputs(tuple(value)))
+    return torch.as_tensor(value)
+
+
+def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
+    """Split a batch of a DataLoader into inputs and targets.
+
+    A pair (x, y), in which x may be a mapping or a tuple of tensors; a longer tuple of tensors, the last of which is
+    the target; or a mapping with the target under one of the names in `TARGETS`.
+
+    Raises:
+        UserError: If no target can be told apart.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
+        if name is None:
+            raise UserError(f"a batch has no targets: name them 'labels'; it has {', '.join(map(str, batch))}")
+        return as_input(batch), batch[name]
+    if isinstance(batch, (tuple, list)) and len(batch) >= 2 and isinstance(batch[-1], Tensor):
+        inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
+        if isinstance(inputs, (Tensor, Inputs)):
+            return inputs, batch[-1]
+        if isinstance(inputs, Mapping) or (
+            isinstance(inputs, (tuple, list)) and all(isinstance(part, Tensor) for part in inputs)
+        ):
+            return as_input(inputs), batch[-1]
+    parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
+    found = f"({parts})" if parts else f"a {type(batch).__name__}"
+    raise UserError(
+        f"a batch must be a pair (inputs, targets) of tensors, or named tensors with 'labels', not {found}: change "
+        "what the data give"
+    )
+
+
+def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a model; asked with one argument, a tensor or `Inputs`, it answers with its logits alone.
+
+    Named inputs that the model's forward does not take, such as the number of a row, are left out. Any other call is
+    the user's own, who gets the model's outputs as they are.
+    """
+    if len(args) != 1 or kwargs:
+        return model(*args, **kwargs)
+    (x,) = args
+    if not isinstance(x, Inputs):
+        return answer_of(model(x))
+    taken = _accepted(model, x)
+    return answer_of(model(*taken.args, **taken.kwargs))
+
+
+def answer_of(output: Any) -> Any:
+    """Return the tensor among a model's outputs that is its answer; any other output as it is."""
+    if isinstance(output, Tensor):
+        return output
+    for name in OUTPUTS:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    if isinstance(output, (tuple, list, Mapping)) and len(output) == 1:
+        (value,) = output.values() if isinstance(output, Mapping) else output
+        return value if isinstance(value, Tensor) else output
+    return output
+
+
+def _accepted(model: nn.Module, x: Inputs) -> Inputs:
+    """Return the inputs that the model's forward takes; a single one under another name goes without its name."""
+    if torch.compiler.is_compiling():  # which cannot look at signatures
+        return x
+    signature = inspect.signature(model.forward)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return x
+    taken = Inputs(x.args, {name: value for name, value in x.kwargs.items() if name in signature.parameters})
+    if not taken.tensors and len(x.tensors) == 1:
+        taken = Inputs(x.tensors)
+    try:
+        signature.bind(*taken.args, **taken.kwargs)
+    except TypeError as error:
+        names = ", ".join(x.kwargs) or f"{len(x.args)} without names"
+        raise UserError(
+            f"the model's forward takes {', '.join(signature.parameters)}, the data give {names}: {error}"
+        ) from error
+    return taken
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor) or (hasattr(value, "dtype") and hasattr(value, "shape"))
+
+
+def _same_length(inputs: Inputs) -> Inputs:
+    lengths: Sequence[int] = [len(tensor) for tensor in inputs.tensors]
+    if not lengths:
+        raise UserError("there are no inputs: name them as the model's forward does")
+    if len(set(lengths)) > 1:
+        raise UserError(f"inputs of different lengths {lengths} do not go together")
+    return inputs
