@@ -190,7 +190,7 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]
     tensors = len(sizes) + sum(len(slot["sites"]) for slot in slots)
-    values = sum(sizes) + sum(math.prod(slot["shape"]) * len(slot["sites"]) for slot in slots)
+    values = sum(sizes) + sum(math.prod(slot["shape"]) for slot in slots)  # tied weights are one tensor, built once
     return models.build_bounded(tree["model"]["name"], tree["model"]["args"], tensors, values)
 
 

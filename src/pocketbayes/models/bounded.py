@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn import init
 from torch.nn.modules import module as hooks
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.models.external import VALUES
@@ -18,60 +21,112 @@ from pocketbayes.models.registry import build
 
 FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 """Arguments that would read other files or the network."""
-FILLING = frozenset(
-    {Tensor.normal_, Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_normal_, init.kaiming_uniform_}
-)
+FREE_VALUES = 1 << 20
+"""Values that any builder may create, whatever the file holds."""
+VALUES_PER_OPERATION = 64
+"""The least that an operation counts for: a million tiny ones take time, too."""
+INTERMEDIATE = 64
+"""How often a builder may compute each value on the way."""
+LARGEST_ARGUMENT = 1 << 16
+SECONDS, VALUES_PER_SECOND = 10.0, 5e6
+"""CPU time of a builder."""
 
 
 def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int) -> nn.Module:
-    """Builds a model that has about so many tensors and values; stops as soon as it has many more.
+    """Build a model that has about `tensors` tensors and `values` values; stop before it takes much more.
 
-    A tensor is counted before it is filled, and memory that is not filled is not taken.
+    Our own models are built on the meta device: all of their tensors are about to be replaced. Others may compute
+    buffers that no file holds, so they are built as they are, but the size of each of their tensors is found on the
+    meta device first. Either way a file that claims a huge model costs neither memory nor time.
+
+    Raises:
+        UserError: If the arguments fetch something, are beyond reason, or make a larger model than the file holds.
     """
     if fetching := sorted(FETCHING & args.keys()):
         raise UserError(f"model {name!r}: a file may not set {', '.join(fetching)}")
-    with _stopping(name, tensors, values), warnings.catch_warnings():
+    total = sum(abs(number) for number in tree_leaves(dict(args)) if isinstance(number, int | float))
+    if not total <= max(LARGEST_ARGUMENT, values):
+        raise UserError(f"model {name!r}: its arguments are larger than the file: not the same architecture")
+    budget = _Budget(name, tensors, values)
+    with budget.of_modules(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a loaded model was built before, and its builder warned then
         if ":" in name:
-            return build(name, **args)
-        with _Unfilled():
-            return build(name, **args)
+            with budget:
+                return build(name, **args)
+        with torch.device("meta"):
+            model = build(name, **args)
+    return model.to_empty(device="cpu")
 
 
-class _Unfilled(TorchFunctionMode):
-    """Leaves out the drawing of first weights: those of our own models are all about to be replaced."""
+class _Budget(TorchDispatchMode):
+    """The number of values that a builder may still create, in this thread alone."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __init__(self, name: str, tensors: int, values: int) -> None:
+        super().__init__()
+        self.name = name
+        self.left = {
+            "tensors": 2 * tensors + 64,
+            "values": 2 * values + FREE_VALUES,
+            "modules": 20 * tensors + 1024,
+            "intermediate values": INTERMEDIATE * (values + FREE_VALUES),
+        }
+        self.deadline = time.thread_time() + SECONDS + values / VALUES_PER_SECOND
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation unless it makes more values than a model of the file's size has."""
         kwargs = kwargs or {}
-        if func in FILLING:
-            return args[0] if args else kwargs["tensor"]
+        if not (func._schema.is_mutable or func.is_view):
+            size = _count_values(func, args, kwargs)
+            self.charge("intermediate values", max(size, VALUES_PER_OPERATION))
+            if size > self.left["values"]:
+                self.charge("values", size)
         return func(*args, **kwargs)
 
+    def charge(self, kind: str, amount: int = 1) -> None:
+        """Count what a builder makes.
 
-@contextmanager
-def _stopping(name: str, tensors: int, values: int) -> Iterator[None]:
-    """Counts what modules register while a model is built; some register what they replace later."""
-    left = {"tensors": 2 * tensors + 64, "values": 2 * values + (1 << 20), "modules": 20 * tensors + 1024}
+        Raises:
+            UserError: If that is too much, or takes too long.
+        """
+        self.left[kind] -= amount
+        if self.left[kind] < 0:
+            raise UserError(f"model {self.name!r} has more {kind} than the file: not the same architecture")
+        if time.thread_time() > self.deadline:
+            raise UserError(f"model {self.name!r} takes too long to build for a file of this size")
 
-    def count(kind: str, amount: int = 1) -> None:
-        left[kind] -= amount
-        if left[kind] < 0:
-            raise UserError(f"model {name!r} has more {kind} than the file: not the same architecture")
+    @contextmanager
+    def of_modules(self) -> Iterator[None]:
+        """Count what modules register in this thread; some register what they replace later."""
+        thread = threading.get_ident()
 
-    def tensor(module: nn.Module, key: str, value: Tensor | None) -> None:
-        count("tensors")
-        count("values", 0 if value is None else value.numel())
+        def tensor(module: nn.Module, key: str, value: Tensor | None) -> None:
+            if threading.get_ident() == thread:
+                self.charge("tensors")
+                self.charge("values", 0 if value is None else value.numel())
 
-    def submodule(module: nn.Module, key: str, value: nn.Module | None) -> None:
-        count("modules")
+        def submodule(module: nn.Module, key: str, value: nn.Module | None) -> None:
+            if threading.get_ident() == thread:
+                self.charge("modules")
 
-    handles = [
-        hooks.register_module_parameter_registration_hook(tensor),
-        hooks.register_module_buffer_registration_hook(tensor),
-        hooks.register_module_module_registration_hook(submodule),
-    ]
+        handles = [
+            hooks.register_module_parameter_registration_hook(tensor),
+            hooks.register_module_buffer_registration_hook(tensor),
+            hooks.register_module_module_registration_hook(submodule),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _count_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
+    """Return how many values an operation would make, without making them."""
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, dict(kwargs)))
+    if any(argument.name == "device" for argument in func._schema.arguments):
+        kwargs["device"] = torch.device("meta")
     try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        made = func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):  # depends on values, so makes no more than it is given; or fails
+        return 0
+    return sum(tensor.numel() for tensor in tree_leaves(made) if isinstance(tensor, Tensor))

@@ -66,6 +66,8 @@ def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
         args = {"weights_backbone": None, **args}
     try:
         model: nn.Module = create(name, **args)
+    except UserError:
+        raise
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(f"{library}:{name}: {type(error).__name__}: {error}") from error
     except OSError as error:
