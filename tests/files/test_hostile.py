@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
+import threading
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -88,6 +92,13 @@ HOSTILE: dict[str, Callable[[dict[str, Any], Part], Any]] = {
         name="mlp", args={"in_features": 12, "out_features": 3, "hidden": [1] * 10**6}
     ),
     "a model that is too deep": set_model(name="resnet56", args={"depth": 6 * 10**6 + 2}),
+    "a model of huge images": set_model(name="vit-ti", args={"image_size": 40_000}),
+    "torchvision's model of huge images": set_model(name="torchvision:vit_b_16", args={"image_size": 16_000}),
+    "timm's model that is too deep": set_model(name="timm:vit_tiny_patch16_224", args={"depth": 30_000_000}),
+    "timm's model of a huge window": set_model(name="timm:swin_tiny_patch4_window7_224", args={"window_size": 1000}),
+    "a model of a width that is no number": set_model(
+        name="mlp", args={"in_features": float("nan"), "out_features": 3}
+    ),
     "a model that would be fetched": set_model(name="timm:resnet10t", args={"pretrained": True}),
     "a model that would read a file": set_model(name="timm:resnet10t", args={"checkpoint_path": "/etc/passwd"}),
     "a model whose backbone would be fetched": set_model(
@@ -105,8 +116,36 @@ def test_a_sealed_file_that_lies_is_refused(name: str, sound: tuple[Path, dict[s
     path, text, parts = sound
     HOSTILE[name](text, parts)
     path.write_bytes(seal(text, parts))
+    with contextlib.suppress(UserError):
+        pb.models.build("unknown")  # imports torchvision and timm, which is not the file's cost
+    seconds, peak = time.process_time(), peak_memory()
     with pytest.raises(UserError):
         pb.load(path)
+    assert peak_memory() - peak < 200 << 20
+    assert time.process_time() - seconds < 2
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def test_models_of_other_threads_do_not_count(sound: tuple[Path, dict[str, Any], Part]) -> None:
+    """The hooks that count a loaded model's modules are torch's, and see every thread."""
+    path, _, _ = sound
+    stop = threading.Event()
+
+    def build_large_models() -> None:
+        while not stop.is_set():
+            pb.models.build("resnet56")
+
+    thread = threading.Thread(target=build_large_models)
+    thread.start()
+    try:
+        for _ in range(20):
+            pb.load(path)
+    finally:
+        stop.set()
+        thread.join()
 
 
 def seal(text: dict[str, Any], parts: Part) -> bytes:
