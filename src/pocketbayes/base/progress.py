@@ -72,15 +72,16 @@ def display(show: Show = None) -> Iterator[Display]:
     if not (is_first() and (sys.stderr.isatty() if show in (None, "bar") else show)):
         yield Silent()
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from pocketbayes.base.terminal import SafeConsole
+
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
         yield Bar(progress, lines=show != "bar")

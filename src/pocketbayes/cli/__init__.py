@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import warnings
@@ -123,4 +124,7 @@ for name, command in COMMANDS.items():
 def main() -> None:
     """The entry point."""
     warnings.showwarning = lambda message, *_, **__: complain(str(message), "warning: ")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
     app()

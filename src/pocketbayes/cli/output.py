@@ -13,9 +13,9 @@ PIPE_WIDTH = 160
 
 def show(*things: Any) -> None:
     """Prints tables and text for people on stdout; brackets in a name are brackets, not rich's markup."""
-    from rich.console import Console
+    from pocketbayes.base.terminal import SafeConsole
 
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     for thing in things:
         console.print(thing)
 
@@ -45,11 +45,12 @@ def complain(text: str, label: str = "error: ") -> None:
 
 
 def _line(label: str, text: str, style: str) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from pocketbayes.base.terminal import SafeConsole
+
     line = Text.assemble((label, "bold red"), (text, style))
-    Console(stderr=True, highlight=False).print(line, soft_wrap=True)
+    SafeConsole(stderr=True, highlight=False).print(line, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:

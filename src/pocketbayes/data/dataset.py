@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.data.normalise import Normalise
 
 Task = Literal["classification", "regression", "segmentation"]
 LATE_FIELDS = frozenset({"interpolation", "inputs"})
 """Fields of `Info` that files of older versions do not have."""
+INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
+"""Pillow's."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,40 @@ class Info:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Info:
-        """Rebuild what `to_json` returned, whose lists are tuples."""
-        return cls(**{name: _tuples(value) for name, value in values.items()})
+        """Rebuild what `to_json` returned, whose lists are tuples.
 
+        Raises:
+            UserError: If a file describes data that cannot be.
+        """
+        from pydantic import TypeAdapter, ValidationError
 
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        if unknown := sorted(values.keys() - {field.name for field in fields(cls)}):
+            raise UserError(f"the data have an unknown field {unknown[0]!r}")
+        try:
+            info = TypeAdapter(cls).validate_python(dict(values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise UserError(f"the data's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        info._check()
+        return info
+
+    def _check(self) -> None:
+        """Reject values that make no sense together."""
+        numbers = {name: getattr(self, name) for name in ("mean", "std", "target_mean", "target_std", "crop_fraction")}
+        flat = {name: value if isinstance(value, tuple) else (value,) for name, value in numbers.items()}
+        positive = all(
+            value is None or value > 0 for name in ("std", "target_std", "crop_fraction") for value in flat[name]
+        )
+        sound = {
+            "classes": self.classes is None or self.classes > 0,
+            "class_names": None in (self.class_names, self.classes) or len(self.class_names or ()) == self.classes,
+            "input_shape": all(size > 0 for size in self.input_shape),
+            "mean and std": len(flat["mean"]) == len(flat["std"]) and positive,
+            "numbers": all(value is None or math.isfinite(value) for values in flat.values() for value in values),
+            "interpolation": self.interpolation in INTERPOLATIONS,
+        }
+        if wrong := [name for name, right in sound.items() if not right]:
+            raise UserError(f"the data's {wrong[0]} cannot be: {self}")
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):

@@ -62,7 +62,7 @@ class _Budget(TorchDispatchMode):
     """The number of values that a builder may still create, in this thread alone."""
 
     def __init__(self, name: str, tensors: int, values: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
         self.left = {
             "tensors": 2 * tensors + 64,
@@ -122,11 +122,11 @@ class _Budget(TorchDispatchMode):
 
 def _count_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
     """Return how many values an operation would make, without making them."""
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, dict(kwargs)))
+    positional, named = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, dict(kwargs)))
     if any(argument.name == "device" for argument in func._schema.arguments):
-        kwargs["device"] = torch.device("meta")
+        named["device"] = torch.device("meta")
     try:
-        made = func(*args, **kwargs)
+        made = func(*positional, **named)
     except (NotImplementedError, RuntimeError):  # depends on values, so makes no more than it is given; or fails
         return 0
     return sum(tensor.numel() for tensor in tree_leaves(made) if isinstance(tensor, Tensor))

@@ -14,6 +14,7 @@ from torch import nn
 from pocketbayes import data
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import NoSplitError, UserError
+from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.process_group import ALONE, Team, is_first
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.shard import Shard
@@ -144,7 +145,11 @@ def run(
     start = time.monotonic()
     if recipe.search is not None:
         recipe = _searched(recipe, model, train, val, likelihood)
-    with _clean_unless_begun(folder):
+    with contextlib.ExitStack() as stack:
+        if is_first():
+            stack.enter_context(hold(folder))
+            _check_folder(folder, recipe, resume, overwrite)  # again: another run may have ended here meanwhile
+        stack.enter_context(_clean_unless_begun(folder))
         if is_first():
             _begin(folder, recipe, overwrite)
         net = fit(
@@ -188,8 +193,9 @@ def merge(folder: str | Path, data_dir: str | Path | None = None, *, progress: S
     net = merged([artifact.load(network_file(shards[Shard(number, count)])) for number in range(1, count + 1)])
     val = first.data.load("val", data_dir) if first.data.settings.get("val_fraction", 1) else None
     test, split = _measured(first, data_dir, val)
-    _begin(folder, first, overwrite=False)
-    artifact.save(net, folder / MODEL_FILE)
+    with hold(folder):
+        _begin(folder, first, overwrite=False)
+        artifact.save(net, folder / MODEL_FILE)
     measures = measure(net, test, first.samples, progress=progress)
     return Outcome(first, folder, net, split, measures, time.monotonic() - start)
 
@@ -279,7 +285,6 @@ def _measured(
 @contextlib.contextmanager
 def _clean_unless_begun(folder: Path) -> Any:
     """Takes back what was written if the block fails before there is a checkpoint to go on from."""
-    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     except BaseException:
@@ -287,6 +292,4 @@ def _clean_unless_begun(folder: Path) -> Any:
             with contextlib.suppress(OSError):
                 for name in RUN_FILES:
                     (folder / name).unlink(missing_ok=True)
-                for path in created:
-                    path.rmdir()
         raise

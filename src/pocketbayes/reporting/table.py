@@ -23,6 +23,7 @@ HEADINGS = {
 PERCENT = frozenset({"accuracy", "miou", "coverage95", "corrupted"})
 HIGH_IS_GOOD = frozenset({"accuracy", "miou", "log_likelihood"})
 LOW_IS_GOOD = frozenset({"nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
+LARGEST = 1e300
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -58,7 +59,7 @@ def write(name: str, value: Any) -> str:
     """A value as people read it, by the name of its column."""
     if value is None:
         return ""
-    if isinstance(value, str | bool):
+    if not _is_finite(value):
         return str(value)
     if name in PERCENT:
         return f"{100 * value:.2f} %"
@@ -83,7 +84,7 @@ def file_size(size: int) -> str:
 
 def bar(fraction: float, width: int) -> str:
     """A bar of `width` characters, filled to an eighth of a character."""
-    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    eighths = round(min(max(0.0, fraction), 1.0) * width * 8)  # NaN makes an empty bar
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
@@ -92,10 +93,15 @@ def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
     """The best value of a column; None for a single row, and where neither end is good."""
     if len(rows) < 2:
         return None
-    values = [row[name] for row in rows if row.get(name) is not None]
+    values = [row[name] for row in rows if _is_finite(row.get(name))]
     if name in HIGH_IS_GOOD:
-        return max(values)
-    return min(values) if name in LOW_IS_GOOD else None
+        return max(values, default=None)
+    return min(values, default=None) if name in LOW_IS_GOOD else None
+
+
+def _is_finite(value: Any) -> bool:
+    """Tell numbers that can be formatted as one from NaN, infinity, text and other values."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _cell(name: str, value: Any, best: Any) -> Any:

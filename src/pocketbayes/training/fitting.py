@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes import methods, models
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data import Info
 from pocketbayes.data.batches import Source, as_source, info_of
@@ -93,8 +96,14 @@ def fit(
             info=info or _describe(source, validation),
         )
         again = "resume the run from its last checkpoint" if out else "start the run again"
-        with run.team.guarded(again):
+        with run.team.guarded(again), ExitStack() as locks:
+            if run.folder is not None:
+                run.team.first(partial(_lock, locks, run.folder))
             return run.all_stages(resume)
+
+
+def _lock(locks: ExitStack, folder: Path) -> None:
+    locks.enter_context(hold(folder))
 
 
 def _describe(train: Source, val: Source | None) -> Info | None:

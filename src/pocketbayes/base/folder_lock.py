@@ -1,0 +1,113 @@
+"""One run at a time in a folder: two would mix their files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pocketbayes.base import atomic
+from pocketbayes.base.errors import UserError
+
+LOCK_FILE = ".lock"
+_HELD: dict[Path, tuple[int, int]] = {}
+"""Locks of this process, with the process and the thread that hold them: the system's locks are a process's."""
+_HELD_GUARD = threading.Lock()
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a folder for a run; within the same thread again and again. A folder that stays empty is removed again.
+
+    The operating system holds the lock and lets go of it when the process ends, however it ends, so that no lock
+    outlives its run, whatever the clock says. Where a file system knows no locks, the text in the lock file decides.
+
+    Raises:
+        UserError: If another run holds the folder, with its process and machine.
+    """
+    path, holder = folder.resolve() / LOCK_FILE, (os.getpid(), threading.get_ident())
+    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    with _HELD_GUARD:
+        held = _HELD.get(path)
+        nested = held == holder
+        if held is not None and held[0] == holder[0] and not nested:
+            raise _busy(folder, {"pid": holder[0], "host": platform.node()})
+        file = None if nested else _take(path, folder)
+        _HELD[path] = holder
+    try:
+        yield
+    finally:
+        if file is not None:
+            with _HELD_GUARD:
+                del _HELD[path]
+                with contextlib.suppress(OSError):
+                    path.unlink()  # while it is held, so that nobody loses a lock of theirs
+                os.close(file)
+            with contextlib.suppress(OSError):
+                for each in created:
+                    each.rmdir()
+
+
+def _take(path: Path, folder: Path) -> int:
+    """Return the open lock file."""
+    with atomic.writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _lock(file, folder)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file), path.stat()):  # else its holder has removed it meanwhile
+                        text = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
+                        os.truncate(file, 0)
+                        os.pwrite(file, text, 0)
+                        return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+
+def _lock(file: int, folder: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise _busy(folder, _holder(file)) from None
+    except OSError:  # a file system without locks
+        holder = _holder(file)
+        if holder and (holder.get("host") != platform.node() or _lives(holder.get("pid"))):
+            raise _busy(folder, holder) from None
+
+
+def _holder(file: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(file, 1000, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lives(pid: Any) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True  # another user's
+    except (OSError, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _busy(folder: Path, holder: dict[str, Any]) -> UserError:
+    who = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
+    way_out = f"wait for it or choose another folder; if that process is gone, remove {folder / LOCK_FILE}"
+    return UserError(f"another run is writing to {folder} ({who}): {way_out}")

@@ -1,0 +1,101 @@
+"""Two runs in one folder: the second is refused, and no lock outlives its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pocketbayes as pb
+from cases import tiny_data, tiny_model
+from pocketbayes.base.folder_lock import LOCK_FILE, hold
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pocketbayes.base.folder_lock import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def start_holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_fit_refuses_a_folder_that_another_process_trains_in(tmp_path: Path) -> None:
+    process = start_holder(tmp_path)
+    try:
+        with pytest.raises(pb.UserError, match=f"another run is writing to .*process {process.pid} on"):
+            pb.fit("map", tiny_model(), tiny_data(), epochs=1, out=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    pb.fit("map", tiny_model(), tiny_data(), epochs=1, out=tmp_path)  # a killed run's lock is none
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_hold_refuses_another_thread_and_nests_in_one(tmp_path: Path) -> None:
+    refused: list[BaseException] = []
+
+    def try_to_hold() -> None:
+        try:
+            with hold(tmp_path):
+                pass
+        except pb.UserError as error:
+            refused.append(error)
+
+    with hold(tmp_path), hold(tmp_path):
+        thread = threading.Thread(target=try_to_hold)
+        thread.start()
+        thread.join()
+        assert (tmp_path / LOCK_FILE).exists()
+    assert len(refused) == 1
+    try_to_hold()
+    assert len(refused) == 1
+
+
+def test_hold_removes_the_folders_that_stay_empty(tmp_path: Path) -> None:
+    with hold(tmp_path / "a" / "b"):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("holder", "refused"),
+    [
+        ({"pid": os.getppid(), "host": platform.node()}, True),
+        ({"pid": 2**22 + 1, "host": platform.node()}, False),  # no such process: above Linux' largest number
+        ({"pid": os.getppid(), "host": "elsewhere"}, True),
+        ({"pid": "nonsense", "host": platform.node()}, False),
+        ("nonsense", False),
+    ],
+)
+def test_the_lock_file_decides_where_there_are_no_locks(
+    holder: Any, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_supported(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.lockf", not_supported)
+    (tmp_path / LOCK_FILE).write_text(json.dumps(holder))
+    os.utime(tmp_path / LOCK_FILE, (2**33, 2**33))  # the clock has jumped since
+    if refused:
+        with pytest.raises(pb.UserError, match="remove"), hold(tmp_path):
+            pass
+    else:
+        with hold(tmp_path):
+            pass
