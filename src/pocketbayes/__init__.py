@@ -13,6 +13,7 @@ from pocketbayes.inference import curves, explain, metrics
 from pocketbayes.inference.calibration import fit_variance_scale
 from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.inference.health import Health, health
 from pocketbayes.inference.prediction import Prediction, predict
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.likelihoods import Categorical, GaussianNoise
@@ -46,6 +47,7 @@ from pocketbayes.ship.mixing import mixture
 from pocketbayes.ship.onnx import export_onnx
 from pocketbayes.training.beta_search import search_beta
 from pocketbayes.training.fitting import bayesianize, fit
+from pocketbayes.training.optimizers import parameter_groups
 from pocketbayes.training.settings import Training
 
 __version__ = "0.1.0"
@@ -90,6 +92,7 @@ __all__ = [
     "FullCovarianceVDP",
     "Gaussian",
     "GaussianNoise",
+    "Health",
     "Int8",
     "Laplace",
     "Layout",
@@ -119,12 +122,14 @@ __all__ = [
     "fit",
     "fit_variance_scale",
     "from_pretrained",
+    "health",
     "kl",
     "load",
     "methods",
     "metrics",
     "mixture",
     "models",
+    "parameter_groups",
     "predict",
     "push_to_hub",
     "recalibrate",

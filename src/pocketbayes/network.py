@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -26,6 +26,9 @@ from pocketbayes.propagation import LOCAL, RULES, rules_for
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments import NoRuleError
 from pocketbayes.propagation.plan import Plan, count_uses
+
+if TYPE_CHECKING:
+    from pocketbayes.inference.health import FirstStds, Health
 
 PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES, "linear")
 """mean: the network at its mean; sample: draw weights, run the model as it is; linear: the delta method; the
@@ -60,6 +63,8 @@ class Network(nn.Module):
         input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
         method: The registry name of the method that made it, if one did.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
+        first_stds: Some of the stds that training started from, if any did.
+        health: How far the stds have learned, as `fit` recorded it.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class Network(nn.Module):
         self.input_var = float(input_var)
         self.method: str | None = None
         self.info: Info | None = None
+        self.first_stds: FirstStds | None = None
+        self.health: Health | None = None
         self._noise: Tensor | None = None
         self._plans: dict[tuple[str, bool], Plan] = {}
         _NETWORKS[id(self)] = self

@@ -17,6 +17,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
 from pocketbayes.files.packing import Precision
+from pocketbayes.inference.health import FirstStds, Health
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior, priors
 from pocketbayes.posteriors.layout import Layout
@@ -89,7 +90,10 @@ def describe(net: Net) -> dict[str, Any]:
         return {"networks": [describe(network) for network in net], **weights}
     (net,) = members(net)
     spec = models.spec_of(net.model)
+    first = net.first_stds
     return {
+        **({} if first is None else {"first_stds": {"positions": first.positions, "stds": first.stds}}),
+        **({} if net.health is None else {"health": asdict(net.health)}),
         "method": net.method,
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
@@ -153,14 +157,17 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     )
     net.method = None if tree.get("method") is None else str(tree["method"])
     net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
+    net.health = None if tree.get("health") is None else Health(**tree["health"])
+    net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
     _load_points(net.model, tree["state"], source)
     return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
 
 
 def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
-    """The tree without the prior's centre, which only training needs."""
+    """Leave out what only training needs: the first stds, and the prior's centre."""
     if "networks" in tree:
         return {**tree, "networks": [_without_centres(network, keep) for network in tree["networks"]]}
+    tree = {key: value for key, value in tree.items() if key != "first_stds"}
     prior = tree["prior"]
     if keep or "centre" not in prior["tensors"]:
         return tree

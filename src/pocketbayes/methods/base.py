@@ -17,7 +17,10 @@ from pocketbayes.base.process_group import Team
 from pocketbayes.likelihoods import Annealing, kl_weight
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
-from pocketbayes.posteriors.priors import Normal, Prior, ScaleMixture
+from pocketbayes.posteriors.priors import Empirical, Normal, Prior, ScaleMixture
+
+EMPIRICAL_BETA = 0.05
+"""The weight of the KL from the empirical prior."""
 
 
 class Run(Protocol):
@@ -158,35 +161,47 @@ class VariationalMethod(Method):
     """A method that minimises NLL + beta KL / N.
 
     Attributes:
-        prior: "normal", "scale-mixture", or "pretrained": normal, centred on the weights the network starts from.
-        prior_std: The std of the normal prior, and of the mixture's wide part.
-        beta: The weight of the KL.
+        prior: "empirical": normal, with the variance `mean(mean^2 + std^2)` for each layer, recomputed at every step;
+            "normal"; "scale-mixture"; or "pretrained": normal, centred on the weights the network starts from.
+            None: "normal" where `prior_std` is given, else "empirical".
+        prior_std: The std of the normal prior, and of the mixture's wide part; None for 1.
+        beta: The weight of the KL. None: 1, the evidence lower bound, for a prior that is given, and 0.05 for the
+            empirical one, which was chosen on validation data (docs/learning.md).
         annealing: How beta is reached.
         beta_start: Where the linear annealings start.
     """
 
-    prior: str = "normal"
-    prior_std: float = 1.0
-    beta: float = 1.0
-    annealing: Annealing = "constant"
+    prior: str | None = None
+    prior_std: float | None = None
+    beta: float | None = None
+    annealing: Annealing = "warm-up"
     beta_start: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        prior = self.prior or ("empirical" if self.prior_std is None else "normal")
+        beta = self.beta if self.beta is not None else EMPIRICAL_BETA if prior == "empirical" else 1.0
+        resolved = {"prior": prior, "prior_std": 1.0 if self.prior_std is None else self.prior_std, "beta": beta}
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
         self.kl_weight(0.0)
-        if self.prior not in (known := ("normal", "pretrained", "scale-mixture")):
+        if self.prior not in (known := ("empirical", "normal", "pretrained", "scale-mixture")):
             raise UnknownNameError("prior", self.prior, known)
-        if not (self.beta >= 0 and self.prior_std > 0):
+        if not (beta >= 0 and resolved["prior_std"] > 0):
             raise UserError(
                 f"beta must not be negative and prior_std must be positive, not {self.beta} and {self.prior_std}"
             )
 
     def kl_weight(self, progress: float) -> float:
         """Beta under the method's annealing."""
+        assert self.beta is not None
         return kl_weight(progress, self.beta, self.annealing, self.beta_start)
 
-    def make_prior(self, mean: Tensor) -> Prior:
-        """The prior of a network whose weights start at `mean`."""
+    def make_prior(self, mean: Tensor, layout: Layout) -> Prior:
+        """Build the prior of a network whose weights start at `mean`."""
+        if self.prior == "empirical":
+            return Empirical([slot.size for slot in layout.slots])
+        assert self.prior_std is not None
         if self.prior == "scale-mixture":
             return ScaleMixture(std1=self.prior_std)
         return Normal(self.prior_std, centre=mean if self.prior == "pretrained" else None)

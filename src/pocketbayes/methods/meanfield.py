@@ -14,6 +14,8 @@ from pocketbayes.network import Network, check_propagation
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.layout import Layout
 
+StdInit = float | Literal["relative", "xavier"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldVI(VariationalMethod):
@@ -24,12 +26,15 @@ class MeanFieldVI(VariationalMethod):
     Attributes:
         propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"
             (Wen et al. 2018).
-        std_init: The first std of every weight; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as
-            2DGBNN starts. A network that has stds keeps them.
+        std_init: "relative", `std_scale` times the root mean square of each layer's weights; the first std of every
+            weight; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as 2DGBNN starts. A network that
+            has stds keeps them.
+        std_scale: See `std_init`.
     """
 
     propagation: Literal["sample", "local", "flipout"] = "sample"
-    std_init: float | Literal["xavier"] = 0.01
+    std_init: StdInit = "relative"
+    std_scale: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,29 +51,45 @@ class MeanFieldVI(VariationalMethod):
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
-        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
+        std = start.std
+        if std is None:
+            std = first_std(start.layout, start.mean, self.std_init, self.std_scale)
         return Network(
             start.model,
             MeanField(start.layout, start.mean, std),
-            prior=self.make_prior(start.mean),
+            prior=self.make_prior(start.mean, start.layout),
             likelihood=start.likelihood,
             propagation=self.propagation,
         )
 
 
 def check_std_init(init: object) -> None:
-    """Raises: UserError: If stds cannot start there."""
-    if init != "xavier" and not (isinstance(init, (int, float)) and init > 0):
-        raise UserError(f"std_init must be a positive number or 'xavier', not {init!r}")
+    """Reject a start that stds cannot have."""
+    if init not in ("xavier", "relative") and not (isinstance(init, (int, float)) and init > 0):
+        raise UserError(f"std_init must be a positive number, 'relative' or 'xavier', not {init!r}")
 
 
-def first_std(layout: Layout, mean: Tensor, init: float | Literal["xavier"]) -> Tensor:
-    """The stds that training starts from, (n,)."""
-    if init != "xavier":
+def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1) -> Tensor:
+    """Return the stds that training starts from, (n,).
+
+    Args:
+        layout: The weights' layout.
+        mean: The first means, (n,).
+        init: One number for all; "relative", `relative` times the root mean square of each layer's weights; or
+            "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out).
+        relative: See `init`.
+    """
+    if isinstance(init, (int, float)):
         return torch.full_like(mean, float(init))
     parts = []
     for slot in layout.slots:
         receptive = torch.Size(slot.shape[2:]).numel()
-        fans = (slot.shape[0] + (slot.shape[1] if len(slot.shape) > 1 else 0)) * receptive
-        parts.append(torch.rand(slot.size, dtype=mean.dtype, device=mean.device) * (0.01 / fans**0.5))
+        fan_in = slot.shape[1] if len(slot.shape) > 1 else 0
+        if init == "relative":
+            scale = float(mean[slot.start : slot.stop].square().mean().sqrt())
+            usual = (max(fan_in, 1) * receptive) ** -0.5  # for layers that start at 0
+            parts.append(mean.new_full((slot.size,), relative * (scale or usual)))
+        else:
+            fans = (slot.shape[0] + fan_in) * receptive
+            parts.append(torch.rand(slot.size, dtype=mean.dtype, device=mean.device) * (0.01 / fans**0.5))
     return torch.cat(parts).clamp(min=1e-8)

@@ -116,7 +116,7 @@ class PBN(VariationalMethod):
         return Network(
             start.model,
             Partial(start.layout, start.mean, index, std),
-            prior=self.make_prior(start.mean),
+            prior=self.make_prior(start.mean, start.layout),
             likelihood=start.likelihood,
             propagation="sample",
         )

@@ -94,7 +94,7 @@ class SSVI(SparseTraining, VariationalMethod):
         return Network(
             start.model,
             posterior,
-            prior=self.make_prior(posterior.mean),
+            prior=self.make_prior(posterior.mean, start.layout),
             likelihood=start.likelihood,
             propagation=self.propagation,
         )

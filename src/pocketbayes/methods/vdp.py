@@ -12,7 +12,7 @@ from torch import nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import GaussianLoss, Likelihood, check_gaussian_loss
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
-from pocketbayes.methods.meanfield import check_std_init, first_std
+from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors import MeanField, RowStds
 from pocketbayes.propagation import MOMENTS_FULL
@@ -37,7 +37,8 @@ class DensityPropagation(VariationalMethod):
 
     loss: GaussianLoss = "cross-entropy"
     variance: Literal["weight", "row"] = "weight"
-    std_init: float | Literal["xavier"] = 0.02
+    std_init: StdInit = 0.02
+    std_scale: float = 0.1
     beta: float = 0.01
     input_var: float = 0.0
 
@@ -60,11 +61,11 @@ class DensityPropagation(VariationalMethod):
     def init(self, model: nn.Module) -> Network:
         """Means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
-        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
+        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init, self.std_scale)
         return Network(
             start.model,
             STORAGES[self.variance](start.layout, start.mean, std),
-            prior=self.make_prior(start.mean),
+            prior=self.make_prior(start.mean, start.layout),
             likelihood=start.likelihood,
             propagation=self.propagation,
             input_var=self.input_var,

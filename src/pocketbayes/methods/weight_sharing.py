@@ -16,7 +16,7 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
-from pocketbayes.methods.meanfield import MeanFieldVI, first_std
+from pocketbayes.methods.meanfield import MeanFieldVI, StdInit, first_std
 from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import Net, Network
 from pocketbayes.plane import Plane, PlaneSettings
@@ -85,7 +85,7 @@ class WeightSharing(VariationalMethod):
     scope: Literal["network", "layer"] = "network"
     draw: Draw = "shared"
     blend: Blend = "convex"
-    std_init: float | Literal["xavier"] = "xavier"
+    std_init: StdInit = "xavier"
     pretrain_epochs: int | None = None
     meanfield_epochs: int = 1
     gradient_batches: int | None = None
@@ -198,7 +198,7 @@ class WeightSharing(VariationalMethod):
         network = Network(
             start.model,
             posterior,
-            prior=prior or self.make_prior(start.mean),
+            prior=prior or self.make_prior(start.mean, start.layout),
             likelihood=start.likelihood,
             propagation="sample",
         )

@@ -200,8 +200,10 @@ class Posterior(nn.Module, ABC):
         """KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""
         mean, std = self.moments()
         random = std > 0
-        each = prior.kl(mean, torch.where(random, std, 1))
-        return torch.where(random, each, 0).sum()
+        if bool(random.all()):
+            return prior.total_kl(mean, std)
+        index = random.nonzero().flatten()
+        return prior.take(index).total_kl(mean.index_select(0, index), std.index_select(0, index))
 
     def std_parameters(self) -> Iterable[nn.Parameter]:
         """The parameters that set the stds: they have a learning rate of their own and no weight decay."""

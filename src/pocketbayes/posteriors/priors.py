@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -137,7 +137,61 @@ class ScaleMixture(Prior):
         return {"p": self.p, "std1": self.std1, "std2": self.std2}
 
 
-PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture)}
+class Empirical(Prior):
+    """N(0, s_l^2) for the weights of layer l, where `s_l^2 = mean(mean^2 + std^2)` minimises the KL (empirical Bayes).
+
+    The variances follow the posterior while it trains, so there is nothing to choose and nothing to store. By the
+    envelope theorem the gradient is that of a normal prior held at the current variances.
+    """
+
+    name = "empirical"
+
+    def __init__(self, sizes: Sequence[int], layers: Tensor | None = None) -> None:
+        """Take the number of weights in each layer, in order; or the layer of each weight, where only some count."""
+        super().__init__()
+        self.sizes = tuple(int(size) for size in sizes)
+        self._layers = layers
+
+    def variances(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Return the prior variance of each layer; 1 for a layer without weights."""
+        squares = mean * mean + std * std
+        if self._layers is None:
+            return torch.stack([part.mean() if len(part) else part.new_ones(()) for part in squares.split(self.sizes)])
+        counts = torch.bincount(self._layers, minlength=len(self.sizes))
+        sums = squares.new_zeros(len(self.sizes)).index_add(0, self._layers, squares)
+        return torch.where(counts > 0, sums / counts.clamp(min=1), 1.0)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return for each weight the value of its layer."""
+        if self._layers is None:
+            return values.repeat_interleave(torch.tensor(self.sizes, device=values.device))
+        return values.index_select(0, self._layers)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """`log(s_l / std) + (std^2 + mean^2) / (2 s_l^2) - 1/2`, with the variances held."""
+        var = self.spread(self.variances(mean.detach(), std.detach()))
+        return 0.5 * ((mean * mean + std * std) / var - 1 + var.log()) - std.log()
+
+    def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """`sum_l n_l log s_l - sum log std`: the squares cancel at the best variances."""
+        counts = (
+            torch.tensor(self.sizes, device=mean.device)
+            if self._layers is None
+            else torch.bincount(self._layers, minlength=len(self.sizes))
+        )
+        return 0.5 * (counts * self.variances(mean, std).log()).sum() - std.log().sum()
+
+    def take(self, index: Tensor) -> Prior:
+        """Return the prior of the chosen weights, each with its layer."""
+        ends = torch.tensor(self.sizes, device=index.device).cumsum(0)
+        return Empirical(self.sizes, torch.bucketize(index.long(), ends, right=True))
+
+    def config(self) -> dict[str, Any]:
+        """Return the number of weights in each layer."""
+        return {"sizes": list(self.sizes)}
+
+
+PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture, Empirical)}
 
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:

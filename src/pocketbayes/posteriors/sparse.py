@@ -104,7 +104,7 @@ class Sparse(Posterior):
         std = self.present_std()
         if std is None:
             return self.mean.new_zeros(())
-        return prior.take(self.index).kl(self.mean, std).sum()
+        return prior.take(self.index).total_kl(self.mean, std)
 
     # -- change of the present weights --------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pocketbayes.data import Info
 from pocketbayes.data.batches import Source, as_source, info_of
 from pocketbayes.data.description import describe_source
 from pocketbayes.data.memory import Arrays
+from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, members
@@ -174,6 +175,7 @@ def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any)
     net = method.init(model).eval()
     for network in members(net):
         network.method = method.name
+        network.first_stds = FirstStds.of(network.posterior)
     return net
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from pocketbayes.training import checkpoint
 from pocketbayes.training.checkpoint import Progress
+from pocketbayes.training.optimizers import SGDWithAdamStds
 
 KEPT: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
     torch.optim.SGD: {"momentum_buffer"},
 }
+KEPT[SGDWithAdamStds] = KEPT[torch.optim.SGD]
 """What an optimiser keeps of each parameter, once it has had a gradient."""
 NEVER_NEGATIVE = ("step", "exp_avg_sq")
 WORDS = 624
@@ -59,8 +61,10 @@ def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         for name, usual in own.items():
             _check_setting(name, group[name], usual)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_adam = {id(p) for group in optimizer.param_groups if group.get("adam") for p in group["params"]}
     for number, kept in state["state"].items():
-        known = KEPT[type(optimizer)]
+        adam = number in range(len(parameters)) and id(parameters[number]) in by_adam
+        known = KEPT[torch.optim.AdamW if adam else type(optimizer)]
         if number not in range(len(parameters)) or (kept and set(kept) != known):
             raise ValueError(f"of parameter {number} it has {sorted(kept)} in place of {sorted(known)}")
         for name, value in kept.items():

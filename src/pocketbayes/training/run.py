@@ -25,9 +25,10 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
 from pocketbayes.data import Info
-from pocketbayes.data.batches import batches, seed_generators, size_of
+from pocketbayes.data.batches import batches, seed_generators, size_of, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.inference.health import FirstStds, Health, StdsNotLearnedWarning, health, measure_health
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
@@ -146,10 +147,24 @@ class FitRun:
         known = self.info or (self.model.info if isinstance(self.model, Network) else None)
         for network in members(net):
             network.info, network.method = known, self.method.name
+            network.health = measure_health(network.posterior, network.first_stds)
         self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
+        self._tell_health(health(net))
         return net.eval()
+
+    def _tell_health(self, found: Health) -> None:
+        """Show how far the stds have learned, and warn where they have not."""
+        if self.fabric.is_global_zero and found.snr is not None:
+            self.bar.line(str(found))
+            if found.learned is False:
+                warnings.warn(
+                    f"{found}: the uncertainty is the initialisation's; train for more epochs, raise std_lr, or change "
+                    "beta, prior or std_init (docs/learning.md)",
+                    StdsNotLearnedWarning,
+                    stacklevel=4,
+                )
 
     def _rebuild(self, described: Mapping[str, Any]) -> Net:
         """The network in a checkpoint."""
@@ -169,7 +184,7 @@ class FitRun:
                 self._rebuild(tree["best"])
         with part("optimizer"):
             stage = stages[at.stage]
-            check_optimizer(tree["optimizer"], self._training(stage).make_optimizer(stage.network(net)))
+            check_optimizer(tree["optimizer"], self._optimizer(stage, stage.network(net)))
         with part("random"):
             check_random(tree["random"])
 
@@ -193,15 +208,26 @@ class FitRun:
         own = self.base.stages.get(stage.name, {})
         return self.base.but({**settings, **epochs, **own, **stage.fixed})
 
+    def _optimizer(self, stage: Stage, network: Network) -> torch.optim.Optimizer:
+        """Build the optimiser of a stage: the method's own, or that of the settings."""
+        training = self._training(stage)
+        steps = training.epochs * steps_per_epoch(self.train, training.batch_size)
+        return training.make_optimizer(network, steps)
+
     def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
         training = self._training(stage)
         net = net.to(self.fabric.device)
         if not self.at.begun:
+            before = {id(network): network.first_stds for network in members(net)}
+            known = next(iter(before.values())) if len(before) == 1 else None
             net = self._alike(stage.begin, net)
+            for network in members(net):
+                first = network.first_stds or before.get(id(network)) or known
+                network.first_stds = first or FirstStds.of(network.posterior)
             self.at.begun = True
         network = stage.network(net)
         self.team.align(network)
-        wrapped, optimizer = self.fabric.setup(network, training.make_optimizer(network))
+        wrapped, optimizer = self.fabric.setup(network, self._optimizer(stage, network))
         if tree is not None:
             optimizer.load_state_dict(tree["optimizer"])
             self._restore_random(tree["random"])
@@ -221,7 +247,11 @@ class FitRun:
         if training.keep_best and self.best is not None:
             rebuilt = artifact.rebuild(self.best, network.to_module())
             network.load_state_dict(rebuilt.state_dict())
-        return self._alike(stage.end, net)
+        first = network.first_stds
+        net = self._alike(stage.end, net)
+        if isinstance(net, Network):
+            net.first_stds = net.first_stds or first
+        return net
 
     def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
         """The beginning or end of a stage: what it draws, all processes draw alike."""

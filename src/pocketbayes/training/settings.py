@@ -13,12 +13,16 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.network import Network
+from pocketbayes.training.optimizers import STD_TRAVEL, SGDWithAdamStds, parameter_groups
 
 FREE = (
     "epochs", "accelerator", "devices", "strategy", "timeout", "workers", "val_samples", "checkpoint_epochs",
     "checkpoint_steps", "checkpoints", "on_nan", "tensorboard",
 )  # fmt: skip
 """What a resumed run may change: how long, where and how safely it runs, not what a step is."""
+
+MAX_STD_LR = 0.1
+"""The largest rate that is chosen for the stds, however few steps there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,9 @@ class Training:
         batch_size: Examples per optimiser step, over all processes.
         optimizer: "adamw" or "sgd".
         lr: Learning rate of means and point parameters.
-        std_lr: Learning rate of the parameters that set the stds; None for `lr`.
+        std_lr: Learning rate of the parameters that set the stds; None for `lr`, or as much
+            as lets `log std` move by about 3 over the stage, however few steps it has.
+        std_optimizer: "adam", whatever the means' optimiser, or "same" for that of the means.
         momentum: Of SGD.
         weight_decay: On means and point parameters, never on stds.
         schedule: "constant", "cosine", "milestones" or "plateau".
@@ -67,6 +73,7 @@ class Training:
     optimizer: Literal["adamw", "sgd"] = "adamw"
     lr: float = 1e-3
     std_lr: float | None = None
+    std_optimizer: Literal["adam", "same"] = "adam"
     momentum: float = 0.9
     weight_decay: float = 0.0
     schedule: Literal["constant", "cosine", "milestones", "plateau"] = "constant"
@@ -117,6 +124,8 @@ class Training:
             raise UserError("sync_batch_norm needs accumulate=1: processes could not agree on the parts of a batch")
         if self.optimizer not in ("adamw", "sgd"):
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
+        if self.std_optimizer not in ("adam", "same"):
+            raise UnknownNameError("std_optimizer", self.std_optimizer, ("adam", "same"))
         if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
             raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
         if self.schedule == "milestones" and not self.milestones:
@@ -153,21 +162,29 @@ class Training:
         """The settings that a resumed run must share, as text."""
         return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in FREE}
 
-    def make_optimizer(self, network: Network) -> torch.optim.Optimizer:
-        """One group for means and points, one for what sets the stds."""
-        stds = list(network.posterior.std_parameters())
-        special = {id(p) for p in stds}
-        others = [p for p in network.parameters() if id(p) not in special and p.requires_grad]
-        groups = [{"params": others, "base_lr": self.lr, "lr": self.lr, "weight_decay": self.weight_decay}]
-        if stds:
-            rate = self.lr if self.std_lr is None else self.std_lr
-            groups.append({"params": stds, "base_lr": rate, "lr": rate, "weight_decay": 0.0})
+    def make_optimizer(self, network: Network, steps: int | None = None) -> torch.optim.Optimizer:
+        """Build the optimiser: one group for means and points, one for what sets the stds.
+
+        Args:
+            network: The network to train.
+            steps: The steps of the stage, from which an unset `std_lr` follows; None for `lr`.
+        """
+        chosen = self.lr
+        if steps is not None:
+            by_sgd = self.optimizer == "sgd" and self.std_optimizer == "adam"  # whose rates are on another scale
+            chosen = max(min(STD_TRAVEL / max(steps, 1), MAX_STD_LR), 0.0 if by_sgd else self.lr)
+        groups = parameter_groups(network, self.lr, chosen if self.std_lr is None else self.std_lr, self.weight_decay)
+        for group in groups:
+            group["base_lr"] = group["lr"]
+        stds = groups[1]["params"] if len(groups) > 1 else []
         # In one pass over the values: up to five times as fast. It reads them in the order of memory, whatever their
         # strides, so all must be contiguous; and it rescales 16-bit gradients itself, when they have been clipped.
-        fused = self.precision != "16-mixed" and all(_can_be_fused(p) for p in (*others, *stds))
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=fused)
-        return torch.optim.AdamW(groups, lr=self.lr, fused=fused)
+        fused = self.precision != "16-mixed" and all(_can_be_fused(p) for group in groups for p in group["params"])
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(groups, lr=self.lr, fused=fused)
+        if stds and self.std_optimizer == "adam":
+            return SGDWithAdamStds(groups, stds, lr=self.lr, momentum=self.momentum, fused=fused)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=fused)
 
     def rate_factor(self, epoch: float) -> float:
         """The learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""

@@ -1,0 +1,128 @@
+"""Whether the stds of a posterior have learned anything, measured against their start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from pocketbayes.network import Net, members
+from pocketbayes.posteriors import Posterior
+
+MAX_POSITIONS = 4096
+"""Weights whose first std is remembered: enough for a rank correlation to two digits."""
+MIN_MOVEMENT = 0.1
+"""The least median relative change of stds that have learned."""
+MAX_RANK_CORRELATION = 0.9
+"""The largest rank correlation of learned stds with their start."""
+
+
+class StdsNotLearnedWarning(UserWarning):
+    """Stds that ended where training started them: the network's uncertainty is its initialisation's."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How far the stds of a posterior have learned.
+
+    Attributes:
+        std_rank_correlation: Spearman's rank correlation of the stds with their start; 0 for stds that differ after a
+            start that was the same for all. None where the start is unknown.
+        std_movement: Median of `|std / first std - 1|`; None where the start is unknown.
+        snr: Median signal-to-noise ratio `|mean| / std` of the random weights; None where no weight is random.
+        learned: Whether the movement is at least 0.1 and the rank correlation below 0.9; None where the start is
+            unknown.
+    """
+
+    std_rank_correlation: float | None = None
+    std_movement: float | None = None
+    snr: float | None = None
+    learned: bool | None = None
+
+    def __str__(self) -> str:
+        if self.snr is None:
+            return "no stds"
+        signal = f"median |mean| / std {self.snr:.3g}"
+        if self.learned is None:
+            return signal
+        moved = f"stds moved by {100 * (self.std_movement or 0):.3g} %, rank correlation with their start"
+        verdict = "learned" if self.learned else "not learned"
+        return f"stds {verdict}: {moved} {self.std_rank_correlation:.3f}, {signal}"
+
+
+@dataclass(frozen=True)
+class FirstStds:
+    """The stds of some weights before training.
+
+    Attributes:
+        positions: The weights, up to `MAX_POSITIONS` of the random ones, evenly spaced.
+        stds: Their stds.
+    """
+
+    positions: Tensor
+    stds: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, posterior: Posterior) -> FirstStds | None:
+        """Return the stds as they are now; None where no weight is random."""
+        std = posterior.moments()[1]
+        random = (std > 0).nonzero().flatten()
+        if not len(random):
+            return None
+        steps = torch.linspace(0, len(random) - 1, min(len(random), MAX_POSITIONS), dtype=torch.float64)
+        positions = random[steps.round().long().to(random.device)]
+        return cls(positions.cpu(), std[positions].float().cpu().clone())
+
+
+def health(net: Net) -> Health:
+    """Return how far a network's stds have learned: as `fit` recorded it, or measured against the start it knows.
+
+    Of a mixture the means over its members, which have learned if all of them have.
+    """
+    each = [network.health or measure_health(network.posterior, network.first_stds) for network in members(net)]
+    if len(each) == 1:
+        return each[0]
+    learned = [one.learned for one in each if one.learned is not None]
+    return Health(
+        **{f.name: _mean(getattr(one, f.name) for one in each) for f in fields(Health) if f.name != "learned"},
+        learned=all(learned) if learned else None,
+    )
+
+
+@torch.no_grad()
+def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
+    """Compare a posterior's stds with the first ones, at the weights that are random at both times."""
+    mean, std = (moment.float().cpu() for moment in posterior.moments())
+    random = std > 0
+    if not bool(random.any()):
+        return Health()
+    snr = float((mean[random].abs() / std[random]).median())
+    if first is None or len(mean) <= int(first.positions.max()):
+        return Health(snr=snr)
+    now, kept = std[first.positions], random[first.positions]
+    now, before = now[kept], first.stds[kept]
+    if not len(now):
+        return Health(snr=snr)
+    movement = float((now / before - 1).abs().median())
+    correlation = rank_correlation(now, before)
+    return Health(correlation, movement, snr, movement >= MIN_MOVEMENT and correlation < MAX_RANK_CORRELATION)
+
+
+def rank_correlation(now: Tensor, before: Tensor) -> float:
+    """Return Spearman's rank correlation; for a constant start 0, or 1 where all is still the same."""
+    from scipy.stats import rankdata
+
+    ranks = [torch.from_numpy(rankdata(values.double().numpy())) for values in (now, before)]
+    first, second = (rank - rank.mean() for rank in ranks)
+    norm = float((first.square().sum() * second.square().sum()).sqrt())
+    if norm == 0:
+        return 1.0 if float(first.abs().max()) == 0 else 0.0
+    return float((first * second).sum()) / norm
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
