@@ -167,21 +167,27 @@ class VariationalMethod(Method):
         prior_std: The std of the normal prior, and of the mixture's wide part; None for 1.
         beta: The weight of the KL. None: 1, the evidence lower bound, for a prior that is given, and 0.05 for the
             empirical one, which was chosen on validation data (docs/learning.md).
-        annealing: How beta is reached.
+        annealing: How beta is reached. None: "warm-up" where beta is left to the default, else "constant".
         beta_start: Where the linear annealings start.
     """
 
     prior: str | None = None
     prior_std: float | None = None
     beta: float | None = None
-    annealing: Annealing = "warm-up"
+    annealing: Annealing | None = None
     beta_start: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         prior = self.prior or ("empirical" if self.prior_std is None else "normal")
-        beta = self.beta if self.beta is not None else EMPIRICAL_BETA if prior == "empirical" else 1.0
-        resolved = {"prior": prior, "prior_std": 1.0 if self.prior_std is None else self.prior_std, "beta": beta}
+        warm = self.beta is None and prior == "empirical"
+        beta = self.beta if self.beta is not None else EMPIRICAL_BETA if warm else 1.0
+        resolved: dict[str, Any] = {
+            "prior": prior,
+            "prior_std": 1.0 if self.prior_std is None else self.prior_std,
+            "beta": beta,
+            "annealing": self.annealing or ("warm-up" if warm else "constant"),
+        }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         self.kl_weight(0.0)
@@ -195,6 +201,7 @@ class VariationalMethod(Method):
     def kl_weight(self, progress: float) -> float:
         """Beta under the method's annealing."""
         assert self.beta is not None
+        assert self.annealing is not None
         return kl_weight(progress, self.beta, self.annealing, self.beta_start)
 
     def make_prior(self, mean: Tensor, layout: Layout) -> Prior:
