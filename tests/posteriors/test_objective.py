@@ -169,12 +169,27 @@ def mean_field(mean: Tensor, std: Tensor) -> MeanField:
 @pytest.mark.parametrize(
     "method", [pb.MeanFieldVI(), pb.MeanFieldVI(prior_std=0.1, std_init=0.003), pb.MeanFieldVI(std_init=0.7)]
 )
-def test_kl_of_a_large_layer_is_the_closed_form_to_1e_5(method: pb.MeanFieldVI) -> None:
+def test_kl_of_a_large_layer_is_the_closed_form_to_1e_6(method: pb.MeanFieldVI) -> None:
     net = pb.bayesianize(nn.Linear(784, 400), method)
     mean, std = (moment.detach().double() for moment in net.posterior.moments())
     expected = D.kl_divergence(D.Normal(mean, std), D.Normal(0.0, method.prior_std)).sum()
     assert mean.numel() == 784 * 400
-    assert abs(float(pb.kl(net).detach()) / float(expected) - 1) < 1e-5
+    assert abs(float(pb.kl(net).detach()) / float(expected) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("std", [1e-38, 1e-7, 0.0999, 0.1, 0.7, 1e15])
+@pytest.mark.parametrize("n", [1, 3, 2**16 + 5])
+def test_normal_total_kl_is_exact_for_any_std(std: float, n: int) -> None:
+    """A prior std of 0.1 makes the third and fourth nearly cancel."""
+    mean, stds = torch.full((n,), 0.01), torch.full((n,), std)
+    expected = Normal(0.1).kl(mean.double(), stds.double()).sum()
+    torch.testing.assert_close(Normal(0.1).total_kl(mean, stds).double(), expected, rtol=1e-6, atol=0)
+
+
+def test_normal_total_kl_has_the_gradient_of_the_sum() -> None:
+    mean, std = (torch.rand(50, dtype=torch.float64).add(0.1).requires_grad_() for _ in range(2))
+    torch.autograd.gradcheck(Normal(0.3).total_kl, (mean, std))
+    torch.autograd.gradgradcheck(Normal(0.3).total_kl, (mean, std))
 
 
 def test_kl_to_a_prior_centred_on_the_pretrained_weights() -> None:
