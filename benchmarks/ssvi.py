@@ -121,11 +121,11 @@ def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
     rows: dict[str, tuple[pb.Method, int]] = {}
     for seed in SEEDS:
         rows[f"dense VI, seed {seed}"] = (pb.MeanFieldVI(**DENSE, std_init=6e-4, prior_std=0.005), seed)
-        rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(**SMALL, density=0.1), seed)
+        rows[f"SSVI, density 0.1, seed {seed}"] = (pb.SSVI(**SMALL, prior_std=0.005, density=0.1), seed)
     for seed in SEEDS:
         rows[f"RigL, density 0.1, seed {seed}"] = (pb.RigL(**SMALL, density=0.1), seed)
         for density in (0.05, 0.5):
-            rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(**SMALL, density=density), seed)
+            rows[f"SSVI, density {density}, seed {seed}"] = (pb.SSVI(**SMALL, prior_std=0.005, density=density), seed)
     return rows
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import smooth, tiny_data, tiny_model
+from pocketbayes import recipes
 from pocketbayes.base.process_group import ALONE
 from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
@@ -328,9 +329,10 @@ def test_the_largest_weights_of_a_trained_model_come_first() -> None:
 # -- the start --------------------------------------------------------------------------------------------------------
 
 
-def test_the_start_is_the_papers() -> None:
+def test_ssvi_recipe_starts_as_the_paper() -> None:
+    method = recipes.read("cifar10-resnet18-ssvi").method.make()
     torch.manual_seed(0)
-    net = pb.bayesianize(pb.models.build("lenet300"), pb.SSVI(density=0.1))
+    net = pb.bayesianize(pb.models.build("lenet300"), method)
     assert float(net.posterior.mean.detach().std()) == pytest.approx(0.01, rel=0.05)
     std = net.posterior.present_std().detach()
     expected = (6e-4 + 5e-4 * torch.randn(1_000_000)).abs()

@@ -186,8 +186,8 @@ def test_moments_draws_and_kl_are_those_of_the_present_weights() -> None:
 
 def test_density_one_is_mean_field() -> None:
     model = tiny_model()
-    sparse = pb.bayesianize(model, pb.SSVI(density=1.0, mean_init="model"))
-    field = pb.bayesianize(model, pb.MeanFieldVI(prior_std=0.005))
+    sparse = pb.bayesianize(model, pb.SSVI(density=1.0, prior_std=0.1))
+    field = pb.bayesianize(model, pb.MeanFieldVI(prior_std=0.1))
     field.posterior.rho.data.copy_(sparse.posterior.rho.data)
     noise = torch.randn(field.layout.size)
     assert torch.equal(sparse.posterior.sample(noise), field.posterior.sample(noise))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -21,7 +20,6 @@ class RigL(SparseTraining):
     """
 
     name = "rigl"
-    mean_init: float | Literal["model"] = "model"
 
     def first_std(self, mean: Tensor) -> None:
         """Point values have none."""

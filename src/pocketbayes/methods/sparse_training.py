@@ -44,7 +44,8 @@ class SparseTraining(Method):
             over batches with fresh weights each.
         addition_batches: The batches of "averaged".
         addition_layerwise: Takes this gradient one layer at a time, in as many passes: for memory, not for time.
-        mean_init: The std of the first means, normal around 0; or "model" for the model's own values.
+        mean_init: "model" for the model's own values; or the std of normal ones around 0, which only networks with
+            normalisation layers can grow from.
         kernel: How linear layers multiply: "csr", "dense" or "auto" (see `Sparse`).
     """
 
@@ -60,7 +61,7 @@ class SparseTraining(Method):
     addition: Literal["sampled", "mean", "averaged"] = "sampled"
     addition_batches: int = 5
     addition_layerwise: bool = False
-    mean_init: float | Literal["model"] = 0.01
+    mean_init: float | Literal["model"] = "model"
     kernel: Kernel = "auto"
 
     def __post_init__(self) -> None:
