@@ -687,8 +687,6 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "digits-map", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", ".", "--resume"], "nothing to resume: . holds no recipe.yaml"),
-        (["train", "--out", ".", "--resume", "--shard", "1/5"], "nothing to resume: shard-1-of-5"),
-        (["train", "--out", ".", "--merge", "--seed", "0"], "no other run's options"),
         (["compress", "RUN", "--out", "small.json"], "name the network small.pocket"),
         (["train", "--resume"], "--out"),
         (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),

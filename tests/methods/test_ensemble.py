@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.cli import app
-from pocketbayes.methods.ensemble import merged, reinitialised
+from pocketbayes.methods.ensemble import reinitialised
 from pocketbayes.network import Mixture, members
 from pocketbayes.posteriors import LowRank, MeanField
 
@@ -147,50 +144,12 @@ def test_mistakes_are_named() -> None:
         pb.Ensemble(method="nothing")
 
 
-def test_members_trained_in_jobs_are_those_trained_together(tmp_path: Path) -> None:
-    """Of a method with noise, and another number of members in each job."""
-    base = pb.MeanFieldVI(std_init=0.1)
-    fit(pb.Ensemble(members=3, method=base), out=tmp_path / "whole", seed=2)
-    jobs = [fit(pb.Ensemble(members=3, method=base, shard=f"{number}/2"), seed=2) for number in (1, 2)]
-    assert [len(members(job)) for job in jobs] == [2, 1]
-    pb.save(merged(jobs), tmp_path / "merged.pocket")
-    assert (tmp_path / "merged.pocket").read_bytes() == (tmp_path / "whole" / "model.pocket").read_bytes()
-    with pytest.raises(pb.UserError, match="jobs of 1, 2 members are not the shards"):
-        merged(jobs[::-1])
-
-
-def test_jobs_on_the_command_line_merge(tmp_path: Path) -> None:
-    settings = ["method.members=2", "model.hidden=[4]", "data.subset=60", "data.val_fraction=0", "training.epochs=1"]
-    train = ["train", "--method", "ensemble", "--model", "mlp", "--data", "digits", "--json"]
-    train += [item for setting in settings for item in ("--set", setting)]
-
-    def call(*args: object) -> dict[str, Any]:
-        found = CliRunner().invoke(app, [str(arg) for arg in args])
-        assert found.exit_code == 0, found.output
-        return dict(json.loads(found.stdout))
-
-    whole = call(*train, "--out", tmp_path / "whole")
-    call(*train, "--out", tmp_path / "jobs", "--shard", "2/2")
-    early = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "jobs"), "--merge"])
-    assert early.exit_code == 2
-    assert "missing 1/2" in early.stderr
-    call(*train, "--out", tmp_path / "jobs", "--shard", "1/2")
-    merged_ = call("train", "--out", tmp_path / "jobs", "--merge", "--json")
-    assert merged_["measures"] == whole["measures"]
-    for name in ("model.pocket", "recipe.yaml"):
-        assert (tmp_path / "jobs" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    again = CliRunner().invoke(app, ["train", "--out", str(tmp_path / "jobs"), "--merge"])
-    assert "already holds a run" in again.stderr
-
-
-def test_wrong_jobs_are_named(tmp_path: Path) -> None:
-    with pytest.raises(pb.UserError, match="no more than 2 jobs"):
-        pb.Ensemble(members=2, shard="1/3")
-    for args, message in (
-        (["digits-map", "--shard", "1/2"], "members of an ensemble"),
-        (["--out", str(tmp_path), "--merge"], "nothing to merge"),
-        (["digits-map", "--merge"], "--merge takes the folder"),
-    ):
-        found = CliRunner().invoke(app, ["train", *args])
-        assert found.exit_code == 2
-        assert message in found.stderr
+def test_a_member_alone_is_the_one_of_the_ensemble(tmp_path: Path) -> None:
+    """Of a method with noise, and of several stages."""
+    for base in (pb.MeanFieldVI(std_init=0.1), pb.SWAG(swag_epochs=2, rank=2)):
+        whole = pb.Ensemble(members=3, method=base)
+        together = members(fit(whole, seed=2))
+        for number in range(3):
+            (alone,) = members(fit(whole.member(number), seed=2))
+            for name, value in alone.state_dict().items():
+                assert torch.equal(value, together[number].state_dict()[name]), (base, number, name)

@@ -11,7 +11,6 @@ import torch
 from typer.testing import CliRunner
 
 import pocketbayes as pb
-from pocketbayes.base.shard import Shard
 from pocketbayes.cli import app
 from pocketbayes.recipes import studies
 from pocketbayes.recipes.studies.study import merged
@@ -142,44 +141,3 @@ def test_the_quick_version_from_the_command_line(tmp_path: Path) -> None:
     assert (tmp_path / "digits-quick.json").is_file()
     assert pb.load(work_of(tmp_path, "digits-quick", "map") / "model.pocket")
     assert CliRunner().invoke(app, ["reproduce", "digit", "--out", str(tmp_path)]).exit_code == 2
-
-
-def test_shards_of_a_study_merge_into_the_whole(tmp_path: Path) -> None:
-    study = studies.Study.model_validate(SMALL)
-    done: list[tuple[str, int]] = []
-
-    def make(shard: Shard | None, out: str, work: str) -> dict[str, Any]:
-        done.clear()
-        return studies.reproduce(
-            "small", study, tmp_path / out, tmp_path / work, progress=False, shard=shard,
-            on_row=lambda row, seed, _: done.append((row, seed)),
-        )  # fmt: skip
-
-    made = []
-    for number in (1, 2, 3):
-        make(Shard(number, 3), "results", f"machine{number}")
-        made += list(done)
-    assert sorted(made) == sorted((row, seed) for row in study.rows for seed in (0, 1))  # each once
-    assert not (tmp_path / "results" / "small.json").exists()
-    lost = json.loads((tmp_path / "results" / "small.shard-2-of-3.json").read_text())
-    (tmp_path / "results" / "small.shard-2-of-3.json").unlink()
-    merged_ = make(None, "results", "elsewhere")
-    assert {(row, str(seed)) for row, seed in done} == {
-        (row, seed) for row, kept in lost["rows"].items() for seed in kept["seeds"]
-    }  # what one machine has lost is made again
-    assert json.loads((tmp_path / "results" / "small.json").read_text()) == merged_
-    whole = make(None, "whole", "whole")
-    exact = ("accuracy", "nll", "ece", "bytes")
-    for row, kept in whole["rows"].items():
-        assert list(kept["seeds"]) == list(merged_["rows"][row]["seeds"])
-        for seed, figures in kept["seeds"].items():
-            assert [figures[key] for key in exact] == [merged_["rows"][row]["seeds"][seed][key] for key in exact]
-    make(None, "results", "elsewhere")
-    assert done == []
-
-
-@pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/2/3", "-1/2"])
-def test_wrong_shards_are_named(text: str) -> None:
-    with pytest.raises(pb.UserError, match="shard"):
-        Shard.parse(text)
-    assert [number for number in range(7) if Shard.parse("2/3").takes(number)] == [1, 4]

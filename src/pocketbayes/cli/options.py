@@ -20,3 +20,10 @@ Propagation = Annotated[
     str | None,
     typer.Option("--propagation", help="mean, sample, local, flipout, moments or linear; else what suits the network."),
 ]
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, help="Networks that are trained at once, on Ray; 0: one after another.")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="A running Ray cluster; else processes of this machine."),
+]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
 
 
@@ -26,10 +26,8 @@ def reproduce(
         int | None, typer.Option("--seeds", min=1, help="Only the first so many seeds of a study.")
     ] = None,
     rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; can be given again.")] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="i/N", help="Only job i of N; without it, N jobs' files are merged."),
-    ] = None,
+    workers: Workers = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Make a table of many methods side by side: train, measure, write JSON. What is done is not done again.
@@ -38,14 +36,13 @@ def reproduce(
       pocketbayes reproduce list
       pocketbayes reproduce mnist-lenet300 --data-dir data --seeds 1
       pocketbayes reproduce digits --quick --out /tmp/results
-      pocketbayes reproduce digits --shard 2/4
+      pocketbayes reproduce digits --workers 4
+      pocketbayes reproduce digits --ray ray://head:10001
     """
     from pocketbayes.base.errors import UnknownNameError
-    from pocketbayes.base.shard import Shard
     from pocketbayes.recipes import studies
     from pocketbayes.reporting.table import table
 
-    job = None if shard is None else Shard.parse(shard)
     if what == "list":
         found = {name: studies.read(name) for name in studies.names()}
         listed = [
@@ -65,13 +62,14 @@ def reproduce(
                 raise UnknownNameError(f"row of study {name!r}", row, study.rows)
         note(f"{name}: {study.about}")
         result = studies.reproduce(
-            name, study, out, work, data_dir, quick=quick, seeds=seeds, rows=tuple(rows) if rows else None, shard=job,
+            name, study, out, work, data_dir, quick=quick, seeds=seeds, rows=tuple(rows) if rows else None,
+            workers=workers, ray=ray,
             on_row=lambda row, seed, figures: note(f"{row}, seed {seed}: {_words(figures)}"),
         )  # fmt: skip
         results.append(result)
         if not json:
             show(table(_rows(result), title=f"{result['study']}: {result['about']}"))
-            note(f"saved {out / (result['study'] + ('.json' if job is None else f'.{job.name}.json'))}")
+            note(f"saved {out / (result['study'] + '.json')}")
     if json:
         show_json({"results": results})
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
 
 if TYPE_CHECKING:
@@ -45,11 +45,8 @@ def train(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    shard: Annotated[
-        str | None,
-        typer.Option("--shard", metavar="i/N", help="Job i of N: every N-th member of an ensemble, below --out."),
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Make one ensemble of the jobs in --out.")] = False,
+    workers: Workers = 0,
+    ray: Ray = None,
     json: Json = False,
 ) -> None:
     """Train a network by a recipe, by options, or both; measure it on the test data.
@@ -58,32 +55,22 @@ def train(
       pocketbayes train digits-bbb
       pocketbayes train --method lrt --model lenet5 --data mnist --epochs 5 --set method.prior_std=0.5
       pocketbayes train --out runs/digits-bbb --resume
-      pocketbayes train --method ensemble --model lenet5 --data mnist --out runs/five --shard 1/5
-      pocketbayes train --out runs/five --merge
+      pocketbayes train --method ensemble --model lenet5 --data mnist --workers 5
     """
     from pocketbayes.base.process_group import is_first
-    from pocketbayes.base.shard import Shard
-    from pocketbayes.recipes import RECIPE_FILE, check, experiment, override, read_tree
+    from pocketbayes.recipes import RECIPE_FILE, check, override, read_tree
     from pocketbayes.recipes.experiment import run
     from pocketbayes.training import checkpoint
 
-    if merge:
-        others = (recipe, method, model, data, epochs, seed, shard, settings or None)
-        if out is None or any(value is not None for value in others) or search_beta or resume or overwrite:
-            raise UserError("--merge takes the folder of the jobs, --out, and no other run's options")
-        _show(experiment.merge(out, data_dir), json)
-        return
     if resume and overwrite:
         raise UserError("--resume goes on with a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
         raise UserError("--resume needs to know the run: give its folder with --out")
-    part = None if shard is None else Shard.parse(shard).name
-    own = out if out is None or part is None or (resume and (out / RECIPE_FILE).is_file()) else out / part
-    if resume and recipe is None and own is not None and not (own / RECIPE_FILE).is_file():
-        raise UserError(f"nothing to resume: {own} holds no {RECIPE_FILE}; give the folder of a run with --out")
-    if not (recipe or method or resume) and own is not None and (own / RECIPE_FILE).is_file():
-        raise UserError(f"{own} holds a run: add --resume to go on with it, or name a recipe and add --overwrite")
-    source = recipe if recipe is not None else own if resume else None
+    if resume and recipe is None and out is not None and not (out / RECIPE_FILE).is_file():
+        raise UserError(f"nothing to resume: {out} holds no {RECIPE_FILE}; give the folder of a run with --out")
+    if not (recipe or method or resume) and out is not None and (out / RECIPE_FILE).is_file():
+        raise UserError(f"{out} holds a run: add --resume to go on with it, or name a recipe and add --overwrite")
+    source = recipe if recipe is not None else out if resume else None
     tree: dict[str, Any] = {} if source is None else read_tree(source)
     tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}
     for key, value in {"training.epochs": epochs, "seed": seed}.items():
@@ -93,21 +80,17 @@ def train(
         tree.setdefault("search", {})
     for item in settings or ():
         override(tree, item)
-    if shard is not None:
-        if check(tree).method.name != "ensemble":
-            raise UserError("--shard shares out the members of an ensemble: choose --method ensemble")
-        override(tree, f"method.shard={shard}")
     checked = check(tree)
     name = _name(recipe, [checked.method.name, checked.model.name, checked.data.name])
-    folder = own or Path("runs") / name / (part or "")
+    folder = out or Path("runs") / name
     if is_first():
         note(f"{checked.method.name} · {checked.model.name} · {checked.data.name} → {folder}")
     try:
-        outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite)
+        outcome = run(checked, folder, data_dir, resume=resume, overwrite=overwrite, workers=workers, ray=ray)
     except KeyboardInterrupt:
         if not is_first():
             raise KeyboardInterrupt("") from None
-        begun = bool(checkpoint.files(folder))
+        begun = checkpoint.has_begun(folder)
         again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
     if is_first():

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.shard import Shard
 from pocketbayes.data.batches import seed_generators
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.network import Mixture, Net, Network, members
@@ -31,22 +30,26 @@ class Ensemble(DerivedMethod):
         reinitialise: Gives all members but the first fresh weights, through the `reset_parameters` of the model's
             layers. False starts every member from the given weights, as from a checkpoint.
         method: What each is trained by: a method, or its registry name.
-        shard: "i/N": trains only every N-th member, from the i-th on, as one of N independent jobs. In one process it
-            trains them as if it trained all: the networks of all jobs, put together by `merged`, are that ensemble.
+        workers: Members that are trained at once, each as a job of its own on Ray; 0 for one after another in this
+            process. The result is the same.
+        address: Of a running Ray cluster; None for processes of this machine.
     """
 
     name = "ensemble"
     members: int = 5
     reinitialise: bool = True
     method: Method | str = "map"
-    shard: str | None = None
+    workers: int = field(default=0, repr=False, compare=False)
+    address: str | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.members < 1:
             raise UserError(f"members must be at least 1, not {self.members}")
-        if self._job.of > self.members:
-            raise UserError(f"shard {self.shard}: an ensemble of {self.members} makes no more than {self.members} jobs")
+        if self.workers < 0:
+            raise UserError(f"workers must not be negative, not {self.workers}")
+        if self.address is not None and not self.workers:
+            raise UserError("address= is that of a Ray cluster: say with workers= how many members it trains at once")
         if isinstance(self.base, Ensemble):
             raise UserError("an ensemble of ensembles is one ensemble with more members")
 
@@ -59,33 +62,29 @@ class Ensemble(DerivedMethod):
         return self._mixture(model, self.base.start)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """All stages of the first member, then of the second, ...; those of other jobs' members do nothing."""
+        """All stages of the first member, then of the second, ..."""
+        return [stage for number in range(self.members) for stage in self.member_stages(model, number, number)]
+
+    def member_stages(self, model: nn.Module, number: int, place: int) -> list[Stage]:
+        """Return the stages of a member, which lies at a place in the mixture."""
         stages = []
-        for number in range(self.members):
-            for place, stage in enumerate(self.base.stages(model)):
-                named = replace(
+        for index, stage in enumerate(self.base.stages(model)):
+            begin = _on_member(place, stage.begin)
+            stages.append(
+                replace(
                     stage,
                     name=f"member {number + 1} {stage.name}",
                     method=stage.method or self.base,
-                    network=_network_of_member(number, stage.network),
+                    network=_network_of_member(place, stage.network),
+                    begin=begin if index else _on_own_noise(number, begin),
+                    end=_on_member(place, stage.end),
                 )
-                if self._job.takes(number):
-                    begin = _on_member(number, stage.begin)
-                    begin = begin if place else _on_own_noise(number, begin)
-                    stages.append(replace(named, begin=begin, end=_on_member(number, stage.end)))
-                else:
-                    stages.append(replace(named, fixed={"epochs": 0}, begin=None, end=None))
-        if self.shard is not None:
-            stages.append(Stage("members", fixed={"epochs": 0}, network=lambda net: members(net)[0], end=self._own))
+            )
         return stages
 
-    @property
-    def _job(self) -> Shard:
-        return Shard() if self.shard is None else Shard.parse(self.shard)
-
-    def _own(self, net: Net, run: Run) -> Net:
-        """The members of this job alone."""
-        return Mixture([network for number, network in enumerate(members(net)) if self._job.takes(number)])
+    def member(self, number: int) -> EnsembleMember:
+        """Return the method that trains a member alone, as the ensemble would."""
+        return EnsembleMember(ensemble=replace(self, workers=0, address=None), number=number)
 
     def _mixture(self, model: nn.Module, make: Callable[[nn.Module], Net]) -> Mixture:
         if self.reinitialise and isinstance(model, Network):
@@ -99,15 +98,35 @@ class Ensemble(DerivedMethod):
         return Mixture(networks)
 
 
-def merged(jobs: Sequence[Net]) -> Mixture:
-    """One ensemble of the members that N jobs trained, in the order of their shards 1/N, ..., N/N."""
-    found = [members(net) for net in jobs]
-    count = sum(len(own) for own in found)
-    if [len(own) for own in found] != [len(range(number, count, len(found))) for number in range(len(found))]:
-        raise UserError(
-            f"jobs of {', '.join(str(len(own)) for own in found)} members are not the shards of one ensemble"
-        )
-    return Mixture([found[number % len(found)][number // len(found)] for number in range(count)])
+@dataclass(frozen=True, kw_only=True)
+class EnsembleMember(Method):
+    """One member of an ensemble, trained apart, bit for bit as within it: a mixture of one.
+
+    Attributes:
+        ensemble: The ensemble.
+        number: The member's, from 0.
+    """
+
+    name = "ensemble"
+    ensemble: Ensemble
+    number: int
+
+    def init(self, model: nn.Module) -> Mixture:
+        """The member, untrained."""
+        return Mixture([members(self.ensemble.init(model))[self.number]])
+
+    def start(self, model: nn.Module) -> Mixture:
+        """The member as its method's training starts."""
+        return Mixture([members(self.ensemble.start(model))[self.number]])
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Return its stages, between empty ones: a stage's place decides the order of its data."""
+        stages: list[Stage] = []
+        for number in range(self.ensemble.members):
+            for stage in self.ensemble.member_stages(model, number, 0):
+                own = number == self.number
+                stages.append(stage if own else replace(stage, fixed={"epochs": 0}, begin=None, end=None))
+        return stages
 
 
 def reinitialised(model: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +17,15 @@ from pocketbayes.base.errors import NoSplitError, UserError
 from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.process_group import ALONE, Team, is_first
 from pocketbayes.base.progress import Show, display
-from pocketbayes.base.shard import Shard
-from pocketbayes.files import network_file as artifact
 from pocketbayes.files.network_file import MODEL_FILE
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.suite.store import EVALUATION_FILE, values_file
 from pocketbayes.likelihoods import Likelihood
-from pocketbayes.methods import VariationalMethod
-from pocketbayes.methods.ensemble import merged
+from pocketbayes.methods import Method, VariationalMethod
+from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.network import Net
 from pocketbayes.posteriors import Census
-from pocketbayes.recipes import RECIPE_FILE, DataPart, Recipe, network_file, read
+from pocketbayes.recipes import RECIPE_FILE, DataPart, Recipe, read
 from pocketbayes.training import checkpoint
 from pocketbayes.training.beta_search import search_beta
 from pocketbayes.training.fitting import fit
@@ -114,6 +112,8 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     measured: bool = True,
+    workers: int = 0,
+    ray: str | None = None,
     progress: Show = None,
 ) -> Outcome:
     """Trains what a recipe says and measures it on its test split.
@@ -128,11 +128,14 @@ def run(
         resume: Goes on with the run in the folder.
         overwrite: Starts anew where there is a run in the folder.
         measured: Whether to measure the network; else the outcome has no measures.
+        workers: Members of an ensemble that are trained at once, on Ray.
+        ray: The address of a Ray cluster; None for processes of this machine.
         progress: As in `fit`.
     """
     folder = Path(out)
     if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # what was found is in there
         recipe = recipe.model_copy(update={"search": None, "method": read(folder).method})
+    _on_workers(recipe.method.make(), workers, ray)  # refused before the folder is touched
     if is_first():
         _check_folder(folder, recipe, resume, overwrite)
     train = recipe.data.load("train", data_dir)
@@ -153,7 +156,7 @@ def run(
         if is_first():
             _begin(folder, recipe, overwrite)
         net = fit(
-            recipe.method.make(),
+            _on_workers(recipe.method.make(), workers, ray),
             model,
             train,
             val=val,
@@ -169,40 +172,13 @@ def run(
     return Outcome(recipe, folder, net, split, measures, seconds)
 
 
-def merge(folder: str | Path, data_dir: str | Path | None = None, *, progress: Show = None) -> Outcome:
-    """One ensemble of the members that jobs have trained in `folder/shard-i-of-N`, written to the folder and measured.
-
-    Raises:
-        UserError: If a job is missing or not finished, if jobs differ in more than their shard, or if the folder holds
-            a run already.
-    """
-    folder, start = Path(folder), time.monotonic()
-    found = {path: read(path) for path in sorted(folder.glob("shard-*-of-*"))}
-    if not found:
-        raise UserError(f"nothing to merge: {folder} holds no shard-i-of-N, which train --shard i/N makes")
-    shards = {Shard.parse(str(recipe.method.settings.get("shard"))): path for path, recipe in found.items()}
-    first, *others = [_without_shard(recipe) for recipe in found.values()]
-    count = next(iter(shards)).of
-    missing = [f"{number}/{count}" for number in range(1, count + 1) if Shard(number, count) not in shards]
-    if missing or len(shards) != count or len(found) != count:
-        raise UserError(f"{folder} does not hold the jobs of one ensemble: missing {', '.join(missing) or 'none'}, and "
-                        f"there are {', '.join(path.name for path in found)}")  # fmt: skip
-    if any(other != first for other in others):
-        raise UserError(f"the jobs in {folder} were begun with different recipes: they are no ensemble")
-    _check_folder(folder, first, resume=False, overwrite=False)
-    net = merged([artifact.load(network_file(shards[Shard(number, count)])) for number in range(1, count + 1)])
-    val = first.data.load("val", data_dir) if first.data.settings.get("val_fraction", 1) else None
-    test, split = _measured(first, data_dir, val)
-    with hold(folder):
-        _begin(folder, first, overwrite=False)
-        artifact.save(net, folder / MODEL_FILE)
-    measures = measure(net, test, first.samples, progress=progress)
-    return Outcome(first, folder, net, split, measures, time.monotonic() - start)
-
-
-def _without_shard(recipe: Recipe) -> Recipe:
-    settings = {name: value for name, value in dict(recipe.method).items() if name != "shard"}
-    return recipe.model_copy(update={"method": type(recipe.method)(**settings)})
+def _on_workers(method: Method, workers: int, ray: str | None) -> Method:
+    """Return the method with the workers that train its members."""
+    if not workers and ray is None:
+        return method
+    if not isinstance(method, Ensemble):
+        raise UserError("workers train the members of an ensemble at once: choose --method ensemble")
+    return replace(method, workers=workers or method.members, address=ray)
 
 
 def _searched(
@@ -244,7 +220,7 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
         begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # and killed soon after
-        if not checkpoint.files(folder) and not begun:
+        if not checkpoint.has_begun(folder) and not begun:
             raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
@@ -288,7 +264,7 @@ def _clean_unless_begun(folder: Path) -> Any:
     try:
         yield
     except BaseException:
-        if is_first() and not checkpoint.files(folder):
+        if is_first() and not checkpoint.has_begun(folder):
             with contextlib.suppress(OSError):
                 for name in RUN_FILES:
                     (folder / name).unlink(missing_ok=True)

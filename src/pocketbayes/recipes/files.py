@@ -71,7 +71,7 @@ def network_file(path: str | Path) -> Path:
     path = Path(path)
     if not path.is_dir() or (path / MODEL_FILE).is_file():
         return path / MODEL_FILE if path.is_dir() else path
-    unfinished = bool(checkpoint.files(path))
+    unfinished = checkpoint.has_begun(path)
     inside = sorted(file.parent.name for file in path.glob(f"*/{MODEL_FILE}"))
     way_out = (
         f"finish it with `pocketbayes train --out {path} --resume`" if unfinished

@@ -53,6 +53,11 @@ def files(folder: Path) -> list[Path]:
     return [path for path in (folder / FILE, *older) if path.is_file()]
 
 
+def has_begun(folder: Path) -> bool:
+    """Return whether a run, or a member that was trained as a job of its own, has a checkpoint in the folder."""
+    return any(files(own) for own in (folder, *folder.glob("member-*")))
+
+
 def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
     """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
     before = files(folder)

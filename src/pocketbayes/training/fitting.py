@@ -79,6 +79,12 @@ def fit(
     chosen = set(settings) | (set(vars(base)) if training else set())
     _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
     _check_likelihood(likelihood)
+    if isinstance(method, methods.Ensemble) and method.workers:
+        from pocketbayes.training.workers import fit_members
+
+        given = {"val": val, "seed": seed, "likelihood": likelihood, "info": info, "training": training, **settings}
+        folder = None if out is None else Path(out)
+        return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:

@@ -75,7 +75,7 @@ class RowMaker:
             return folder, None
         if before is not None:
             recipe = check({**recipe.to_tree(), "model": str(before)})
-        begun = bool(checkpoint.files(folder))
+        begun = checkpoint.has_begun(folder)
         _warm()
         clock = time.process_time()
         run(recipe, folder, self.data_dir, resume=begun, measured=False, progress=self.progress)

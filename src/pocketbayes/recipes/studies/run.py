@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import glob
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from pocketbayes.base import atomic
 from pocketbayes.base.environment import environment
 from pocketbayes.base.errors import refusing
 from pocketbayes.base.progress import Show
-from pocketbayes.base.shard import Shard
 from pocketbayes.recipes.studies.rows import RowMaker
 from pocketbayes.recipes.studies.study import Study
+from pocketbayes.training.workers import run_jobs
+
+MOST_WORKERS = 64
+"""Networks in flight at once on a cluster, unless the caller says how many."""
 
 
 def reproduce(
@@ -27,14 +30,15 @@ def reproduce(
     quick: bool = False,
     seeds: int | None = None,
     rows: tuple[str, ...] | None = None,
-    shard: Shard | None = None,
+    workers: int = 0,
+    ray: str | None = None,
     progress: Show = None,
     on_row: Callable[[str, int, Mapping[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
     """Trains what is missing of a study, measures it, and writes `out/NAME.json` after each row.
 
-    Several machines share out the networks by `shard`; each writes a file of its own. A call without it, where these
-    files have been put into `out`, takes in what they hold and makes what is still missing.
+    On Ray each network, with the rows that measure it and those that start from it, is a job of its own; the folder of
+    runs must be one that all machines share.
 
     Args:
         name: Of the study, and so of its result.
@@ -45,7 +49,8 @@ def reproduce(
         quick: The version of minutes, with one seed and no shifts; its result is `NAME-quick.json`.
         seeds: Only the first so many; None for all.
         rows: Only these.
-        shard: Only the networks of this job, with the result in `NAME.shard-i-of-N.json`.
+        workers: Networks that are made at once, on Ray; 0 for one after another in this process.
+        ray: The address of a Ray cluster; None for processes of this machine.
         progress: As in `fit`.
         on_row: Told the row, the seed and its figures after each.
 
@@ -53,35 +58,64 @@ def reproduce(
         The result as it was written.
     """
     name = f"{name}-quick" if quick else name
-    whole, work = Path(out) / f"{name}.json", Path(work) / name
-    path = whole if shard is None else whole.with_suffix(f".{shard.name}.json")
-    done = _done(study, quick, [whole, *sorted(Path(out).glob(f"{glob.escape(name)}.shard-*-of-*.json"))])
-    own = done if shard is None else _done(study, quick, [path])
+    path, work = Path(out) / f"{name}.json", Path(work) / name
+    done = _done(study, quick, path)
     result: dict[str, Any] = {
         "study": name,
         "about": study.about,
         "stands_for": study.stands_for,
         "environment": environment(),
-        "rows": own,
+        "rows": done,
     }
-    if own != read_result(path):
+    if done != read_result(path):
         _write(path, result)
     maker = RowMaker(study, quick, work, data_dir, progress)
     chosen_seeds = study.seeds[: 1 if quick else seeds]
-    networks = [(row, seed) for seed in study.seeds for row, chosen in study.rows.items() if chosen.of is None]
-    for seed in chosen_seeds:
-        for row in study.rows if rows is None else rows:
-            network = networks.index((study.rows[row].of or row, seed))
-            if str(seed) in done.get(row, {}).get("seeds", {}) or (shard is not None and not shard.takes(network)):
-                continue
-            figures = maker.figures(row, seed)
-            entry = result["rows"].setdefault(row, {"settings": _settings(study, row, seed, quick), "seeds": {}})
-            entry["seeds"] = _in_order({**entry["seeds"], str(seed): figures})
-            result["rows"] = {known: result["rows"][known] for known in study.rows if known in result["rows"]}
-            _write(path, result)
-            if on_row is not None:
-                on_row(row, seed, figures)
+    missing = [
+        (row, seed)
+        for seed in chosen_seeds
+        for row in (study.rows if rows is None else rows)
+        if str(seed) not in done.get(row, {}).get("seeds", {})
+    ]
+    for row, seed, figures in _made(maker, missing, workers, ray):
+        entry = result["rows"].setdefault(row, {"settings": _settings(study, row, seed, quick), "seeds": {}})
+        entry["seeds"] = _in_order({**entry["seeds"], str(seed): figures})
+        result["rows"] = {known: result["rows"][known] for known in study.rows if known in result["rows"]}
+        _write(path, result)
+        if on_row is not None:
+            on_row(row, seed, figures)
     return result
+
+
+Row = tuple[str, int]
+
+
+def _made(
+    maker: RowMaker, rows: Sequence[Row], workers: int, ray: str | None
+) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Make rows, given with their seeds, and yield each with its figures when it is done."""
+    if not workers and ray is None:
+        for row, seed in rows:
+            yield row, seed, maker.figures(row, seed)
+        return
+    groups: dict[Row, list[Row]] = {}
+    for row, seed in rows:
+        groups.setdefault((_root(maker.study, row), seed), []).append((row, seed))
+    jobs = list(groups.values())
+    elsewhere = replace(maker, work=maker.work.absolute(), progress=False)
+    for number, found in run_jobs(_figures, [(elsewhere, job) for job in jobs], workers or MOST_WORKERS, ray):
+        for (row, seed), figures in zip(jobs[number], found):
+            yield row, seed, figures
+
+
+def _figures(maker: RowMaker, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    return [maker.figures(row, seed) for row, seed in rows]
+
+
+def _root(study: Study, row: str) -> str:
+    """Return the row whose training comes first: those that share it are one job, else two would train it at once."""
+    before = study.rows[row].of or study.rows[row].start
+    return row if before is None else _root(study, before)
 
 
 def _write(path: Path, result: Mapping[str, Any]) -> None:
@@ -89,16 +123,14 @@ def _write(path: Path, result: Mapping[str, Any]) -> None:
     atomic.write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def _done(study: Study, quick: bool, files: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """What is known of a study's rows from all these files, as far as they were made by the study as it is now."""
-    found = [read_result(file) for file in files]
+def _done(study: Study, quick: bool, path: Path) -> dict[str, dict[str, Any]]:
+    """Return a result's rows, as far as they were made by the study as it is now."""
+    found = read_result(path)
     rows: dict[str, dict[str, Any]] = {}
     for row in study.rows:
         settings = _settings(study, row, study.seeds[0], quick)
-        parts = [rows_[row]["seeds"] for rows_ in found if row in rows_ and rows_[row]["settings"] == settings]
-        seeds = {seed: figures for part in reversed(parts) for seed, figures in part.items()}
-        if seeds:
-            rows[row] = {"settings": settings, "seeds": _in_order(seeds)}
+        if row in found and found[row]["settings"] == settings and found[row]["seeds"]:
+            rows[row] = {"settings": settings, "seeds": _in_order(found[row]["seeds"])}
     return rows
 
 

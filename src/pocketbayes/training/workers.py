@@ -1,0 +1,169 @@
+"""Independent jobs on Ray: the members of an ensemble, the rows of a study."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.progress import Show, display
+from pocketbayes.files import network_file
+from pocketbayes.methods.ensemble import Ensemble
+from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.training import checkpoint
+from pocketbayes.training.run import METRICS_FILE
+
+RETRIES = 3
+"""How often a job is started again after the process or machine that ran it has died."""
+
+
+def run_jobs(
+    job: Callable[..., Any], calls: Sequence[tuple[Any, ...]], workers: int, address: str | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Run `job(*call)` for every call on a Ray cluster and yield `(number, result)` in the order of completion.
+
+    Jobs see the number of threads of this process, so that they compute what it would. One whose process dies is
+    started again, on another machine if its own is lost: jobs must resume from what they have written, on storage that
+    all machines share.
+
+    Args:
+        job: The function; it and its arguments are sent by Ray.
+        calls: The arguments of each job.
+        workers: Jobs in flight at once.
+        address: Of a running cluster; None for processes of this machine.
+
+    Raises:
+        UserError: If Ray is not installed, the cluster cannot be reached, or a job died too often. Whatever else a job
+            raises is raised here.
+    """
+    with connected(workers, address) as ray:
+        gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
+        remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_with_threads)
+        shared = [[ray.put(argument) if _is_large(argument) else argument for argument in call] for call in calls]
+        waiting, running = list(enumerate(shared)), dict[Any, int]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    number, call = waiting.pop(0)
+                    running[remote.remote(torch.get_num_threads(), job, *call)] = number
+                (done,), _ = ray.wait(list(running), num_returns=1)
+                number = running.pop(done)
+                yield number, _result(ray, done, number)
+        finally:
+            for pending in running:
+                ray.cancel(pending, force=True)
+
+
+def fit_members(
+    fit: Callable[..., Net],
+    method: Ensemble,
+    model: nn.Module,
+    train: Any,
+    *,
+    out: Path | None,
+    resume: bool,
+    progress: Show,
+    settings: Mapping[str, Any],
+) -> Mixture:
+    """Train each member of an ensemble as a job of its own; the result is that of training them one after another.
+
+    Args:
+        fit: `pocketbayes.fit`.
+        method: The ensemble, with its `workers` and `address`.
+        model: As in `fit`.
+        train: As in `fit`.
+        out: As in `fit`; the members' own folders lie in it.
+        resume: As in `fit`, member by member.
+        progress: As in `fit`; a line for every member that is trained.
+        settings: The other arguments of `fit`.
+    """
+    plain = model.to_module() if isinstance(model, Network) else model
+    found: dict[int, Network] = {}
+    records: dict[int, bytes] = {}
+    with tempfile.TemporaryDirectory() as scratch, display(progress) as bar:
+        folder = Path(scratch) if out is None else out.absolute()
+        folders = [folder / f"member-{number}" for number in range(1, method.members + 1)]
+        for own in folders if not resume else ():
+            for path in (*checkpoint.files(own), own / METRICS_FILE, own / network_file.MODEL_FILE):
+                path.unlink(missing_ok=True)
+        calls = [(fit, method.member(number), model, train, own, dict(settings)) for number, own in enumerate(folders)]
+        bar.begin("members", method.members)
+        for number, (tree, record) in run_jobs(_train_member, calls, method.workers, method.address):
+            network = network_file.rebuild(tree, plain)
+            assert isinstance(network, Network)
+            found[number], records[number] = network, record
+            bar.advance()
+            bar.line(f"member {number + 1} of {method.members} is trained")
+        net = Mixture([found[number] for number in range(method.members)]).eval()
+        if out is not None:
+            everything = b"".join(records[number] for number in range(method.members))
+            write_atomically(out / METRICS_FILE, lambda file: file.write(everything))
+            network_file.save(net, out / network_file.MODEL_FILE)
+    return net
+
+
+def _train_member(
+    fit: Callable[..., Net], method: Any, model: nn.Module, train: Any, folder: Path, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """Train one member, from its checkpoint where there is one; return it and its metrics."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (network,) = members(fit(method, model, train, out=folder, resume=True, progress=False, **settings))
+    metrics = folder / METRICS_FILE
+    return network_file.describe(network), metrics.read_bytes() if metrics.is_file() else b""
+
+
+def _with_threads(threads: int, job: Callable[..., Any], *arguments: Any) -> Any:
+    torch.set_num_threads(threads)
+    return job(*arguments)
+
+
+def _is_large(argument: Any) -> bool:
+    """Whether an argument is worth a place in Ray's object store instead of a copy per job."""
+    return isinstance(argument, (nn.Module, torch.utils.data.Dataset, tuple, torch.Tensor))
+
+
+@contextmanager
+def connected(workers: int, address: str | None) -> Iterator[Any]:
+    """Connect to a Ray cluster within a block, or to the one that is connected already; None starts one here."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("workers= needs Ray: pip install 'pocketbayes[ray]'") from error
+    began = not ray.is_initialized()
+    if began:
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # where modules of the caller's own lie
+        local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "runtime_env": {"env_vars": paths}}
+        try:
+            ray.init(
+                address=address or "local",
+                log_to_driver=False,
+                configure_logging=False,
+                **(local if address is None else {}),
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from error
+    try:
+        yield ray
+    finally:
+        if began:
+            ray.shutdown()
+
+
+def _result(ray: Any, done: Any, number: int) -> Any:
+    try:
+        return ray.get(done)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
+        raise UserError(
+            f"job {number + 1} died {RETRIES + 1} times, perhaps out of memory: resume the run from its checkpoints"
+        ) from error
