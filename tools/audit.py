@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "dependencies.md"
 FORBIDDEN = re.compile(r"(?<!L)A?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
-EXTRAS = ("", "vision", "laplace", "report", "onnx", "hub", "explain")
+EXTRAS = ("", "vision", "laplace", "report", "onnx", "hub", "explain", "ray")
 """What users install; "" is the core. The other extras are for developers, and the package does not import them."""
 STATED = {"cuda-toolkit": "none stated; holds no files, names NVIDIA's packages"}
 """What is known of packages whose metadata do not state a licence."""
