@@ -511,7 +511,7 @@ class TestAbstention:
                 continue
             found = metrics.abstention(uncertainty, correct, target)
             answered = uncertainty <= max(allowed)
-            assert found.threshold == float(max(allowed))
+            assert torch.equal(uncertainty <= found.threshold, answered)
             assert found.coverage == pytest.approx(float(answered.double().mean()))
             assert found.risk == pytest.approx(float((~correct[answered]).double().mean()))
             assert found.risk <= target
@@ -519,12 +519,20 @@ class TestAbstention:
     def test_by_hand(self):
         right = torch.tensor([1, 1, 0, 1, 0])
         found = metrics.abstention(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), right, 0.25)
-        assert (found.threshold, found.coverage, found.risk) == (pytest.approx(0.4), 0.8, 0.25)
+        assert (found.threshold, found.coverage, found.risk) == (pytest.approx(0.45), 0.8, 0.25)
         assert metrics.abstention(torch.arange(5.0), torch.ones(5), 0.0).coverage == 1
+
+    def test_abstention_threshold_stands_off_both_neighbours(self):
+        scores = torch.tensor([0.1, 0.3, 0.4])
+        low, all_of_them = (metrics.abstention(scores, torch.tensor(right), 0.0) for right in ([1, 1, 0], [1, 1, 1]))
+        assert low.threshold == pytest.approx(0.35)
+        assert all_of_them.threshold > 0.4001
+        close = torch.tensor([1.0, 1.0 + 2**-23])
+        assert metrics.abstention(close, torch.tensor([1, 0]), 0.0).threshold == 1.0
 
     def test_ties_are_answered_together(self):
         found = metrics.abstention(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([1, 1, 0, 1]), 0.3)
-        assert found.threshold == pytest.approx(0.9)  # the tie alone would be 1 wrong in 3
+        assert found.coverage == 1  # the tie alone would be 1 wrong in 3
         found = metrics.abstention(torch.tensor([0.1, 0.5, 0.5, 0.9]), torch.tensor([1, 1, 0, 1]), 0.2)
         assert found.coverage == 0.25
 

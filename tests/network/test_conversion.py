@@ -239,7 +239,7 @@ def test_a_module_that_comes_back_trains_and_keeps_its_ties() -> None:
     lstm.weight_ih_l0.data.zero_()  # the recurrent layer runs on its own list of weights: they must be these
     lstm.bias_ih_l0.data.zero_()
     one, two = lstm(torch.zeros(1, 1, 2))[0], lstm(torch.ones(1, 1, 2))[0]
-    assert torch.equal(one, two)
+    torch.testing.assert_close(one, two)
 
 
 @pytest.mark.parametrize("name", ["lstm", "attention", "weight norm", "tied"])

@@ -85,7 +85,7 @@ def test_examples_of_a_batch_have_noise_of_their_own(layer: str, propagation: st
 def test_sampled_weights_are_shared_by_the_batch() -> None:
     net = network(nn.Linear(5, 4), "sample")
     output = net(torch.randn(5).expand(2, 5))
-    assert torch.equal(output[0], output[1])
+    torch.testing.assert_close(output[0], output[1])
 
 
 def test_positions_share_flipout_signs_and_so_keep_the_correlation_of_weight_draws() -> None:

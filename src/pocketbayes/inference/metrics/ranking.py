@@ -117,6 +117,14 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     return RiskCoverage(answered / len(wrong), risk, float(risk.mean()))
 
 
+def _cut_above(values: Tensor, last: int) -> float:
+    """Place a threshold midway to the next value: rounding differs between batches and must not change an answer."""
+    here = values[last]
+    above = values[last + 1] if last + 1 < len(values) else here + 0.01 * here.abs()
+    cut = here + (above - here) / 2
+    return float(cut if cut < above else here)
+
+
 def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abstention:
     """`max t:  errors with uncertainty <= t  <=  target_risk * answers with uncertainty <= t`.
 
@@ -144,5 +152,6 @@ def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abst
             f"are wrong at {float(errors[0] / size[0]):.3g}; allow a larger risk"
         )
     last = int(reached[-1])
-    threshold = float(scores.unique()[last])
-    return Abstention(threshold, float(size[last] / len(wrong)), float(errors[last] / size[last]), len(wrong))
+    return Abstention(
+        _cut_above(scores.unique(), last), float(size[last] / len(wrong)), float(errors[last] / size[last]), len(wrong)
+    )
