@@ -109,13 +109,13 @@ class Posterior(nn.Module, ABC):
             UserError: For the first that is missing, or has another type, shape or range.
         """
         try:
-            check_tensors(tensors, cls.tensors, cls.dimensions(layout, config))
+            check_tensors(tensors, cls.tensors, cls.dimensions(layout, tensors, config))
         except UserError as error:
             raise UserError(f"a {cls.name} posterior with {error}") from error
 
     @classmethod
-    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes that a layout and a config fix, by the names that `tensors` uses."""
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes that are known beforehand, by the names that the class's `tensors` use."""
         return {"weights": layout.size}
 
     def check(self) -> None:
@@ -124,8 +124,9 @@ class Posterior(nn.Module, ABC):
         Raises:
             UserError: With the tensor and what is wrong with it.
         """
-        self.check_file(self.layout, self.state_dict(), self.config())
-        for moment in self.moments():
+        tensors = self.state_dict()
+        self.check_file(self.layout, tensors, self.config())
+        for moment in () if tensors.keys() <= self.tensors.keys() else self.moments():
             if moment.shape != (self.layout.size,):
                 raise UserError(f"moments of shape {tuple(moment.shape)} for a layout of {self.layout.size} weights")
 

@@ -48,7 +48,7 @@ class Kronecker(Posterior):
             self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
 
     @classmethod
-    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights, and of values in each kind of factor."""
         slots = [layout.slots[number] for number in config["slots"]]
         return {

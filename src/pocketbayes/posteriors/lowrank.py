@@ -45,6 +45,11 @@ class LowRank(Posterior):
         self.register_buffer("factor", factor.detach().clone(memory_format=torch.contiguous_format))
         self.register_buffer("index", None if index is None else index.detach().clone())
 
+    @classmethod
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of weights, all of them random where there are no positions."""
+        return {"weights": layout.size} | ({} if "index" in tensors else {"random": layout.size})
+
     def moments(self) -> tuple[Tensor, Tensor]:
         """The means and the marginal stds sqrt(std^2 + sum_r F_r^2), 0 outside the index."""
         std = self._marginal_std()

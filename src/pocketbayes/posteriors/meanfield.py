@@ -39,5 +39,5 @@ class MeanField(Posterior):
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """Take over mean and rho, bit for bit."""
         self = super().restore(layout, tensors, config)
-        self._all_random = bool((tensors["rho"].exp() > 0).all())
+        self._all_random = bool(tensors["rho"].min().exp() > 0)
         return self

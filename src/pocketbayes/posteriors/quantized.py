@@ -50,7 +50,7 @@ class Quantized(Posterior):
             self.register_buffer(name, value.detach().clone())
 
     @classmethod
-    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights, of channels, and of bytes that the stds' codes take."""
         channels = sum(slot.shape[0] if len(slot.shape) > 1 else 1 for slot in layout.slots)
         packed = -(-layout.size * check_sigma_bits(config["sigma_bits"]) // 8)

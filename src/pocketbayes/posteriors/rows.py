@@ -42,7 +42,7 @@ class RowStds(Posterior):
         return self.mean, F.softplus(self.rho).gather(0, self.row)
 
     @classmethod
-    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights and of rows."""
         return {"weights": layout.size, "rows": sum(slot.shape[0] for slot in layout.slots)}
 

@@ -80,7 +80,16 @@ def unpack_ints(data: bytes | memoryview, count: int, segments: Sequence[int] | 
         raise CodecError("damaged numbers: impossible range")
     tokens = _read_tokens(reader, lengths)
     values = _from_tokens(tokens, direct, reader.rest())
-    return values.astype(np.int64) + low if low else values
+    return _shift(values, low) if low else values
+
+
+def _shift(values: Ints, low: int) -> Ints:
+    """Add `low`, in place where the type allows."""
+    limits = np.iinfo(values.dtype)
+    if not (limits.min <= low and low + int(values.max()) <= limits.max):
+        return values.astype(np.int64) + low
+    values += low
+    return values
 
 
 @dataclass(frozen=True)
