@@ -194,3 +194,22 @@ def test_sizes_are_checked_before_anything_is_decoded(
         monkeypatch.setattr(packing.codec, name, lambda *args: pytest.fail("decoded"))
     with pytest.raises(UserError, match="more numbers than a file of its size can"):
         pb.load(path)
+
+
+def test_a_network_in_double_precision_predicts_when_loaded(tmp_path: Path) -> None:
+    model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10]).double()
+    net = pb.bayesianize(model, "bbb")
+    pb.save(net, tmp_path / "net.pocket")
+    x = torch.randn(4, 12, dtype=torch.float64)
+    assert torch.allclose(pb.predict(pb.load(tmp_path / "net.pocket"), x).mean, pb.predict(net, x).mean)
+
+
+@pytest.mark.parametrize("units", [[[0, 0], [255, 10]], [[0, 0], [1, 2**31]], [[0, 0]], [[0, 0], [-1, 10]]])
+def test_dropped_units_that_do_not_fit_are_refused(units: list[list[int]], tmp_path: Path) -> None:
+    net = pb.bayesianize(pb.models.build("mlp", in_features=12, out_features=3, hidden=[10]), "mc-dropout")
+    pb.save(net, tmp_path / "net.pocket")
+    text, parts = take_apart((tmp_path / "net.pocket").read_bytes())
+    change_tree(parts, lambda tree: tree["posterior"]["config"].update(units=units))
+    (tmp_path / "net.pocket").write_bytes(seal(text, parts))
+    with pytest.raises(UserError, match=r"units"):
+        pb.load(tmp_path / "net.pocket")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pocketbayes import likelihoods as objective
@@ -146,13 +147,15 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         posterior.check()
     except UserError as error:
         raise UserError(f"{source} has {error}") from error
-    module = _module_for(tree, model, source)
+    module = _module_for(tree, model, source).to(_float_type(posterior))
     posterior.layout.check(module)
     net = Network(
         module,
         posterior,
         prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
-        likelihood=likelihood and objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
+        likelihood=None
+        if likelihood is None
+        else objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
         propagation=tree["propagation"],
         input_var=tree.get("input_var", 0.0),
     )
@@ -162,6 +165,12 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
     _load_points(net.model, tree["state"], source)
     return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
+
+
+def _float_type(posterior: Posterior) -> torch.dtype:
+    """Return the type of a posterior's numbers, which its model must share."""
+    floats = (tensor.dtype for tensor in posterior.state_dict().values() if tensor.is_floating_point())
+    return next(floats, torch.get_default_dtype())
 
 
 def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:

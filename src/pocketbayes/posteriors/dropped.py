@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import MEAN
 from pocketbayes.posteriors.layout import Layout
@@ -42,6 +43,21 @@ class Dropped(Posterior):
         self.rate = float(rate)
         self._quantile = NormalDist().inv_cdf(self.rate) if self.rate > 0 else -math.inf
         self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
+
+    def check(self) -> None:
+        """Reject tensors that do not go with the layout, and units that do not lie in it.
+
+        Raises:
+            UserError: With what is wrong.
+        """
+        super().check()
+        if len(self.units) != len(self.layout.slots):
+            raise UserError(f"units for {len(self.units)} weights, {len(self.layout.slots)} are there")
+        for (groups, inner), slot in zip(self.units, self.layout.slots):
+            outer, inputs = (*slot.shape, 0, 0)[:2]
+            fits = (groups, inner) == (outer, 1) or (inner == inputs and groups > 0 and outer % groups == 0)
+            if (groups, inner) != (0, 0) and not (fits and groups * inner):
+                raise UserError(f"{groups} groups of {inner} units in {slot.name!r} of shape {slot.shape}")
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The values, and |mean| sqrt(p / (1 - p)) in the layers that are dropped."""
