@@ -52,6 +52,7 @@ CASES = [
     Case("pbn", lambda: pb.PBN(rate=0.2, pretrain_epochs=1, train_samples=2)),
     Case("vdp", lambda: pb.VDP(std_init=0.05)),
     Case("vdp-full", lambda: pb.FullCovarianceVDP(std_init=0.05)),
+    Case("ivon", lambda: pb.IVON(std_init=0.05)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]
 

@@ -18,6 +18,7 @@ from pocketbayes.inference.prediction import Prediction, predict
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.likelihoods import Categorical, GaussianNoise
 from pocketbayes.methods import (
+    IVON,
     METHODS,
     PBN,
     SSVI,
@@ -81,6 +82,7 @@ def census(net: Net) -> Census:
 
 
 __all__ = [
+    "IVON",
     "PBN",
     "SSVI",
     "SWAG",

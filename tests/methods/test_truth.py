@@ -67,6 +67,16 @@ def test_mean_field_training_finds_the_best_mean_field_posterior(settings: dict[
     torch.testing.assert_close(found_std, precision.diagonal().rsqrt(), rtol=0.1, atol=0)
 
 
+@pytest.mark.parametrize("propagation", ["sample", "local"])
+def test_ivon_finds_the_best_mean_field_posterior(propagation: str) -> None:
+    method = pb.IVON(prior_std=PRIOR_STD, std_init=0.1, propagation=propagation, train_samples=4)
+    net = trained(method, epochs=1500)
+    mean, precision = exact(*regression())
+    found_mean, found_std = (moment.detach().double() for moment in net.posterior.moments())
+    torch.testing.assert_close(found_mean, mean, rtol=0.02, atol=0.005)
+    torch.testing.assert_close(found_std, precision.diagonal().rsqrt(), rtol=0.1, atol=0)
+
+
 def test_the_deterministic_network_finds_least_squares() -> None:
     x, y = regression()
     net = trained(pb.Deterministic(), epochs=800)

@@ -10,6 +10,7 @@ from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMetho
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.methods.int8 import Int8
+from pocketbayes.methods.ivon import IVON
 from pocketbayes.methods.laplace import Laplace
 from pocketbayes.methods.mcdropout import MCDropout
 from pocketbayes.methods.meanfield import MeanFieldVI
@@ -30,6 +31,7 @@ METHODS: dict[str, Any] = {
     "bbb": partial(MeanFieldVI, propagation="sample"),
     "lrt": partial(MeanFieldVI, propagation="local"),
     "flipout": partial(MeanFieldVI, propagation="flipout"),
+    "ivon": IVON,
     "int8": Int8,
     "2dgbnn": WeightSharing,
     "pbn": PBN,
@@ -40,6 +42,7 @@ METHODS: dict[str, Any] = {
 }
 
 __all__ = [
+    "IVON",
     "METHODS",
     "PBN",
     "SSVI",

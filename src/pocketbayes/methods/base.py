@@ -116,6 +116,17 @@ class Method(ABC):
         """Beta, the weight of KL / N, when a fraction of the epochs is over."""
         return 0.0
 
+    def make_optimizer(self, network: Network, lr: float, steps: int, examples: int) -> torch.optim.Optimizer | None:
+        """Build an optimiser of the method's own; None for that of the settings.
+
+        Args:
+            network: The network of the stage.
+            lr: The rate in the settings; each parameter group keeps it as `base_lr`, which schedules scale.
+            steps: The steps of the stage.
+            examples: The number of training examples.
+        """
+        return None
+
     def replace_step(
         self,
         net: Network,

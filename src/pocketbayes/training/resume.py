@@ -61,15 +61,21 @@ def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
         for name, usual in own.items():
             _check_setting(name, group[name], usual)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    by_adam = {id(p) for group in optimizer.param_groups if group.get("adam") for p in group["params"]}
+    known_of = [_kept(optimizer, group) for group in optimizer.param_groups for _ in group["params"]]
     for number, kept in state["state"].items():
-        adam = number in range(len(parameters)) and id(parameters[number]) in by_adam
-        known = KEPT[torch.optim.AdamW if adam else type(optimizer)]
+        known = known_of[number] if number in range(len(parameters)) else set()
         if number not in range(len(parameters)) or (kept and set(kept) != known):
             raise ValueError(f"of parameter {number} it has {sorted(kept)} in place of {sorted(known)}")
         for name, value in kept.items():
             shape = torch.Size() if name == "step" else parameters[number].shape
             _check_values(f"{name!r} of parameter {number}", value, shape, name in NEVER_NEGATIVE)
+
+
+def _kept(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> set[str]:
+    """Return the names that an optimiser keeps of the parameters of a group; a method's own names them itself."""
+    if "keeps" in group:
+        return set(group["keeps"])
+    return KEPT[torch.optim.AdamW if group.get("adam") else type(optimizer)]
 
 
 def check_random(states: Sequence[Mapping[str, Any]]) -> None:

@@ -212,7 +212,8 @@ class FitRun:
         """Build the optimiser of a stage: the method's own, or that of the settings."""
         training = self._training(stage)
         steps = training.epochs * steps_per_epoch(self.train, training.batch_size)
-        return training.make_optimizer(network, steps)
+        own = (stage.method or self.method).make_optimizer(network, training.lr, steps, self.examples)
+        return training.make_optimizer(network, steps) if own is None else own
 
     def _one_stage(self, net: Net, stage: Stage, tree: Mapping[str, Any] | None) -> Net:
         training = self._training(stage)

@@ -1,0 +1,181 @@
+"""IVON: variational learning at the cost of Adam; stds come from the curvature that the optimiser estimates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.methods.base import Stage, Start, VariationalMethod
+from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std
+from pocketbayes.network import Network, check_propagation
+from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors.base import softplus_inverse
+from pocketbayes.posteriors.priors import Empirical, Normal
+
+LEARNING_RATE = 0.1
+"""Of the run, unless the caller chose another: on the scale of SGD with momentum, not of Adam."""
+MEMORIES = 3.0
+"""The times that the curvature's average is renewed in a stage, where `hess_decay` is not given."""
+PRIOR_EVERY = 10
+"""Steps between two updates of an empirical prior's variances."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IVON(VariationalMethod):
+    """Improved variational online Newton (Shen et al. 2024, arXiv 2402.17641).
+
+    `std = 1 / sqrt(c (h + d))` with `c = N / beta`, `d = 1 / (c prior_var)` and h a running average of the Hessian's
+    diagonal, estimated from the gradients at drawn weights: `h^ = g (w - mean) / std^2`.
+
+    It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients, and needs no
+    gradient of the KL. Departures: weights outside the posterior (biases, normalisation) take the step of a weight
+    whose curvature stays at its start; the first curvature follows from `std_init`; the prior may be empirical; under
+    local reparameterisation and flipout `h^` is the same expectation with less noise.
+
+    Attributes:
+        propagation: "sample" (the paper), "local" or "flipout".
+        std_init: The first stds, as in `MeanFieldVI`; a network that has stds keeps them.
+        std_scale: See `std_init`.
+        momentum: The decay of the gradients' average (the paper's beta_1).
+        hess_decay: The decay of the curvature's average (beta_2); None for `1 - 3 / steps`, at least 0.99. The paper
+            has 0.99999 for about 10^5 steps.
+    """
+
+    name = "ivon"
+    propagation: Literal["sample", "local", "flipout"] = "sample"
+    std_init: StdInit = "relative"
+    std_scale: float = 0.1
+    momentum: float = 0.9
+    hess_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_propagation(self.propagation)
+        check_std_init(self.std_init)
+        if self.prior == "scale-mixture":
+            raise UserError("ivon needs a normal prior: set prior='empirical', 'normal' or 'pretrained'")
+        if not self.beta:
+            raise UserError("ivon needs beta > 0: without a KL there are no stds")
+        if self.antithetic and self.propagation != "sample":
+            raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
+        if not (0 <= self.momentum < 1 and (self.hess_decay is None or 0 < self.hess_decay < 1)):
+            raise UserError(
+                f"momentum and hess_decay must lie between 0 and 1, not {self.momentum} and {self.hess_decay}"
+            )
+
+    def init(self, model: nn.Module) -> Network:
+        """Return a mean-field network with its means at the model's weights."""
+        start = Start.of(model, self.bayesian_bias, self.select)
+        std = start.std
+        if std is None:
+            std = first_std(start.layout, start.mean, self.std_init, self.std_scale)
+        return Network(
+            start.model,
+            MeanField(start.layout, start.mean, std),
+            prior=self.make_prior(start.mean, start.layout),
+            likelihood=start.likelihood,
+            propagation=self.propagation,
+        )
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Return one stage, at a rate on SGD's scale."""
+        return (Stage("train", settings={"lr": LEARNING_RATE}),)
+
+    def kl_weight(self, progress: float) -> float:
+        """Return 0: the KL acts through the optimiser's own step."""
+        return 0.0
+
+    def make_optimizer(self, network: Network, lr: float, steps: int, examples: int) -> torch.optim.Optimizer:
+        """Build the optimiser that moves the means and sets the stds."""
+        assert self.beta is not None
+        decay = 1 - min(MEMORIES / max(steps, 1), 0.01) if self.hess_decay is None else self.hess_decay
+        return VariationalNewton(network, lr=lr, momentum=self.momentum, hess_decay=decay, count=examples / self.beta)
+
+
+class VariationalNewton(torch.optim.Optimizer):
+    """The optimiser of IVON over a mean-field posterior, whose gradients come from drawn weights as usual."""
+
+    def __init__(self, network: Network, *, lr: float, momentum: float, hess_decay: float, count: float) -> None:
+        """Take the network, the decays, and `count`, the examples over beta."""
+        posterior, prior = network.posterior, network.prior
+        if not isinstance(posterior, MeanField):
+            raise UserError(f"ivon trains a mean and a std for each weight, not the storage {posterior.name!r}")
+        assert isinstance(prior, Empirical | Normal)
+        self.posterior, self.prior, self.count = posterior, prior, count
+        self.sizes = [slot.size for slot in network.layout.slots]
+        own = {id(posterior.mean), id(posterior.rho)}
+        points = [p for p in network.parameters() if id(p) not in own and p.requires_grad]
+        with torch.no_grad():
+            std = posterior.moments()[1]
+            if not bool((std > 0).all()):
+                raise UserError("ivon needs a positive std for each weight to start from")
+            first = [float((count * part.square()).reciprocal().mean()) for part in std.split(self.sizes)]
+        shared = {"base_lr": lr, "lr": lr, "momentum": momentum, "steps": 0}
+        groups = [
+            {"params": [posterior.mean], **shared, "keeps": ("momentum",), "first_curvature": tuple(first)},
+            {"params": [posterior.rho], **shared, "keeps": ("hess",), "hess_decay": hess_decay, "decay": ()},
+            {"params": points, **shared, "keeps": ("momentum",)},
+        ]
+        super().__init__(groups, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update curvature, means and stds from the gradients with respect to mean and rho."""
+        assert closure is None, "the gradients are those of the draws that were made before"
+        means, stds, points = self.param_groups
+        for group in self.param_groups:
+            group["steps"] += 1
+        correction = 1 - means["momentum"] ** means["steps"]
+        for parameter in points["params"]:
+            if parameter.grad is not None:
+                average = self._average(parameter, points["momentum"])
+                parameter.sub_(average, alpha=points["lr"] / correction)
+        if self.posterior.mean.grad is not None:
+            self._step_posterior(means, stds, correction)
+
+    def _step_posterior(self, means: dict[str, Any], stds: dict[str, Any], correction: float) -> None:
+        mean, rho = self.posterior.mean, self.posterior.rho
+        assert rho.grad is not None
+        std = torch.nn.functional.softplus(rho)
+        if not stds["decay"] or (isinstance(self.prior, Empirical) and stds["steps"] % PRIOR_EVERY == 0):
+            stds["decay"] = self._prior_decay(mean, std)
+        decay = self._per_weight(stds["decay"])
+        total = std.square().mul_(self.count).reciprocal_()  # h + d, as it set the std
+        state = self.state[rho]
+        hess = state.setdefault("hess", total - decay)
+        # The chain rule gives rho the gradient g (w - mean) / std dstd/drho, and dstd/drho = 1 - exp(-std).
+        estimate = rho.grad / (-torch.expm1(-std)).mul_(std)
+        lag = 1 - stds["hess_decay"]
+        change = hess - estimate
+        hess.sub_(change, alpha=lag).addcdiv_(change.square_(), total, value=0.5 * lag * lag)
+        average = self._average(mean, means["momentum"])
+        centre = self.prior.centre if isinstance(self.prior, Normal) else None
+        pull = mean if centre is None else mean - centre
+        step = (average / correction).addcmul_(decay, pull)
+        total = torch.add(hess, decay, out=total)
+        mean.sub_(step.mul_(self._per_weight(means["first_curvature"])).div_(total), alpha=means["lr"])
+        rho.copy_(softplus_inverse(total.mul_(self.count).rsqrt_()))
+
+    def _average(self, parameter: Tensor, momentum: float) -> Tensor:
+        average: Tensor = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+        assert parameter.grad is not None
+        return average.lerp_(parameter.grad, 1 - momentum)
+
+    def _prior_decay(self, mean: Tensor, std: Tensor) -> tuple[float, ...]:
+        """Return `1 / (c prior_var)` for each layer."""
+        if isinstance(self.prior, Normal):
+            return (1 / (self.count * self.prior.std**2),) * len(self.sizes)
+        return tuple((self.count * self.prior.variances(mean, std)).reciprocal().tolist())
+
+    def _per_weight(self, values: Sequence[float]) -> Tensor:
+        """Return a value per weight from one per layer, or one value where they agree."""
+        mean = self.posterior.mean
+        if all(math.isclose(value, values[0], rel_tol=1e-12) for value in values):
+            return mean.new_tensor(values[0])
+        return torch.cat([mean.new_tensor(v).expand(n) for v, n in zip(values, self.sizes)])
