@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
+from pocketbayes.files import pocket
 from pocketbayes.network import Mixture
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -145,3 +146,32 @@ def test_onnx_of_a_weighted_mixture_agrees(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"))
     probs = session.run(["probs"], {"x": x.numpy()})[0]
     torch.testing.assert_close(torch.from_numpy(probs), pb.predict(net, x).probs, rtol=1e-4, atol=1e-6)
+
+
+def test_mixture_file_names_its_damaged_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.pocket"
+    nets = [pb.bayesianize(pb.models.build("mlp", in_features=64, out_features=10, hidden=[32]), "map") for _ in "abc"]
+    net = Mixture(nets, WEIGHTS)
+    pb.save(net, path)
+    places = pocket.sizes(path)
+    whole, start = bytearray(path.read_bytes()), 0
+    for name, size in places.items():
+        if name.startswith("1."):
+            break
+        start += size
+    whole[start + 5] ^= 0xFF
+    path.write_bytes(whole)
+    with pytest.raises(pb.UserError, match=r"damaged in member 2 of 3.*skip_damaged=True"):
+        pb.load(path)
+    with pytest.warns(UserWarning, match="damaged in member 2 of 3: the others are used"):
+        rest = pb.load(path, skip_damaged=True)
+    assert isinstance(rest, Mixture)
+    assert rest.weights == pytest.approx((0.5 / 0.7, 0.2 / 0.7))
+    x = torch.randn(3, 64)
+    torch.testing.assert_close(
+        pb.predict(rest, x).probs, pb.predict(Mixture([nets[0], nets[2]], rest.weights), x).probs
+    )
+    whole[-3] ^= 0xFF  # the last member too
+    path.write_bytes(whole)
+    with pytest.warns(UserWarning, match="member 2 and 3"):
+        assert len(pb.load(path, skip_damaged=True)) == 1

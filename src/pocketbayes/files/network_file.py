@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +19,7 @@ from pocketbayes import models, posteriors
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
+from pocketbayes.files.damage import damaged_members
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.health import FirstStds, Health
 from pocketbayes.network import Mixture, Net, Network, members
@@ -57,30 +59,44 @@ def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, in
     return rebuild(packing.unpack(text, parts), own), len(pocket.assemble(text, parts))
 
 
-def load(path: str | Path, model: Models = None) -> Net:
+def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:
     """Reads a network.
 
     Args:
         path: A file that `save` wrote, or the folder of a run.
         model: A model of the same architecture; needed only if the network was not made of a model known by name. A
             list of models, one per network, for a mixture of different architectures.
+        skip_damaged: Leave out the members of a mixture that are damaged, with a warning that names them.
 
     Raises:
         UserError: If the file is missing, foreign, damaged or of another architecture.
     """
-    return rebuild(read(path), model, str(path))
+    return rebuild(read(path, skip_damaged=skip_damaged), model, str(path))
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
     """The tree in a file that `save` wrote, for which no model is needed."""
     path = Path(path)
     path = path / MODEL_FILE if path.is_dir() else path
     if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
         tree: dict[str, Any] = container.read(path, KIND)
         return tree
-    text, parts = pocket.read(path)
+    skipped: list[int] = []
     try:
-        return packing.unpack(text, parts)
+        text, parts = pocket.read(path)
+    except pocket.DamagedFileError as error:
+        text, parts, skipped = error.text, error.parts, damaged_members(error.text, error.parts)
+        count = len(text["networks"]) if skipped else 0
+        if len(skipped) == count:  # nothing is known to be whole
+            raise
+        where = f"{str(path)!r} is damaged in member {' and '.join(str(n + 1) for n in skipped)} of {count}"
+        if not skip_damaged:
+            raise UserError(
+                f"{where}: get another copy, or use the others with load(path, skip_damaged=True)"
+            ) from error
+        warnings.warn(f"{where}: the others are used", stacklevel=3)
+    try:
+        return packing.unpack(text, parts, skipped)
     except MALFORMED as error:
         raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {_reason(error)}") from error
 

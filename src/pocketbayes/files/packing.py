@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.files import codec
+from pocketbayes.files.damage import member_checksums
 from pocketbayes.files.pocket import Buffer
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.posteriors.coding import UNDECLARED
@@ -85,7 +86,10 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
     for head in heads[1:]:
         if head["layout"] == heads[0]["layout"]:
             head["layout"] = None
-    text = {"kind": "mixture" if "networks" in tree else "network", "precision": asdict(packer.precision)}
+    text: dict[str, Any] = {
+        "kind": "mixture" if "networks" in tree else "network",
+        "precision": asdict(packer.precision),
+    }
     if "weights" in tree:
         text["weights"] = tree["weights"]
     body = json.dumps(bodies, separators=(",", ":")).encode()
@@ -95,11 +99,14 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
     parts = {"tree": body, **packer.parts}
     need = sum(_layout_size(network["layout"]["slots"]) for network in networks) + packer.values - FREE_VALUES
     missing = -(-need // VALUES_A_BYTE) - sum(map(len, parts.values()))
-    return {**text, "networks": heads}, parts | ({"padding": bytes(missing)} if missing > 0 else {})
+    parts |= {"padding": bytes(missing)} if missing > 0 else {}
+    if "networks" in tree and (checksums := member_checksums(parts, len(networks))) is not None:
+        text["checksums"] = checksums
+    return {**text, "networks": heads}, parts
 
 
-def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> dict[str, Any]:
-    """The inverse of `pack`, as far as the precision allows.
+def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer], skipped: Collection[int] = ()) -> dict[str, Any]:
+    """The inverse of `pack`, as far as the precision allows, without the networks of the numbers `skipped`.
 
     Raises:
         UserError: If this cannot be what `pack` wrote. Other errors (KeyError, TypeError, ValueError) are possible for
@@ -123,11 +130,15 @@ def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> dict[str, An
             "model": head["model"],
             "layout": {"slots": own, "points": body["points"]},
         }
-        for head, body, own in zip(heads, bodies, slots)
+        for number, (head, body, own) in enumerate(zip(heads, bodies, slots))
+        if number not in skipped
     ]
     if text["kind"] != "mixture":
         return networks[0]
-    return {"networks": networks, **({"weights": text["weights"]} if "weights" in text else {})}
+    if "weights" not in text:
+        return {"networks": networks}
+    weights = [weight for number, weight in enumerate(text["weights"]) if number not in skipped]
+    return {"networks": networks, "weights": [weight / sum(weights) for weight in weights] if skipped else weights}
 
 
 class _Packer:

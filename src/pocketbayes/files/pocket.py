@@ -27,6 +27,14 @@ _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{32})"')
 _BLANK = b"0" * 32
 
 
+class DamagedFileError(UserError):
+    """A file whose checksum does not match, with what was read of it."""
+
+    def __init__(self, message: str, text: dict[str, Any], parts: dict[str, Buffer]) -> None:
+        super().__init__(message)
+        self.text, self.parts = text, parts
+
+
 def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes]) -> int:
     """Writes a file as one step; returns its size in bytes.
 
@@ -75,10 +83,12 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
     found = _CHECKSUM.search(whole, 8, 8 + len(header))
     data = memoryview(whole)
     zeroed = () if found is None else (data[: found.start(1)], _BLANK, data[found.end(1) :])
-    if len(whole) != size or found is None or found.group(1).decode() != _digest(zeroed):
-        raise UserError(f"{str(path)!r} is damaged: its checksum does not match; get another copy")
     start = 8 + len(header)
-    return text, {name: data[start + begin : start + end] for name, (begin, end) in places.items()}
+    parts: dict[str, Buffer] = {name: data[start + begin : start + end] for name, (begin, end) in places.items()}
+    if len(whole) != size or found is None or found.group(1).decode() != _digest(zeroed):
+        message = f"{str(path)!r} is damaged: its checksum does not match; get another copy"
+        raise DamagedFileError(message, text, parts)
+    return text, parts
 
 
 def sizes(path: str | Path) -> dict[str, int]:
