@@ -53,6 +53,8 @@ CASES = [
     Case("vdp", lambda: pb.VDP(std_init=0.05)),
     Case("vdp-full", lambda: pb.FullCovarianceVDP(std_init=0.05)),
     Case("ivon", lambda: pb.IVON(std_init=0.05)),
+    Case("rank1", pb.Rank1VI),
+    Case("sparse-vd", lambda: pb.VariationalDropout(std_init=0.05)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]
 

@@ -32,7 +32,9 @@ from pocketbayes.methods import (
     MCDropout,
     MeanFieldVI,
     Method,
+    Rank1VI,
     RigL,
+    VariationalDropout,
     WeightSharing,
 )
 from pocketbayes.methods.recalibration import recalibrate
@@ -107,9 +109,11 @@ __all__ = [
     "PocketRegressor",
     "Posterior",
     "Prediction",
+    "Rank1VI",
     "RigL",
     "Training",
     "UserError",
+    "VariationalDropout",
     "WeightSharing",
     "bayesianize",
     "census",

@@ -14,6 +14,7 @@ from pocketbayes.posteriors.layout import Layout
 
 WEIGHTS = 35
 CHANNELS = 8
+FACTORS = 17
 
 
 def values(count: int, step: int = 37) -> Tensor:
@@ -38,6 +39,7 @@ def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
         "point": ({"mean": mean}, {}),
         "mean-field": ({"mean": mean, "rho": rho}, {}),
         "row-stds": ({"mean": mean, "rho": raw(CHANNELS)}, {}),
+        "rank-1": ({"mean": mean, "factor": 1 + values(FACTORS), "rho": raw(FACTORS)}, {}),
         "partial": ({"mean": mean, "rho": raw(few), "index": positions}, {}),
         "sparse": (
             {

@@ -15,9 +15,11 @@ from pocketbayes.methods.laplace import Laplace
 from pocketbayes.methods.mcdropout import MCDropout
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.methods.pbn import PBN
+from pocketbayes.methods.rank1 import Rank1VI
 from pocketbayes.methods.rigl import RigL
 from pocketbayes.methods.ssvi import SSVI
 from pocketbayes.methods.swag import SWAG
+from pocketbayes.methods.variational_dropout import VariationalDropout
 from pocketbayes.methods.vdp import VDP
 from pocketbayes.methods.vdp_full import FullCovarianceVDP
 from pocketbayes.methods.weight_sharing import WeightSharing
@@ -32,6 +34,8 @@ METHODS: dict[str, Any] = {
     "lrt": partial(MeanFieldVI, propagation="local"),
     "flipout": partial(MeanFieldVI, propagation="flipout"),
     "ivon": IVON,
+    "rank1": Rank1VI,
+    "sparse-vd": VariationalDropout,
     "int8": Int8,
     "2dgbnn": WeightSharing,
     "pbn": PBN,
@@ -56,10 +60,12 @@ __all__ = [
     "MCDropout",
     "MeanFieldVI",
     "Method",
+    "Rank1VI",
     "RigL",
     "Run",
     "Stage",
     "Start",
+    "VariationalDropout",
     "VariationalMethod",
     "WeightSharing",
     "make",

@@ -17,6 +17,7 @@ from pocketbayes.posteriors.meanfield import MeanField
 from pocketbayes.posteriors.partial import Partial
 from pocketbayes.posteriors.point import Point
 from pocketbayes.posteriors.quantized import Quantized
+from pocketbayes.posteriors.rank1 import Rank1
 from pocketbayes.posteriors.rows import RowStds
 from pocketbayes.posteriors.shared import Shared
 from pocketbayes.posteriors.sparse import Sparse
@@ -34,6 +35,7 @@ __all__ = [
     "Point",
     "Posterior",
     "Quantized",
+    "Rank1",
     "RowStds",
     "Shared",
     "Sparse",

@@ -209,7 +209,23 @@ class Empirical(Prior):
         return {"sizes": list(self.sizes)}
 
 
-PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture, Empirical)}
+class LogUniform(Prior):
+    """The improper prior p(|w|) ~ 1 / |w| of variational dropout, by the approximation of Molchanov et al. 2017."""
+
+    name = "log-uniform"
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Compute `k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1/alpha) / 2`, alpha = std^2 / mean^2 (Eq. 14)."""
+        tiny = torch.finfo(mean.dtype).tiny
+        log_alpha = 2 * (std.log() - mean.abs().clamp(min=tiny).log())
+        return 0.63576 * torch.sigmoid(-(1.87320 + 1.48695 * log_alpha)) + 0.5 * nn.functional.softplus(-log_alpha)
+
+    def config(self) -> dict[str, Any]:
+        """Return nothing: the prior has no settings."""
+        return {}
+
+
+PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture, Empirical, LogUniform)}
 
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:

@@ -23,7 +23,7 @@ from pocketbayes.data.memory import Arrays
 from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import Method
-from pocketbayes.network import Net, members
+from pocketbayes.network import Net, Network, members
 from pocketbayes.training.checks import Signals, TrainingError
 from pocketbayes.training.run import FitRun
 from pocketbayes.training.settings import Training
@@ -100,7 +100,7 @@ def fit(
             bar=bar,
             signals=signals,
             given_likelihood=likelihood,
-            info=info or _describe(source, validation),
+            info=info or _describe(source, validation, model),
         )
         again = "resume the run from its last checkpoint" if out else "start the run again"
         with run.team.guarded(again), ExitStack() as locks:
@@ -113,9 +113,13 @@ def _lock(locks: ExitStack, folder: Path) -> None:
     locks.enter_context(hold(folder))
 
 
-def _describe(train: Source, val: Source | None) -> Info | None:
-    """Describe the data; pictures as validation prepares them, where training crops them at random."""
-    described = (info_of(train), None if val is None else describe_source(val), describe_source(train))
+def _describe(train: Source, val: Source | None, model: nn.Module) -> Info | None:
+    """Return the data's own description, else that of a given network, else one made from the data.
+
+    Pictures are described as validation prepares them, since training may crop them at random.
+    """
+    given = model.info if isinstance(model, Network) else None
+    described = (info_of(train), given, None if val is None else describe_source(val), describe_source(train))
     return next((info for info in described if info is not None), None)
 
 

@@ -144,9 +144,8 @@ class FitRun:
             tree = None
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
-        known = self.info or (self.model.info if isinstance(self.model, Network) else None)
         for network in members(net):
-            network.info, network.method = known, self.method.name
+            network.info, network.method = self.info, self.method.name
             network.health = measure_health(network.posterior, network.first_stds)
         self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:

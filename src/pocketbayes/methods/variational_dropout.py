@@ -1,0 +1,80 @@
+"""Sparse variational dropout: a log-uniform prior that removes weights which carry no signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.likelihoods import Annealing
+from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.network import Net, Network
+from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.priors import LogUniform, Prior
+from pocketbayes.posteriors.sparse import Sparse
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationalDropout(VariationalMethod):
+    """Every weight learns its own dropout rate; weights that are mostly noise are removed (Molchanov et al. 2017).
+
+    `alpha = std^2 / mean^2`; min NLL + beta KL(q || log-uniform) / N by local reparameterisation. After training the
+    weights with log alpha above `threshold` are dropped and the rest is stored sparsely, with its stds.
+
+    Attributes:
+        std_init: The first std of every weight; the paper starts at exp(-5).
+        threshold: The largest log alpha of a weight that is kept.
+    """
+
+    name = "sparse-vd"
+    std_init: float = 0.0067
+    threshold: float = 3.0
+    beta: float | None = 1.0
+    annealing: Annealing | None = "warm-up"
+
+    def __post_init__(self) -> None:
+        if self.prior is not None or self.prior_std is not None:
+            raise UserError("sparse-vd has a log-uniform prior: prior and prior_std are not its settings")
+        super().__post_init__()
+        if not self.std_init > 0:
+            raise UserError(f"std_init must be positive, not {self.std_init}")
+
+    def make_prior(self, mean: Tensor, layout: Layout) -> Prior:
+        """Return the log-uniform prior."""
+        return LogUniform()
+
+    def init(self, model: nn.Module) -> Network:
+        """Return a mean-field network around the model's weights."""
+        start = Start.of(model, self.bayesian_bias, self.select)
+        std = start.std if start.std is not None else torch.full_like(start.mean, self.std_init)
+        return Network(
+            start.model,
+            MeanField(start.layout, start.mean, std),
+            prior=self.make_prior(start.mean, start.layout),
+            likelihood=start.likelihood,
+            propagation="local",
+        )
+
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Return one stage of training, at whose end weights are removed."""
+        return (Stage("train", end=self._prune),)
+
+    def _prune(self, net: Net, run: Run) -> Network:
+        """Keep the weights whose log alpha is at most the threshold; a layer keeps at least its clearest weight."""
+        assert isinstance(net, Network)
+        with torch.no_grad():
+            mean, std = net.posterior.moments()
+            log_alpha = 2 * (std.log() - mean.abs().clamp(min=torch.finfo(mean.dtype).tiny).log())
+            kept = log_alpha <= self.threshold
+            for slot in net.layout.slots:
+                kept[slot.start + int(log_alpha[slot.start : slot.stop].argmin())] = True
+            index = kept.nonzero().flatten()
+            run.note(kept_weights=len(index), density=round(len(index) / len(mean), 6))
+            posterior = Sparse(net.layout, index, mean[index], std[index])
+        pruned = Network(net.model, posterior, prior=net.prior, likelihood=net.likelihood, propagation=net.propagation)
+        pruned.info, pruned.method = net.info, net.method
+        return pruned
