@@ -99,6 +99,21 @@ def test_saved_network_answers_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(pb.predict(again, named, 2).probs, pb.predict(net, named, 2).probs)
 
 
+@pytest.mark.parametrize("mode", ["mean", "sample"])
+def test_graph_takes_named_inputs(mode: str, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    whole = batch(8)
+    named = {name: whole[name] for name in ("input_ids", "attention_mask")}
+    net = pb.fit("bbb", Tokens(), (named, whole["labels"]), epochs=1, progress=False)
+    pb.export_onnx(net, tmp_path / "net.onnx", mode)  # type: ignore[arg-type]
+    session = runtime.InferenceSession(tmp_path / "net.onnx")
+    shorter = {name: value[:3, :4] for name, value in named.items()}
+    (probs,) = session.run(["probs"], {name: value.numpy() for name, value in shorter.items()})
+    assert {"input_ids", "attention_mask"} <= {each.name for each in session.get_inputs()}
+    expected = pb.predict(net, shorter, 30, mode).probs
+    torch.testing.assert_close(torch.from_numpy(probs), expected, rtol=0, atol=1e-5 if mode == "mean" else 0.1)
+
+
 def test_split_batch_names_what_is_missing() -> None:
     with pytest.raises(pb.UserError, match="name them 'labels'"):
         split_batch({"input_ids": torch.zeros(2)})

@@ -111,6 +111,13 @@ def describe_inputs(x: ModelInput) -> tuple[tuple[str, str, tuple[int, ...]], ..
     return tuple((name, str(value.dtype).removeprefix("torch."), tuple(value.shape[1:])) for name, value in named)
 
 
+def made_up(described: Sequence[tuple[str, str, tuple[int, ...]]]) -> Inputs:
+    """Make two examples of ones of what `describe_inputs` described, to trace a model with."""
+    values = {name: torch.ones(2, *shape, dtype=getattr(torch, kind)) for name, kind, shape in described}
+    unnamed = tuple(value for name, value in values.items() if name.isdecimal())
+    return Inputs(unnamed, {name: value for name, value in values.items() if not name.isdecimal()})
+
+
 def as_input(value: Any) -> ModelInput:
     """Convert what a model is to be asked: an array, a mapping of names to arrays, or a tuple of tensors.
 
@@ -170,7 +177,7 @@ def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     (x,) = args
     if not isinstance(x, Inputs):
         return answer_of(model(x))
-    taken = _accepted(model, x)
+    taken = accepted(model, x)
     return answer_of(model(*taken.args, **taken.kwargs))
 
 
@@ -188,7 +195,7 @@ def answer_of(output: Any) -> Any:
     return output
 
 
-def _accepted(model: nn.Module, x: Inputs) -> Inputs:
+def accepted(model: nn.Module, x: Inputs) -> Inputs:
     """Return the inputs that the model's forward takes; a single one under another name goes without its name."""
     if torch.compiler.is_compiling():  # which cannot look at signatures
         return x

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from pocketbayes import models
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.data.model_inputs import Inputs, ModelInput, accepted, as_input, made_up, tensors_of
 from pocketbayes.likelihoods import GaussianNoise
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.gaussian import Gaussian
@@ -45,7 +46,7 @@ def export_onnx(
     samples: int = 30,
     *,
     seed: int = 0,
-    example: Tensor | None = None,
+    example: Any = None,
     readout: Readout = "probit",
 ) -> int:
     """Writes a graph x -> answer with its uncertainty; returns the file's size in bytes.
@@ -64,8 +65,8 @@ def export_onnx(
             uncertainty.
         samples: The default of the input `samples`.
         seed: The default of the input `seed`.
-        example: Inputs (n, ...) that the network takes; needed only if it does not know its data, or takes
-            tokens.
+        example: Inputs (n, ...) that the network takes; needed only if it does not know its data, or takes tokens.
+            A mapping of names to tensors where the model takes several: the graph's inputs have these names.
         readout: For "moments": how Gaussian logits become probabilities, "probit" or "taylor".
 
     Raises:
@@ -74,9 +75,10 @@ def export_onnx(
     _check(mode, samples, readout)
     networks = [_ready(network) for network in members(net)]
     x = _example(networks[0], example)
-    passes = _Pass(networks, mode, readout, net.weights if isinstance(net, Mixture) else None)
+    passes = _Pass(networks, mode, readout, net.weights if isinstance(net, Mixture) else None, x)
     noise_size = sum(passes.noise_sizes)
-    args = (x, torch.randn(noise_size, generator=_generator())) if noise_size else (x,)
+    noise = (torch.randn(noise_size, generator=_generator()),) if noise_size else ()
+    args = (*tensors_of(x), *noise)
     with torch.no_grad(), _quiet(), _step_by_step():
         try:
             outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
@@ -99,9 +101,15 @@ class _Pass(nn.Module):
     """One pass of every network: the means and variances, over the networks, of what it answers."""
 
     def __init__(
-        self, networks: Sequence[Network], mode: Mode, readout: Readout, weights: Sequence[float] | None
+        self,
+        networks: Sequence[Network],
+        mode: Mode,
+        readout: Readout,
+        weights: Sequence[float] | None,
+        x: ModelInput,
     ) -> None:
         super().__init__()
+        self.names = tuple(x.kwargs) if isinstance(x, Inputs) else None
         self.weights = None if weights is None else list(weights)
         self.networks = nn.ModuleList(networks)
         self.mode, self.readout = mode, readout
@@ -109,14 +117,20 @@ class _Pass(nn.Module):
         self.noises = [n.likelihood for n in networks if isinstance(n.likelihood, GaussianNoise)]
         self.varying = 1 if self.noises else 2
 
-    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, ...]:
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Of classes: probabilities and logits, their variances within the pass, the expected entropy.
 
-        Of a regression: the mean, its variance within the pass, the noise variance.
+        Of a regression: the mean, its variance within the pass, the noise variance. The values are the model's inputs,
+        then the noise where weights are drawn.
         """
         parts: Sequence[Tensor | None] = [None] * len(self.networks)
-        if noise is not None:
+        if sum(self.noise_sizes):
+            values, noise = values[:-1], values[-1]
             parts = noise.split(self.noise_sizes)
+        x: ModelInput = values[0]
+        if self.names is not None:
+            unnamed = len(values) - len(self.names)
+            x = Inputs(tuple(values[:unnamed]), dict(zip(self.names, values[unnamed:])))
         outputs = []
         for network, part in zip(self.networks, parts):
             assert isinstance(network, Network)
@@ -204,16 +218,25 @@ def _ready(network: Network) -> Network:
     return copy.deepcopy(network).cpu().float().eval()
 
 
-def _example(network: Network, example: Tensor | None) -> Tensor:
+def _example(network: Network, example: Any) -> ModelInput:
     """Two inputs: a batch of one would be taken for a constant."""
     if example is None:
         if network.info is None:
             raise UserError("the network does not know its data: pass some inputs (n, ...) as example=")
+        if network.info.inputs:
+            return accepted(network.model, made_up(network.info.inputs))
         return torch.rand(2, *network.info.input_shape, generator=_generator())
-    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
+    if not isinstance(example, (Tensor, Mapping, tuple, Inputs)):
+        raise UserError("example must be a tensor of inputs (n, ...), or a mapping of names to such tensors")
+    x = as_input(example)
+    if x.ndim < 2 or not len(x):
         raise UserError("example must be a tensor of inputs (n, ...)")
-    example = example.detach().cpu()[:1]
-    return torch.cat([example, example]).to(torch.float32 if example.is_floating_point() else example.dtype)
+    return accepted(network.model, x.map(_twice)) if isinstance(x, Inputs) else _twice(x)
+
+
+def _twice(values: Tensor) -> Tensor:
+    one = values.detach().cpu()[:1]
+    return torch.cat([one, one]).to(torch.float32 if one.is_floating_point() else one.dtype)
 
 
 def _generator() -> torch.Generator:
@@ -228,7 +251,16 @@ def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, .
     """One pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
     import onnxscript.optimizer
 
-    shapes = ({0: torch.export.Dim("batch")}, None)[: len(args)]
+    batch = torch.export.Dim("batch")
+    several = passes.names is not None  # of several inputs the second axis is often the number of tokens
+    auto = torch.export.Dim.AUTO
+    inputs = args[: len(args) - bool(sum(passes.noise_sizes))]
+    shapes = {
+        "values": (
+            *({0: batch, 1: auto} if several and value.ndim == 2 else {0: batch} for value in inputs),
+            *([None] if len(inputs) < len(args) else []),
+        )
+    }
     try:
         with _rules_in_view():
             traced = torch.export.export(passes, args, dynamic_shapes=shapes, strict=True)
@@ -240,8 +272,18 @@ def _translate(passes: _Pass, args: tuple[Tensor, ...], outputs: tuple[Tensor, .
         raise UserError(_reason(error)) from error
     assert program is not None
     model: onnx_ir.Model = program.model
+    for number, value in enumerate(model.graph.inputs[: len(inputs)]):
+        value.name = _input_name(number, len(inputs), passes.names or ())
     onnxscript.optimizer.optimize(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
     return model
+
+
+def _input_name(number: int, inputs: int, names: Sequence[str]) -> str:
+    """Return the name of a graph's input: the model's own, else x, or x0, x1 where there are several."""
+    unnamed = inputs - len(names)
+    if number >= unnamed:
+        return names[number - unnamed]
+    return "x" if unnamed == 1 else f"x{number}"
 
 
 @contextmanager

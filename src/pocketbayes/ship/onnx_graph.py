@@ -5,6 +5,7 @@ Imported only where a graph is made: it needs the extra `onnx`.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,13 +75,13 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
         noise_size: Standard normal numbers that a pass takes.
         share: Samples that one pass stands for, one from each network of a mixture.
     """
-    x, noise = graph.inputs
+    *inputs, noise = graph.inputs
     outputs = list(graph.outputs)
     samples, seed = (ir.val(name, dtype=ir.DataType.INT64, shape=[]) for name in ("samples", "seed"))
     before, inside, after = Nodes(graph), Nodes(graph), Nodes(graph)
 
     trips = before("Div", before("Add", before("Max", samples, np.int64(1)), np.int64(share - 1)), np.int64(share))
-    batch = before("Shape", x, start=0, end=1)
+    batch = before("Shape", inputs[0], start=0, end=1)
     zeros = [before("ConstantOfShape", before("Concat", batch, np.array(s, np.int64), axis=0)) for s in shapes]
     counters = _counters(before, noise_size)
     stream = _mix(before, before("Cast", seed, to=ir.DataType.UINT64))
@@ -111,7 +112,7 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
     body = ir.Graph([number, going, *carried], [on, *results], nodes=inside.made, name="pass")
     node = ir.Node("", "Loop", [trips, None, *initial], [ir.AttrGraph("body", body)], num_outputs=len(carried))
 
-    graph.inputs[1:] = [samples, seed]
+    graph.inputs[len(inputs) :] = [samples, seed]
     _prepend(graph, before.made)
     graph.append(node)
     final = list(node.outputs)
@@ -205,12 +206,14 @@ def tidy(model: ir.Model) -> None:
     ):
         step(model)
     kept = {*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()}
+    numbers = itertools.count()
     for graph in model.graphs():
         for node in graph:
             node.name = None
             for value in node.outputs:
-                if value not in kept:  # a runtime infers them
+                if value not in kept:  # a runtime infers shape and type; names must differ in a loop's body too
                     value.shape = value.type = None
+                    value.name = f"value_{next(numbers)}"
 
 
 # -- noise ------------------------------------------------------------------------------------------------------------
@@ -305,6 +308,6 @@ def _answer(graph: ir.Graph, op: Nodes, outputs: dict[str, ir.Value], shapes: di
         named.append(made)
     graph.extend(final.made)
     graph.outputs[:] = named
-    x = graph.inputs[0]
-    assert x.shape is not None
-    x.name, x.shape = "x", ir.Shape([BATCH, *x.shape[1:]])
+    for value in graph.inputs:
+        if value.shape:  # not `samples` and `seed`, which are numbers
+            value.shape = ir.Shape([BATCH, *value.shape[1:]])
