@@ -12,6 +12,7 @@ from pocketbayes.inference.metrics.cost import flops, peak_memory
 from pocketbayes.inference.metrics.equivalents import calibrated_nll, dee
 from pocketbayes.inference.metrics.humans import HumanAgreement
 from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
+from pocketbayes.inference.metrics.tempered import Tempered
 
 __all__ = [
     "Abstention",
@@ -21,6 +22,7 @@ __all__ = [
     "Reliability",
     "RiskCoverage",
     "Segmentation",
+    "Tempered",
     "abstention",
     "calibrated_nll",
     "dee",

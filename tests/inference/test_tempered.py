@@ -1,0 +1,55 @@
+"""Calibrated measures from sums over temperatures agree with those from all probabilities at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pocketbayes as pb
+from pocketbayes.inference.metrics import Tempered, calibrated_nll
+
+
+def overconfident(n: int = 2000) -> tuple[torch.Tensor, torch.Tensor]:
+    """Answers with a known right temperature of 3."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(n, 5, generator=generator)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    return (3 * logits).softmax(1), labels
+
+
+def test_tempered_nll_is_that_of_fitted_halves() -> None:
+    probs, labels = overconfident()
+    measures = Tempered(5)
+    for p, y in zip(probs.split(100), labels.split(100)):
+        measures.update(p, y)
+    assert measures.compute()["calibrated_nll"] == pytest.approx(calibrated_nll(probs, labels), rel=1e-3)
+    assert measures.temperature() == pytest.approx(3, rel=0.05)
+    assert measures.compute()["calibrated_ece"] < 0.05
+
+
+def test_tempered_shards_merge_to_the_whole() -> None:
+    probs, labels = overconfident(400)
+    whole, first, second = Tempered(5), Tempered(5), Tempered(5)
+    whole.update(probs, labels)
+    first.update(probs[:200], labels[:200])
+    second.update(probs[200:], labels[200:])
+    first.merge(second)
+    assert first.compute() == pytest.approx(whole.compute())
+
+
+def test_tempered_pixels_leave_out_the_ignored_label() -> None:
+    probs, labels = overconfident(512)
+    maps = probs.view(2, 16, 16, 5).movedim(-1, 1)
+    ignoring, without = Tempered(5, ignore_index=4), Tempered(5)
+    ignoring.update(maps, labels.view(2, 16, 16))
+    without.update(probs[labels != 4], labels[labels != 4])
+    assert ignoring.compute() == pytest.approx(without.compute())
+
+
+def test_evaluate_adds_calibrated_measures_and_the_epistemic_share() -> None:
+    torch.manual_seed(0)
+    net = pb.bayesianize(torch.nn.Linear(4, 3), "bbb", std_init=0.5)
+    found = pb.evaluate(net, (torch.randn(50, 4), torch.randint(0, 3, (50,))), samples=5)
+    assert 0 < found["epistemic_share"] < 1
+    assert found["epistemic_share"] == pytest.approx(found["epistemic"] / found["entropy"])
+    assert {"calibrated_nll", "calibrated_ece"} <= set(found)
