@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import pocketbayes as pb
 from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.cli import app
-from pocketbayes.files.packing import Precision
-from pocketbayes.ship.compression import Candidate, Compressed, Trial, compress, frontier
+from pocketbayes.network import Mixture
+from pocketbayes.ship.compression import Compressed, Trial, compress, frontier, sweep
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,55 +41,89 @@ def run(net: pb.Net, **budget: Any) -> Compressed:
     return compress(net, images(192, 0), images(150, 1), samples=3, progress=False, **budget)
 
 
-def test_a_size_is_kept_and_the_file_is_as_large_as_it_says(trained: pb.Network, tmp_path: Path) -> None:
-    found = run(trained, max_bytes=4000)
+def model_like_trained() -> nn.Module:
+    return nn.Sequential(nn.Linear(40, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 3))
+
+
+@pytest.fixture(scope="module")
+def found(trained: pb.Network) -> Compressed:
+    return run(trained, max_bytes=4000)
+
+
+def test_size_budget_holds_for_the_written_file(found: Compressed, tmp_path: Path) -> None:
     assert found.chosen.bytes <= 4000
-    assert found.save(tmp_path / "net.pocket") == found.chosen.bytes
+    assert found.save(tmp_path / "net.pocket") == found.chosen.bytes == (tmp_path / "net.pocket").stat().st_size
     assert found.chosen.nll == min(trial.nll for trial in found.trials if trial.bytes <= 4000)
-    model = nn.Sequential(nn.Linear(40, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 3))
-    measures = pb.evaluate(pb.load(tmp_path / "net.pocket", model), images(150, 1), samples=3)
+    measures = pb.evaluate(pb.load(tmp_path / "net.pocket", model_like_trained()), images(150, 1), samples=3)
     assert measures["nll"] == pytest.approx(found.chosen.nll, abs=1e-6)
     assert measures["nll"] < 1.09  # better than guessing among three
 
 
-def test_bits_count_the_whole_file(trained: pb.Network) -> None:
-    found = run(trained, bits=14)
-    assert found.chosen.bits == 8 * found.chosen.bytes / trained.layout.size <= 14
-
-
-def test_a_loss_is_kept_with_the_smallest_file(trained: pb.Network) -> None:
-    found = run(trained, max_nll_loss=0.02)
-    assert found.chosen.nll <= found.before.nll + 0.02
-    assert found.chosen.bytes < 0.5 * found.before.bytes
+def test_pick_serves_every_budget_from_one_sweep(found: Compressed) -> None:
+    bits = found.pick(bits=14)
+    assert bits.chosen.bits == 8 * bits.chosen.bytes / found.weights <= 14
+    loss = found.pick(max_nll_loss=0.02)
     fitting = [trial for trial in found.trials if trial.nll <= found.before.nll + 0.02]
-    assert found.chosen.bytes == min(trial.bytes for trial in fitting)
-    assert {trial.candidate.sharing is None for trial in found.trials} == {True, False}
+    assert loss.chosen.bytes == min(trial.bytes for trial in fitting) < 0.5 * found.before.bytes
+    accurate = found.pick(max_accuracy_loss=0.05).chosen
+    assert accurate.accuracy is not None
+    assert accurate.accuracy >= (found.before.accuracy or 1.0) - 0.05
+    assert pb.evaluate(loss.net, images(150, 1), samples=3)["nll"] == pytest.approx(loss.chosen.nll, abs=1e-6)
 
 
-def test_only_the_precision_that_is_asked_for(trained: pb.Network) -> None:
-    found = run(trained, max_nll_loss=1.0, precision="bfloat16")
-    assert found.chosen.candidate.precision == Precision.of("bfloat16")
+def test_front_falls_in_loss_as_files_grow(found: Compressed) -> None:
+    front = found.front
+    assert [t.bytes for t in front] == sorted(t.bytes for t in front)
+    assert [t.nll for t in front] == sorted((t.nll for t in front), reverse=True)
+    assert len(front) >= 3
 
 
-def test_other_storages_are_kept_and_written_more_coarsely() -> None:
-    model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 3))
-    net = pb.bayesianize(model, pb.SSVI(density=0.2))
+def test_precision_alone_keeps_the_storage(trained: pb.Network) -> None:
+    only = run(trained, max_nll_loss=1.0, precision="bfloat16")
+    assert only.chosen.how == {"kept": "bfloat16"}
+    assert isinstance(only.net, pb.Network)
+    assert only.net.posterior.name == "mean-field"
+
+
+@pytest.mark.parametrize("method", [pb.SSVI(density=0.2), pb.PBN(), pb.Deterministic()])
+def test_any_storage_of_means_and_stds_is_coded(method: Any) -> None:
+    net = pb.bayesianize(nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 3)), method)
     net.likelihood = pb.Categorical()  # type: ignore[union-attr]
-    found = run(net, max_nll_loss=0.5)
-    assert all(trial.candidate.sharing is None for trial in found.trials)
-    assert found.chosen.bytes < found.before.bytes
+    small = run(net, max_nll_loss=0.5)
+    assert small.chosen.how["units"] in ("network", "layer", "filter")
+    assert small.chosen.bytes < small.before.bytes
 
 
-def test_a_budget_that_nothing_fits_says_what_would(trained: pb.Network) -> None:
+def test_dropout_keeps_its_storage_in_lower_precision() -> None:
+    model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
+    net = pb.bayesianize(model, pb.MCDropout())
+    net.likelihood = pb.Categorical()  # type: ignore[union-attr]
+    small = run(net, max_nll_loss=0.5)
+    assert "kept" in small.chosen.how
+
+
+def test_plain_models_and_mixtures_are_compressed() -> None:
+    torch.manual_seed(0)
+    plain = run(nn.Linear(40, 3), max_nll_loss=0.5)  # type: ignore[arg-type]
+    assert plain.chosen.bytes <= plain.before.bytes
+    net = pb.bayesianize(nn.Sequential(nn.Linear(40, 24), nn.BatchNorm1d(24), nn.Linear(24, 3)), pb.Ensemble(members=2))
+    both = run(net, max_nll_loss=0.5)
+    assert isinstance(both.net, Mixture)
+    assert both.weights == 2 * (40 * 24 + 24 * 3)
+    one, two = (network.posterior.centres for network in both.net)
+    assert set(one.tolist()) & set(two.tolist())  # one codebook for all members
+
+
+def test_budgets_that_cannot_be_met_are_refused(trained: pb.Network) -> None:
     with pytest.raises(UserError, match=r"nothing fits 100 bytes: the smallest that was tried takes \d+"):
         run(trained, max_bytes=100)
     with pytest.raises(UserError, match="one budget at a time"):
         run(trained, max_bytes=100, bits=3)
 
 
-def test_the_frontier_holds_what_nothing_beats() -> None:
+def test_frontier_holds_what_nothing_beats() -> None:
     def trial(size: int, nll: float) -> Trial:
-        return Trial(Candidate(Precision()), size, 0.0, nll, None)
+        return Trial({}, size, 0.0, nll, None)
 
     best = frontier([trial(30, 1.0), trial(10, 3.0), trial(20, 2.0), trial(25, 2.5), trial(20, 4.0)])
     assert [(each.bytes, each.nll) for each in best] == [(10, 3.0), (20, 2.0), (30, 1.0)]
@@ -108,9 +142,9 @@ def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, mo
     found = json.loads(result.stdout)
     assert found["bytes"] == out.stat().st_size == found["chosen"]["bytes"] < found["before"]["bytes"]
     assert found["chosen"]["nll"] <= found["before"]["nll"] + 0.1
-    sizes = [trial["bytes"] for trial in found["curve"]]
+    sizes = [trial["bytes"] for trial in found["front"]]
     assert sizes == sorted(sizes)
-    assert json.loads((tmp_path / "small.json").read_text())["curve"] == found["curve"]
+    assert json.loads((tmp_path / "small.json").read_text())["front"] == found["front"]
     assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
@@ -124,11 +158,11 @@ def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, mo
 def test_the_figure_shows_every_trial() -> None:
     from pocketbayes.reporting.figures.compression import rate_distortion
 
-    def trial(size: int, nll: float, sharing: Any = None) -> dict[str, Any]:
-        return {"bytes": size, "bits": 1.0, "nll": nll, "accuracy": 1 - nll, "sharing": sharing, "precision": {}}
+    def trial(size: int, nll: float, **how: Any) -> dict[str, Any]:
+        return {"bytes": size, "bits": 1.0, "nll": nll, "accuracy": 1 - nll, "how": how}
 
-    trials = [trial(4000, 0.1), trial(1000, 0.15), trial(500, 0.2, {"k": 8})]
-    found = {"trials": trials, "curve": trials[::-1], "chosen": trials[1], "before": trials[0]}
+    trials = [trial(4000, 0.1), trial(1000, 0.15), trial(500, 0.2, lam=0.1)]
+    found = {"trials": trials, "front": trials[::-1], "chosen": trials[1], "before": trials[0]}
     figure = rate_distortion(found, {"FP32": 8000})
     assert len(figure.axes) == 2
     curve = figure.axes[0].lines[0]
@@ -140,15 +174,13 @@ def test_regressions_are_compressed_by_their_log_likelihood() -> None:
     x, _ = images(96, 0)
     data = x, x[:, :1] - x[:, 1:2]
     net = pb.fit(pb.MeanFieldVI(std_init=0.02), nn.Linear(40, 1), data, epochs=2, lr=1e-2, progress=False)
-    found = compress(net, data, data, max_nll_loss=1.0, epochs=0, samples=2)
+    found = compress(net, data, data, max_nll_loss=1.0, samples=2)
     assert found.before.nll == pytest.approx(-pb.evaluate(net, data, samples=2)["log_likelihood"])
     assert found.chosen.accuracy is None
 
 
-def test_a_candidate_without_finite_answers_is_passed_over(
-    trained: pb.Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, calls = sys.modules["pocketbayes.ship.compression"], []
+def test_files_without_finite_answers_are_passed_over(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
     def sometimes(*args: Any, **settings: Any) -> dict[str, float]:
         calls.append(1)
@@ -156,28 +188,27 @@ def test_a_candidate_without_finite_answers_is_passed_over(
             raise NotFiniteAnswersError("nan")
         return pb.evaluate(*args, **settings)
 
-    monkeypatch.setattr(module, "evaluate", sometimes)
+    monkeypatch.setattr(sweep, "evaluate", sometimes)
     found = run(trained, max_nll_loss=0.5)
     assert len(calls) > 3
     assert found.chosen.nll < float("inf")
 
 
-def test_what_was_chosen_by_few_draws_must_stand_others(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_must_stand_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run(trained, max_bytes=4000)
-    module = sys.modules["pocketbayes.ship.compression"]
     checked = []
 
     def fails_at_first(*args: Any, samples: int, **settings: Any) -> Any:
-        if samples == module.CHECKED_SAMPLES:
+        if samples == sweep.CHECK_SAMPLES:
             checked.append(samples)
             if len(checked) == 1:
                 raise NotFiniteAnswersError("inf")
         return pb.evaluate(*args, samples=samples, **settings)
 
-    monkeypatch.setattr(module, "evaluate", fails_at_first)
+    monkeypatch.setattr(sweep, "evaluate", fails_at_first)
     other = run(trained, max_bytes=4000)
     assert len(checked) == 2
-    assert other.chosen.candidate != usual.chosen.candidate
+    assert other.chosen.how != usual.chosen.how
     assert other.chosen.nll >= usual.chosen.nll
 
 

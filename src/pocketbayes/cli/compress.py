@@ -20,17 +20,21 @@ MUCH_LOST = 0.1
 
 def compress(
     network: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", help="The file to write; the curve goes beside it.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; the front goes beside it.")],
     bits: Annotated[float | None, typer.Option("--bits", min=0, help="Bits a weight, the whole file counted.")] = None,
     max_bytes: Annotated[int | None, typer.Option("--max-bytes", min=1, help="Bytes of the file.")] = None,
     max_nll_loss: Annotated[
         float | None,
         typer.Option("--max-nll-loss", min=0, help="Nats that validation may lose; 0.01 if no budget is given."),
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="lossless, bfloat16 or int8, in place of a choice.")
+    max_accuracy_loss: Annotated[
+        float | None,
+        typer.Option("--max-accuracy-loss", min=0, help="Accuracy that validation may lose, as 0.01."),
     ] = None,
-    epochs: Annotated[int, typer.Option("--epochs", min=0, help="Trains each shared network for so long.")] = 0,
+    precision: Annotated[
+        str | None,
+        typer.Option("--precision", help="Keep the network's own storage as lossless, bfloat16 or int8: no codes."),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
     data: Annotated[
@@ -47,13 +51,13 @@ def compress(
 ) -> None:
     """Make a trained network as small as a budget asks, or as good as a size allows.
 
-    Tries shared weights (2DGBNN's stage 2) and lower precision, measures each on the validation data, writes the best,
-    and the curve of size against quality as FILE.json and FILE.png.
+    Codes the weights by one codebook, from fine to coarse, measures each on the validation data, writes the best file
+    for the budget, and the front of size against quality as FILE.json and FILE.png.
 
     Examples:
       pocketbayes compress runs/digits-bbb --out small.pocket
       pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
-      pocketbayes compress net.pocket --out small.pocket --max-bytes 150000 --epochs 1
+      pocketbayes compress net.pocket --out small.pocket --max-bytes 80000
     """
     from pocketbayes.base.atomic import write_atomically
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
@@ -64,7 +68,7 @@ def compress(
     from pocketbayes.ship.compression import compress as run
 
     if out.suffix in (".json", ".png"):
-        raise UserError(f"--out {out} is where the curve goes: name the network {out.with_suffix('.pocket')}")
+        raise UserError(f"--out {out} is where the front goes: name the network {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or another --out")
     if precision is not None:
@@ -83,8 +87,8 @@ def compress(
         bits=bits,
         max_bytes=max_bytes,
         max_nll_loss=max_nll_loss,
+        max_accuracy_loss=max_accuracy_loss,
         precision=precision,
-        epochs=epochs,
         samples=samples,
         seed=seed,
     )
@@ -96,16 +100,16 @@ def compress(
     if json:
         show_json({**result, "plot": plot and str(plot)})
         return
-    rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["curve"])]
+    rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["front"])]
     show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
     lost = found.chosen.nll - found.before.nll
     if lost > MUCH_LOST:
-        show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many), or train with --epochs")
-    note(f"the curve: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
+        show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many)")
+    note(f"the front: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
 
 
 def _draw(path: Path, result: dict[str, Any]) -> Path | None:
-    """The curve as a figure, where matplotlib is installed."""
+    """Draw the front as a figure, where matplotlib is installed."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -118,15 +122,13 @@ def _draw(path: Path, result: dict[str, Any]) -> Path | None:
 
 
 def _row(name: str, trial: dict[str, Any]) -> dict[str, Any]:
-    sharing = trial["sharing"]
+    how = trial["how"]
     accuracy = {} if trial["accuracy"] is None else {"accuracy": trial["accuracy"]}
-    kind = " of means" if sharing is not None and sharing["means_only"] else ""
-    outliers = " and outliers" if sharing is not None and sharing["tau_w"] is not None else ""
+    coded = "lam" in how
     return {
         "": name,
-        "storage": "its own" if sharing is None else f"{sharing['k']} Gaussians{kind}{outliers}",
-        "means": trial["precision"]["means"],
-        "stds": trial["precision"]["stds"],
+        "weights": f"codes by {how['units']}" if coded else f"its own, {how['kept']}",
+        "lambda": f"{how['lam']:.3g}" if coded else "",
         **accuracy,
         "nll": trial["nll"],
         "bits a weight": f"{trial['bits']:.2f}",

@@ -7,7 +7,8 @@ import math
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +49,39 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
         keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
             Prediction does not need them; without them the loaded network has no KL.
     """
-    text, parts = packing.pack(_without_centres(describe(net), keep_centre), precision)
-    return pocket.write(path, text, parts)
+    return Packed.of(net, precision, keep_centre=keep_centre).write(path)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A network as the text and the parts of its file."""
+
+    text: Mapping[str, Any]
+    parts: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, net: Net, precision: str | Precision = "lossless", *, keep_centre: bool = False) -> Packed:
+        """Pack a network, with the arguments of `save`."""
+        return cls(*packing.pack(_without_centres(describe(net), keep_centre), precision))
+
+    @cached_property
+    def size(self) -> int:
+        """The bytes of the file."""
+        return len(pocket.assemble(self.text, self.parts))
+
+    def write(self, path: str | Path) -> int:
+        """Write the file; return its size."""
+        return pocket.write(path, self.text, self.parts)
+
+    def unpack(self, model: Models = None) -> Net:
+        """Rebuild the network as `load` would from the file."""
+        return rebuild(packing.unpack(self.text, self.parts), model)
 
 
 def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
     """The network as `load` would give it back from a file of this precision, and the file's size."""
-    text, parts = packing.pack(_without_centres(describe(net), False), precision)
-    own = [network.to_module() for network in members(net)]
-    return rebuild(packing.unpack(text, parts), own), len(pocket.assemble(text, parts))
+    packed = Packed.of(net, precision)
+    return packed.unpack([network.to_module() for network in members(net)]), packed.size
 
 
 def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:

@@ -153,7 +153,7 @@ class _Packer:
         return {
             **{key: value for key, value in tree.items() if key not in ("model", "layout", "state", "posterior")},
             "state": self.state(tree["state"]),
-            "posterior": {**posterior, "tensors": self.posterior(posterior, _edges(tree["layout"]["slots"]))},
+            "posterior": {**posterior, "tensors": self.posterior(posterior, tree["layout"]["slots"])},
             "prior": self.module("prior", tree["prior"]),
             "likelihood": tree["likelihood"] and self.module("likelihood", tree["likelihood"]),
         }
@@ -176,7 +176,8 @@ class _Packer:
             packed.append({"names": [[key, list(tensor.shape)] for key, tensor in group.items()], "values": node})
         return packed
 
-    def posterior(self, tree: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Any]:
+    def posterior(self, tree: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        edges = _edges(slots)
         kind, tensors = POSTERIORS.find(tree["name"]), tree["tensors"]
         codings = {name: kind.tensors.get(name, UNDECLARED) for name in tensors}
         nodes: dict[str, Any] = {}
@@ -184,6 +185,8 @@ class _Packer:
         for name in (name for name, coding in codings.items() if coding.is_index):
             nodes[name], found = self.index(name, tensors[name], kind.runs(tensors), edges)
             spans = spans or found
+        for name in (name for name, coding in codings.items() if coding.role == "codes"):
+            nodes[name] = self.codes(f"posterior.{name}", tensors[name], [slot["shape"] for slot in slots])
         for name, tensor in tensors.items():
             if name not in nodes:
                 level = self.precision.stds if codings[name].role == "std" else self.precision.means
@@ -207,6 +210,15 @@ class _Packer:
         kept = {} if folded is None else {"runs": [list(run) for run in runs]}
         data = codec.pack_ints(values if folded is None else folded, segments)
         return self.node(f"posterior.{name}", index, "ints", data, by=by, **kept), None
+
+    def codes(self, name: str, tensor: Tensor, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Codes under models by context or by layer, whichever is smaller."""
+        values = tensor.detach().cpu().reshape(-1).numpy().astype(np.int64)
+        by_layer = codec.pack_ints(values, [math.prod(shape) for shape in shapes])
+        by_context = codec.pack_codes(values, shapes)
+        if len(by_layer) <= len(by_context):
+            return self.node(name, tensor, "ints", by_layer, by="layers")
+        return self.node(name, tensor, "codes", by_context)
 
     def tensor(
         self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
@@ -245,12 +257,11 @@ class _Unpacker:
         self.parts = parts
 
     def network(self, body: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        edges = _edges(slots)
         posterior = body["posterior"]
         return {
             **{key: value for key, value in body.items() if key != "points"},
             "state": self.state(body["state"]),
-            "posterior": {**posterior, "tensors": self.posterior(posterior["tensors"], edges)},
+            "posterior": {**posterior, "tensors": self.posterior(posterior["tensors"], slots)},
             "prior": self.module(body["prior"]),
             "likelihood": body["likelihood"] and self.module(body["likelihood"]),
         }
@@ -270,19 +281,27 @@ class _Unpacker:
                 state[name] = part.view(shape).clone()
         return state
 
-    def posterior(self, nodes: Mapping[str, Any], edges: Sequence[int]) -> dict[str, Tensor]:
+    def posterior(self, nodes: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        edges = _edges(slots)
         tensors: dict[str, Tensor] = {}
         spans: list[int] | None = None
         for name, node in nodes.items():
             if node.get("as") == "positions":
                 tensors[name] = self.tensor(node, edges=edges)
                 spans = spans or np.diff(np.searchsorted(tensors[name].numpy(), edges)).tolist()
+            elif node.get("as") == "codes":
+                tensors[name] = self.codes(node, [slot["shape"] for slot in slots])
         for name, node in nodes.items():
             if name not in tensors:
                 by = node.get("by")
                 segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
                 tensors[name] = self.tensor(node, segments)
         return {name: tensors[name] for name in nodes}
+
+    def codes(self, node: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> Tensor:
+        dtype, shape = DTYPES[node["dtype"]], _checked_shape(node["shape"])
+        values = codec.unpack_codes(self.parts[node["part"]], math.prod(shape), shapes)
+        return torch.from_numpy(values).to(dtype).view(shape)
 
     def tensor(
         self, node: Mapping[str, Any], segments: Sequence[int] | None = None, edges: Sequence[int] = ()

@@ -15,6 +15,8 @@ from pocketbayes.data.batches import as_source, batches
 from pocketbayes.network import Net, members
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
+Statistics = list[tuple[Tensor, Tensor]]
+"""Mean and variance of every batch norm."""
 MIN_IMAGES = 1000
 """Fewer examples than this estimate running statistics too coarsely to replace those of training."""
 MIN_IMAGES_RELATIVE = 64
@@ -55,7 +57,19 @@ def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net 
         raise UserError("relative_to has other batch-norm layers than the network: give the network it was made from")
     count, (own, old) = batch_norm_statistics([net, relative_to], stream)
     _warn_of_few(count, MIN_IMAGES_RELATIVE, "correct")
-    for norm, source, (mean, var), (old_mean, old_var) in zip(norms, reference, own, old):
+    correct_statistics(net, own, relative_to, old)
+
+
+def correct_statistics(net: Net, own: Statistics, relative_to: Net, old: Statistics) -> None:
+    """Correct the running statistics of `relative_to` by what both networks show on the same data; store them in `net`.
+
+    Args:
+        net: The network with changed weights.
+        own: Its statistics.
+        relative_to: The network with the weights before.
+        old: Its statistics on the same data.
+    """
+    for norm, source, (mean, var), (old_mean, old_var) in zip(batch_norms(net), batch_norms(relative_to), own, old):
         assert source.running_mean is not None
         assert source.running_var is not None
         ratio = var.clamp(min=SMALLEST_VARIANCE) / old_var.clamp(min=SMALLEST_VARIANCE)
@@ -79,7 +93,7 @@ def batch_norms(net: nn.Module) -> list[BatchNorm]:
     return [m for m in net.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
 
 
-def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[int, list[list[tuple[Tensor, Tensor]]]]:
+def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[int, list[Statistics]]:
     """Average the mean and variance that every batch norm of some networks sees, all on the same batches.
 
     The networks are as they were afterwards.

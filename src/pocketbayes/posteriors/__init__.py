@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.posteriors.base import POSTERIORS, Census, Posterior
+from pocketbayes.posteriors.coded import Coded
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.dropped import Dropped
 from pocketbayes.posteriors.kronecker import Kronecker
@@ -26,6 +27,7 @@ from pocketbayes.posteriors.trajectory import Trajectory
 __all__ = [
     "POSTERIORS",
     "Census",
+    "Coded",
     "Coding",
     "Dropped",
     "Kronecker",

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 
-Role = Literal["mean", "std", "positions", "entries", "count"]
+Role = Literal["mean", "std", "positions", "entries", "codes", "count"]
 
 LARGEST = torch.finfo(torch.float64).max
 """Above every finite number of any type: the bound of values that need only be finite."""
-KINDS = {"mean": "means", "std": "stds", "positions": "positions", "entries": "entries"}
+KINDS = {"mean": "means", "std": "stds", "positions": "positions", "entries": "entries", "codes": "codes"}
 """What a census calls the values of a role; counts are not stored for the weights' sake."""
 
 
@@ -26,7 +26,8 @@ class Coding:
 
     Attributes:
         role: "mean" and "std" are numbers, which a file keeps as finely as its precision says for each. "positions" are
-            places of weights, each once. "entries" are places in a table. "count" is anything else that is whole.
+            places of weights, each once. "entries" are places in a table. "codes" are places in an ordered codebook,
+            one for each weight. "count" is anything else that is whole.
         shape: A name for each dimension: tensors that name the same one agree on its size, and "weights" is the
             layout's. None for any shape.
         low: The smallest value; -infinity is below every number, so it must be asked for.

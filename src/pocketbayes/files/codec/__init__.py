@@ -7,6 +7,7 @@ recomputes is integer arithmetic, so that files mean the same on every machine.
 from __future__ import annotations
 
 from pocketbayes.files.codec.bits import Bytes, CodecError
+from pocketbayes.files.codec.contexts import pack_codes, unpack_codes
 from pocketbayes.files.codec.integers import pack_ints, unpack_ints
 from pocketbayes.files.codec.values import (
     fold,
@@ -23,11 +24,13 @@ __all__ = [
     "Bytes",
     "CodecError",
     "fold",
+    "pack_codes",
     "pack_exactly",
     "pack_in_steps",
     "pack_ints",
     "pack_positions",
     "unfold",
+    "unpack_codes",
     "unpack_exactly",
     "unpack_in_steps",
     "unpack_ints",

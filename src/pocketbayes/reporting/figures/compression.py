@@ -15,7 +15,7 @@ def rate_distortion(found: Mapping[str, Any], references: Mapping[str, float] | 
     """NLL, and accuracy where there is one, against the file's bytes.
 
     Args:
-        found: What `Compressed.to_json` gives: `trials`, the `curve` of the best, `chosen` and `before`.
+        found: What `Compressed.to_json` gives: `trials`, the `front` of the best, `chosen` and `before`.
         references: Bytes of other files to mark, by name.
     """
     measures = ["nll"] + (["accuracy"] if found["before"]["accuracy"] is not None else [])
@@ -32,11 +32,11 @@ def _panel(panel: Any, found: Mapping[str, Any], measure: str, references: Mappi
     def points(trials: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
         return [trial["bytes"] / 1000 for trial in trials], [trial[measure] for trial in trials]
 
-    shared = [trial for trial in found["trials"] if trial["sharing"] is not None]
-    kept = [trial for trial in found["trials"] if trial["sharing"] is None]
-    panel.plot(*points(found["curve"]), color=PALETTE[6], linewidth=1, zorder=1, label="best for their size")
+    coded = [trial for trial in found["trials"] if "lam" in trial["how"]]
+    kept = [trial for trial in found["trials"] if "lam" not in trial["how"]]
+    panel.plot(*points(found["front"]), color=PALETTE[6], linewidth=1, zorder=1, label="best for their size")
     panel.scatter(*points(kept), s=16, color=PALETTE[0], marker="s", label="the network's own storage")
-    panel.scatter(*points(shared), s=16, color=PALETTE[1], label="shared weights")
+    panel.scatter(*points(coded), s=16, color=PALETTE[1], label="coded weights")
     panel.scatter(*points([found["chosen"]]), s=90, facecolors="none", edgecolors=PALETTE[7], label="chosen")
     for name, size in references.items():
         panel.axvline(size / 1000, color=PALETTE[6], linewidth=0.8, linestyle=":")

@@ -1,0 +1,150 @@
+"""Entropy-constrained codes: a codebook whose entries are chosen by distance and by what their code costs.
+
+A value z takes the code k that minimises `(z - c_k)^2 + lam b_k`, b_k the length of its code in bits. Centres and
+lengths follow from the assignments, and codes that no value takes vanish: K is a result, not a setting. Without stds
+the plane is a line, and all searches are by sorting.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DENSE_RADIUS = 8.0
+"""Standard deviations within which the first centres are equally spaced; beyond they grow apart."""
+TAIL_GROWTH = 1.1
+ROUNDS = 15
+MAX_FITTED = 1 << 22
+"""Values that a codebook is fitted to; more would only take time."""
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """Codes on a line.
+
+    Attributes:
+        centres: (K,) ascending.
+        bits: (K,) lengths of the codes.
+        lam: The squared distance that a bit is worth.
+    """
+
+    centres: Tensor
+    bits: Tensor
+    lam: float
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+    def boundaries(self) -> tuple[Tensor, Tensor]:
+        """Return the codes in use, ascending, and the values at which one gives way to the next."""
+        return lower_envelope(self.centres, self.centres.square() + self.lam * self.bits)
+
+    def assign(self, values: Tensor) -> Tensor:
+        """Return the code of every value."""
+        used, edges = self.boundaries()
+        return used[torch.bucketize(values, edges.to(values.dtype))]
+
+
+def lower_envelope(centres: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the code that minimises `heights_k - 2 z c_k` for every z.
+
+    Args:
+        centres: (K,) ascending.
+        heights: (K,).
+
+    Returns:
+        The codes (m,) on the envelope, ascending, and the m - 1 values between them.
+    """
+    c, h = centres.double().tolist(), heights.double().tolist()
+    used: list[int] = []
+    edges: list[float] = []
+    for k in range(len(c)):
+        while used:
+            last = used[-1]
+            if c[k] == c[last]:
+                edge = -math.inf if h[k] < h[last] else math.inf
+            else:
+                edge = (h[k] - h[last]) / (2 * (c[k] - c[last]))
+            if edges and edge <= edges[-1]:
+                used.pop()
+                edges.pop()
+                continue
+            if not edges and edge == -math.inf:
+                used.pop()
+                continue
+            break
+        if used:
+            if edge == math.inf:
+                continue
+            edges.append(edge)
+        used.append(k)
+    place = centres.device
+    return torch.tensor(used, device=place), torch.tensor(edges, dtype=torch.float64, device=place)
+
+
+def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codebook:
+    """Fit centres and code lengths to values, in `rounds` of assignment and update.
+
+    Args:
+        values: (n,), any scale.
+        lam: The squared distance, in units of the values' variance, that a bit is worth. The returned `lam` is in the
+            units of the values.
+        rounds: Updates of the codebook.
+    """
+    line = _Line(_some(values.detach().flatten()))
+    spread = max(line.std, 1e-30)
+    lam = lam * spread**2
+    centres = _first_centres(line, spread, lam)
+    bits = torch.full((len(centres),), math.log2(max(len(centres), 2)), dtype=torch.float64)
+    for _ in range(rounds):
+        _, edges = lower_envelope(centres, centres.square() + lam * bits)
+        counts, sums = line.between(edges)
+        taken = counts > 0
+        centres, counts = sums[taken] / counts[taken], counts[taken]
+        bits = -torch.log2(counts / line.size)
+    return Codebook(centres.to(values), bits.to(values), lam)
+
+
+def entropy(counts: Tensor) -> float:
+    """Return the bits per symbol of the empirical distribution."""
+    share = counts[counts > 0].double() / counts.sum()
+    return float(-(share * share.log2()).sum())
+
+
+class _Line:
+    """Sorted values and their prefix sums: counts and sums between boundaries take two searches."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.sorted = values.double().sort().values
+        self.size = len(self.sorted)
+        self.sums = torch.cat([self.sorted.new_zeros(1), self.sorted.cumsum(0)])
+        self.std = float(self.sorted.square().mean().sqrt()) if self.size else 0.0
+
+    def between(self, edges: Tensor) -> tuple[Tensor, Tensor]:
+        inner = torch.searchsorted(self.sorted, edges)
+        places = torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), self.size)])
+        return places.diff().double(), self.sums[places].diff()
+
+
+def _some(values: Tensor) -> Tensor:
+    """Return the values, or where they are many a sample with the smallest and the largest."""
+    if len(values) <= MAX_FITTED:
+        return values
+    return torch.cat([values[:: -(-len(values) // MAX_FITTED)], *(end[None] for end in values.aminmax())])
+
+
+def _first_centres(line: _Line, spread: float, lam: float) -> Tensor:
+    """Place centres at equal distances, the best ones for a smooth density; far out, where values are few, wider."""
+    step = math.sqrt(6 * lam / math.log(2))
+    reach = float(line.sorted.abs().max()) if line.size else 0.0
+    inside = torch.arange(1, math.ceil(min(reach, DENSE_RADIUS * spread) / step) + 1, dtype=torch.float64) * step
+    far = float(inside[-1]) if len(inside) else 0.0
+    tail = []
+    while far < reach:
+        far = max(far * TAIL_GROWTH, far + step)
+        tail.append(far)
+    positive = torch.cat([inside, torch.tensor(tail, dtype=torch.float64)])
+    return torch.cat([-positive.flip(0), torch.zeros(1, dtype=torch.float64), positive])

@@ -1,0 +1,125 @@
+"""Weights as codes: a small codebook, and for each weight the number of its entry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.posteriors.base import Posterior
+from pocketbayes.posteriors.coding import Coding
+from pocketbayes.posteriors.layout import Layout
+
+Units = Literal["network", "layer", "filter"]
+StdUnits = Literal["none", "layer", "filter", "code"]
+
+
+class Coded(Posterior):
+    """mean_i = scale_u centre_k and std_i = std_u or scale_u std_k, k = index_i the weight's code, u its unit.
+
+    A unit is the whole network, a layer, or a filter: a row of the weight's first axis. With a std for every code the
+    codebook lies in the plane of means and stds; with one per unit, or none, it is a line. Draws are independent.
+    """
+
+    name = "coded"
+    tensors: ClassVar = {
+        "index": Coding("codes", ("weights",), low=0, below=("codes",)),
+        "centres": Coding("mean", ("codes",)),
+        "scale": Coding("mean", ("units",), low=0),
+        "std": Coding("std", ("std units",), low=0, optional=True),
+    }
+
+    def __init__(
+        self,
+        layout: Layout,
+        index: Tensor,
+        centres: Tensor,
+        scale: Tensor | None = None,
+        std: Tensor | None = None,
+        *,
+        units: Units = "network",
+        std_units: StdUnits = "none",
+    ) -> None:
+        """Takes codes (n,), centres (K,), a scale for each unit (1 by default) and, where there are any, stds."""
+        super().__init__(layout)
+        for value, kinds in ((units, Units), (std_units, StdUnits)):
+            if value not in get_args(kinds):
+                raise UnknownNameError("unit", value, get_args(kinds))
+        self.units, self.std_units = units, std_units
+        self.index: Tensor
+        self.scale: Tensor
+        self.std: Tensor
+        smallest = torch.uint8 if len(centres) <= 256 else torch.int32
+        self.register_buffer("index", index.detach().to(smallest))
+        self.centres = nn.Parameter(centres.detach().clone())
+        ones = torch.ones(len(unit_sizes(layout, units)), dtype=centres.dtype, device=centres.device)
+        self.register_buffer("scale", (ones if scale is None else scale).detach().clone())
+        if std_units != "none":
+            assert std is not None
+            self.register_buffer("std", std.detach().clone())
+
+    @classmethod
+    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of weights and of units."""
+        units, stds = config["units"], config["std_units"]
+        sizes = {"weights": layout.size, "units": len(unit_sizes(layout, units))}
+        return sizes | ({"std units": len(unit_sizes(layout, stds))} if stds in ("layer", "filter") else {})
+
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """The entries of the codebook times the scales of the units."""
+        codes = self.index.int()
+        scale = self.spread(self.scale, self.units)
+        mean = self.centres.index_select(0, codes) * scale
+        if self.std_units == "none":
+            return mean, torch.zeros_like(mean)
+        if self.std_units == "code":
+            return mean, self.std.index_select(0, codes) * scale
+        return mean, self.spread(self.std, self.std_units).expand_as(mean)
+
+    def spread(self, values: Tensor, units: str) -> Tensor:
+        """Return a unit's value for each of its weights, or the one value of the network."""
+        if units == "network":
+            return values
+        sizes = torch.tensor(unit_sizes(self.layout, units), device=values.device)
+        return torch.repeat_interleave(values, sizes, output_size=self.layout.size)
+
+    @property
+    def noise_size(self) -> int:
+        """Without stds nothing is drawn."""
+        return 0 if self.std_units == "none" else self.layout.size
+
+    def sample(self, noise: Tensor | None = None) -> Tensor:
+        """One draw; without stds the means."""
+        return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
+
+    def config(self) -> dict[str, Any]:
+        """Return the units of scales and stds."""
+        return {"units": self.units, "std_units": self.std_units}
+
+    @classmethod
+    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
+        """Rebuild the posterior from its tensors."""
+        return cls(layout, **tensors, units=config["units"], std_units=config["std_units"])
+
+    @property
+    def independent(self) -> bool:
+        """Every weight has noise of its own."""
+        return True
+
+
+def unit_sizes(layout: Layout, units: str) -> list[int]:
+    """Return the number of weights in each unit."""
+    if units == "network":
+        return [layout.size]
+    if units == "layer":
+        return [slot.size for slot in layout.slots]
+    return [size for slot in layout.slots for size in _row_sizes(slot.shape, slot.size)]
+
+
+def _row_sizes(shape: tuple[int, ...], size: int) -> list[int]:
+    rows = shape[0] if len(shape) > 1 else 1
+    return [size // rows] * rows if rows else []

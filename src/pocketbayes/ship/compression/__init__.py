@@ -1,0 +1,8 @@
+"""The best network within a budget: codes that pay for their length, traced from fine to coarse."""
+
+from __future__ import annotations
+
+from pocketbayes.ship.compression.sweep import compress
+from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose, frontier
+
+__all__ = ["Budget", "Compressed", "Trial", "choose", "compress", "frontier"]

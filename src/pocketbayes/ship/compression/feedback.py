@@ -1,0 +1,84 @@
+"""Coding with error feedback: what one weight loses, weights that are coded later make good.
+
+For a layer with inputs of second moment H, the output error of codes Q is tr((W - Q) H (W - Q)^T). Columns are coded
+one after another, each by the codebook's rate and distortion; the error of a column is then spread over those still to
+come, which minimises the output error given what has been decided (Frantar et al. 2022, Optimal Brain Compression and
+GPTQ, with a rate term). Without inputs there is nothing to spread, and the result is the codebook's own assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DAMPING = 0.01
+"""Added to the diagonal of H, relative to its mean: columns that the inputs never use have no other weight."""
+BLOCK = 128
+"""Columns whose errors are spread together over the rest."""
+
+Assign = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes weights (g, r) and their positions in the slot (g, r); returns codes and the values these stand for."""
+
+
+def code_with_feedback(weight: Tensor, moments: Tensor | None, assign: Assign) -> tuple[Tensor, Tensor]:
+    """Code one slot.
+
+    Args:
+        weight: The slot's weights, in their shape.
+        moments: As `input_moments` gives them.
+        assign: The choice of codes.
+
+    Returns:
+        Codes in the weight's shape, and the values that were coded: the weights with the errors of others added.
+    """
+    places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
+    if moments is None:
+        return assign(weight.reshape(1, -1), places.view(1, -1))[0].view(weight.shape), weight.clone()
+    blocks, columns = moments.shape[0], moments.shape[1]
+    values, where = _as_blocks(weight, blocks, columns), _as_blocks(places, blocks, columns)
+    order = moments.diagonal(dim1=1, dim2=2).argsort(1, descending=True)
+    spread = _feedback(moments, order).to(weight.dtype)
+    values, where = (_take(each, order) for each in (values, where))
+    codes = torch.empty_like(where)
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        errors = torch.empty_like(values[:, :, start:stop])
+        for column in range(start, stop):
+            codes[:, :, column], decoded = assign(values[:, :, column], where[:, :, column])
+            error = values[:, :, column] - decoded
+            errors[:, :, column - start] = error
+            if column + 1 < stop:
+                ahead = spread[:, None, column, column + 1 : stop]
+                values[:, :, column + 1 : stop].addcmul_(error[:, :, None], ahead, value=-1)
+        if stop < columns:
+            values[:, :, stop:].baddbmm_(errors, spread[:, start:stop, stop:], alpha=-1)
+    index = torch.empty_like(places).flatten()
+    coded = torch.empty_like(weight).flatten()
+    index[where.flatten()] = codes.flatten()
+    coded[where.flatten()] = values.flatten()
+    return index.view(weight.shape), coded.view(weight.shape)
+
+
+def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
+    """View a weight as (blocks, rows, columns): the groups of a convolution, or cuts through its input channels."""
+    matrix = tensor.reshape(tensor.shape[0], -1)
+    cuts = matrix.shape[1] // columns
+    groups = blocks // cuts
+    return matrix.reshape(groups, -1, cuts, columns).transpose(1, 2).reshape(blocks, -1, columns)
+
+
+def _feedback(moments: Tensor, order: Tensor) -> Tensor:
+    """Return rows of the inverse's Cholesky factor over its diagonal: the share of an error that each column takes."""
+    h = moments.double()
+    h = h.gather(1, order[:, :, None].expand_as(h)).gather(2, order[:, None, :].expand_as(h))
+    scale = h.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
+    h = h / scale[:, None, None] + DAMPING * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True)
+    shares: Tensor = upper / upper.diagonal(dim1=1, dim2=2)[:, :, None]
+    return shares
+
+
+def _take(tensor: Tensor, order: Tensor) -> Tensor:
+    return tensor.gather(2, order[:, None, :].expand_as(tensor)).contiguous()

@@ -1,0 +1,134 @@
+"""Second moments of the inputs that each weight meets: how an error in one weight can be made good by others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pocketbayes.network import TURNS, Network
+from pocketbayes.posteriors.layout import evaluating, placed
+
+ROWS = 8192
+"""Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""
+MAX_COLUMNS = 2304
+"""A layer with more inputs is cut into blocks of input channels that do not help one another."""
+_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+
+def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Tensor | None]:
+    """Average x x^T over the inputs x that multiply the rows of each weight.
+
+    A weight is recognised by identity in calls of `linear` and `conv`, so any model that applies its weights in this
+    way is covered, custom layers and self-attention included. Weights used otherwise (recurrent cells, transposed
+    convolutions, weights that are transformed first) have no moments.
+
+    Args:
+        net: The network, which runs at its mean, in evaluation mode.
+        stream: Batches.
+        examples: How many examples the stream has, to spread the inputs that are used evenly over them.
+
+    Returns:
+        For every slot of the layout (blocks, columns, columns), float32; or None. The blocks follow one another in the
+        weight seen as (groups x rows, columns): first by group, then by input channels.
+    """
+    with torch.no_grad():
+        weights = net.layout.views(net.posterior.moments()[0].detach())
+    watch = _Watch(weights, examples)
+    with torch.no_grad(), TURNS, evaluating(net.model), placed(net.model, net.layout.by_site(weights)), watch:
+        for batch in stream:
+            x = batch[0] if isinstance(batch, (tuple, list)) else batch
+            net.model(x.to(net.device))
+    return watch.moments()
+
+
+class _Watch(TorchFunctionMode):
+    """Sums up the inputs' moments of known weights while a model runs."""
+
+    def __init__(self, weights: Sequence[Tensor], examples: int) -> None:
+        super().__init__()
+        self.slots = {id(weight): number for number, weight in enumerate(weights)}
+        self.weights = weights
+        self.examples = max(examples, 1)
+        self.sums: dict[int, Tensor] = {}
+        self.counts: dict[int, int] = {}
+        self.generator = torch.Generator().manual_seed(0)
+
+    def moments(self) -> list[Tensor | None]:
+        return [
+            self.sums[number] / self.counts[number] if number in self.sums else None
+            for number in range(len(self.weights))
+        ]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear or func in _CONVOLUTIONS:
+            given = dict(zip(_ARGUMENTS, args)) | kwargs
+            if (slot := self.slots.get(id(given["weight"]))) is not None:
+                self.add(slot, given["input"], given["weight"], _CONVOLUTIONS.get(func), given)
+        return func(*args, **kwargs)
+
+    def add(self, slot: int, x: Tensor, weight: Tensor, dimensions: int | None, settings: dict[str, Any]) -> None:
+        if dimensions is None:
+            rows = x.reshape(1, -1, x.shape[-1])
+            wanted = self.wanted(len(x))
+            if rows.shape[1] > wanted:
+                rows = rows[:, torch.randint(rows.shape[1], (wanted,), generator=self.generator).to(x.device)]
+        else:
+            x = x if x.ndim == dimensions + 2 else x[None]
+            rows = _patches(x, weight.shape[2:], settings, self.wanted(len(x)), self.generator)
+        blocks = _cut(rows).float()
+        total = torch.bmm(blocks.transpose(1, 2), blocks)
+        self.sums[slot] = self.sums[slot] + total if slot in self.sums else total
+        self.counts[slot] = self.counts.get(slot, 0) + rows.shape[1]
+
+    def wanted(self, batch: int) -> int:
+        """Return the number of inputs to take from a batch of this size."""
+        return max(1, math.ceil(ROWS * batch / self.examples))
+
+
+def _cut(rows: Tensor) -> Tensor:
+    """Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns, (groups x blocks, n, columns)."""
+    groups, n, columns = rows.shape
+    blocks = -(-columns // MAX_COLUMNS)
+    while columns % blocks:
+        blocks += 1
+    return rows.view(groups, n, blocks, columns // blocks).transpose(1, 2).reshape(groups * blocks, n, -1)
+
+
+def _patches(
+    x: Tensor, kernel: Sequence[int], settings: dict[str, Any], wanted: int, generator: torch.Generator
+) -> Tensor:
+    """Return the inputs of a convolution at random places, (groups, n, columns)."""
+    dimensions = len(kernel)
+    stride, dilation = (_each(settings.get(name, 1), dimensions) for name in ("stride", "dilation"))
+    padding, groups = settings.get("padding", 0), int(settings.get("groups", 1))
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation)]
+    if padding == "same":
+        sides = [(total // 2, total - total // 2) for total in reach]
+    else:
+        sides = [(p, p) for p in _each(0 if padding == "valid" else padding, dimensions)]
+    x = F.pad(x, [side for pair in reversed(sides) for side in pair])
+    for axis in range(dimensions):
+        x = x.unfold(2 + axis, reach[axis] + 1, stride[axis])
+    window: tuple[Any, ...] = (slice(None),) * (2 + dimensions) + tuple(slice(None, None, d) for d in dilation)
+    x = x[window]  # (batch, channels, places ..., kernel ...)
+    places = x.shape[2 : 2 + dimensions]
+    number = min(math.prod(places), max(1, -(-wanted // len(x))))
+    flat = torch.randperm(math.prod(places), generator=generator)[:number]
+    chosen = tuple(index.to(x.device) for index in torch.unravel_index(flat, tuple(places)))
+    taken = x.permute(*range(2, 2 + dimensions), 0, 1, *range(2 + dimensions, x.ndim))[chosen].flatten(3)
+    taken = taken.permute(1, 2, 0, 3)  # (batch, channels, number, taps)
+    batch, channels, number, taps = taken.shape
+    taken = taken.view(batch, groups, channels // groups, number, taps).permute(1, 0, 3, 2, 4)
+    return taken.reshape(groups, batch * number, -1)
+
+
+def _each(value: Any, dimensions: int) -> list[int]:
+    return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * dimensions

@@ -1,0 +1,251 @@
+"""`compress`: the front of file size and validation loss, traced once; every budget picks from it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import NotFiniteAnswersError
+from pocketbayes.base.progress import Display, Show, display
+from pocketbayes.data.batches import as_source, batches, size_of
+from pocketbayes.files.network_file import Packed
+from pocketbayes.files.packing import Precision
+from pocketbayes.inference.evaluation import evaluate, loss_of
+from pocketbayes.methods import Deterministic
+from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
+from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.posteriors.coded import Units
+from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, estimate_bytes, round_points
+from pocketbayes.ship.compression.inputs import input_moments
+from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose
+
+LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
+LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
+LARGE = 5_000_000
+"""Weights above which fewer points are measured: each takes a minute."""
+PROBE = 0.1
+"""Where the units of the codebook are compared, at equal bytes."""
+REFINEMENTS = 3
+"""Further points, between the last that fits a budget and the next."""
+CLOSE = 0.985
+"""A file that fills so much of a size is not refined."""
+HOPELESS = 1.0
+"""Nats of loss beyond which no coarser point is measured."""
+CALIBRATION_VALUES = 1 << 22
+CALIBRATION_EXAMPLES = (128, 1024)
+"""Least and most examples that moments and batch norm are measured on."""
+CHECK_SAMPLES = 30
+"""Draws that the choice must stand: a few wide stds may give infinities now and then."""
+PRECISIONS = (
+    Precision("bfloat16", "int8", "bfloat16"),
+    Precision("int8", "int4", "bfloat16"),
+    Precision("int6", "int3", "bfloat16"),
+    Precision("int4", "int2", "bfloat16"),
+)
+"""For storages that codes cannot stand for: dropout, low-rank and Kronecker-factored covariances."""
+
+
+def compress(
+    net: Net | nn.Module,
+    train: Any,
+    val: Any,
+    *,
+    bits: float | None = None,
+    max_bytes: int | None = None,
+    max_nll_loss: float | None = None,
+    max_accuracy_loss: float | None = None,
+    precision: str | Precision | None = None,
+    samples: int = 10,
+    seed: int = 0,
+    progress: Show = None,
+) -> Compressed:
+    """Find the network with the lowest validation NLL within a size, or the smallest file within a loss.
+
+    Weights become entries of one codebook. Each takes the entry that is best by distance and by the length of its code
+    in the file; the error of one is made good by others, as far as the inputs of their layer allow; batch norm is
+    corrected relative to the network as it was. `result.pick(...)` chooses for another budget without another sweep.
+
+    Args:
+        net: A trained network or mixture, or a plain model.
+        train: Training data, of which some hundred examples are used.
+        val: Validation data.
+        bits: The budget in bits per weight, the whole file counted.
+        max_bytes: The budget in bytes.
+        max_nll_loss: The budget in nats: the smallest file whose NLL is at most this much above the network's own;
+            0.01 if no budget is given.
+        max_accuracy_loss: The budget in accuracy, likewise.
+        precision: Only this precision of the network's own storage, in place of codes.
+        samples: Passes for a measurement, where there are stds.
+        seed: Of all that is drawn.
+        progress: Shows a bar; None for yes if stderr is a terminal.
+
+    Raises:
+        UserError: If nothing that was tried fits the budget, or the network cannot be measured.
+    """
+    budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
+    if not isinstance(net, (Network, Mixture)):
+        net = Deterministic().init(net)
+    with display(progress) as bar:
+        sweep = _Sweep(net, train, val, samples, seed, bar)
+        sweep.measure(net, "lossless", {"kept": "lossless"})
+        before = sweep.trials[0]
+        if precision is not None:
+            sweep.measure(net, precision, {"kept": str(precision)})
+        elif can_be_coded(net):
+            sweep.trace()
+            sweep.refine(budget)
+        else:
+            for each in PRECISIONS:
+                sweep.measure(net, each, {"kept": each.means})
+        usable = [t for t in sweep.trials if math.isfinite(t.nll)]
+        usable = usable[1:] if precision is not None else usable
+        while True:
+            chosen = choose(usable, budget, before, sweep.weights)
+            assert chosen.packed is not None
+            found = chosen.packed.unpack(sweep.models)
+            if chosen is before or sweep.is_finite(found):
+                return Compressed(found, chosen, before, tuple(usable), sweep.weights, sweep.models)
+            usable.remove(chosen)
+
+
+def can_be_coded(net: Net) -> bool:
+    """Tell whether means and stds say all that the posterior does."""
+    posteriors = [network.posterior for network in members(net)]
+    return all((p.independent or p.noise_size == 0) and not p.drops_units for p in posteriors)
+
+
+class _Sweep:
+    """Codes the network in ever fewer bits and measures what comes of it."""
+
+    def __init__(self, net: Net, train: Any, val: Any, samples: int, seed: int, bar: Display) -> None:
+        self.net, self.val = net, val
+        self.samples, self.seed, self.bar = samples, seed, bar
+        self.models = [network.to_module() for network in members(net)]
+        self.weights = sum(network.layout.size for network in members(net))
+        self.trials: list[Trial] = []
+        self.calibration = _calibration(train, seed)
+        self.moments: list[list[Tensor | None]] = []
+        self.statistics: list[tuple[Tensor, Tensor]] = []
+        self.recipe = Recipe(PROBE)
+
+    def measure(self, net: Net, precision: str | Precision, how: dict[str, Any]) -> Trial:
+        """Measure the network as a file of this precision gives it back."""
+        packed = Packed.of(net, precision)
+        trial = self.record(packed, packed.unpack(self.models), how)
+        self.bar.advance(1, bytes=trial.bytes, nll=trial.nll)
+        return trial
+
+    def record(self, packed: Packed, net: Net, how: dict[str, Any]) -> Trial:
+        nll, accuracy = math.inf, None
+        try:
+            measures = evaluate(net, self.val, samples=self.samples, seed=self.seed)
+            nll, accuracy = loss_of(measures), measures.get("accuracy")
+        except NotFiniteAnswersError:
+            if not self.trials:
+                raise
+        nll = math.inf if math.isnan(nll) else nll
+        trial = Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
+        self.trials.append(trial)
+        return trial
+
+    def coded(self, recipe: Recipe) -> Trial:
+        """Code the network, correct its batch norm and measure it."""
+        made = code(self.net, recipe, self.moments)
+        if self.statistics:
+            own = batch_norm_statistics([made], self.calibration)[1][0]
+            correct_statistics(made, own, self.net, self.statistics)
+        round_points(made)
+        return self.measure(made, CODED_PRECISION, asdict(recipe))
+
+    def trace(self) -> None:
+        """Choose the units of the codebook, then measure ever coarser codes until the loss is hopeless."""
+        examples = sum(map(len, self.calibration))
+        self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
+        if batch_norms(self.net):
+            self.statistics = batch_norm_statistics([self.net], self.calibration)[1][0]
+        lambdas = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS
+        probes = self.probes()
+        self.bar.begin("compress", len(lambdas) + len(probes) + REFINEMENTS)
+        tried = [(self.coded(recipe), recipe) for recipe in probes]
+        self.recipe = min(tried, key=lambda pair: pair[0].nll)[1]
+        hopeless = self.trials[0].nll + HOPELESS
+        for lam in lambdas:
+            if lam != self.recipe.lam and self.coded(replace(self.recipe, lam=lam)).nll > hopeless:
+                break
+
+    def probes(self) -> list[Recipe]:
+        """Return recipes of about the same size, one for each kind of units."""
+        has_stds = any(network.has_stds for network in members(self.net))
+        first = Recipe(PROBE, "network", "layer" if has_stds else "none")
+        target = estimate_bytes(self.net, first)
+        kinds: tuple[Units, ...] = ("filter",) if self.weights > LARGE else ("layer", "filter")
+        found = [first]
+        for units in kinds:
+            low, high = PROBE / 8, PROBE * 8
+            for _ in range(8):
+                middle = math.sqrt(low * high)
+                if estimate_bytes(self.net, replace(first, lam=middle, units=units)) > target:
+                    low = middle
+                else:
+                    high = middle
+            found.append(replace(first, lam=high, units=units))
+        return found
+
+    def refine(self, budget: Budget) -> None:
+        """Measure points next to the one that the budget would choose now, on its far side."""
+        before = self.trials[0]
+        for _ in range(REFINEMENTS):
+            points = sorted((t for t in self.trials if t.how.get("units") == self.recipe.units), key=lambda t: t.bytes)
+            fits = [_fits(trial, budget, before, self.weights) for trial in points]
+            if all(fits) or not any(fits):
+                return
+            is_size = budget.limit(self.weights) is not None
+            # Of a size the largest that fits, of a loss the smallest; its neighbour is the one that does not.
+            place = (max if is_size else min)(number for number, fit in enumerate(fits) if fit)
+            other = place + 1 if is_size else place - 1
+            if not 0 <= other < len(points) or _is_close(points[place], budget.limit(self.weights)):
+                return
+            self.coded(replace(self.recipe, lam=self.between(points[place], points[other], budget)))
+
+    def between(self, fitting: Trial, other: Trial, budget: Budget) -> float:
+        """Return the lambda that should meet a size, or the middle of two."""
+        one, two = (math.log(trial.how["lam"]) for trial in (fitting, other))
+        limit = budget.limit(self.weights)
+        share = 0.5
+        if limit is not None:
+            sizes = [math.log(trial.bytes) for trial in (fitting, other)]
+            share = min(max((math.log(0.998 * limit) - sizes[0]) / (sizes[1] - sizes[0]), 0.02), 0.98)
+        return math.exp(one + share * (two - one))
+
+    def is_finite(self, net: Net) -> bool:
+        """Tell whether other draws than those it was measured with give finite answers."""
+        try:
+            evaluate(net, self.val, samples=CHECK_SAMPLES, seed=self.seed + 1)
+        except NotFiniteAnswersError:
+            return False
+        return True
+
+
+def _fits(trial: Trial, budget: Budget, before: Trial, weights: int) -> bool:
+    limit = budget.limit(weights)
+    if limit is not None:
+        return trial.bytes <= limit
+    return choose([trial], budget, before, weights) is trial
+
+
+def _is_close(trial: Trial, limit: int | None) -> bool:
+    return limit is not None and trial.bytes >= CLOSE * limit
+
+
+def _calibration(train: Any, seed: int) -> list[Tensor]:
+    """Return batches of some hundred inputs."""
+    source = as_source(train)
+    least, most = CALIBRATION_EXAMPLES
+    first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]
+    wanted = min(max(CALIBRATION_VALUES // max(first[0].numel(), 1), least), most, size_of(source))
+    stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
+    return list(itertools.islice(stream, -(-wanted // min(128, wanted))))

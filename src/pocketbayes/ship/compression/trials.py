@@ -1,0 +1,173 @@
+"""What a sweep has measured, and the choice of a file for a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.files.network_file import Packed
+from pocketbayes.network import Net
+
+DEFAULT_NLL_LOSS = 0.01
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a file may cost: a size, or a loss on the validation data.
+
+    Attributes:
+        bits: Bits per weight, the whole file counted.
+        max_bytes: Bytes of the file.
+        max_nll_loss: Nats of NLL above the network's own.
+        max_accuracy_loss: Accuracy below the network's own, between 0 and 1.
+    """
+
+    bits: float | None = None
+    max_bytes: int | None = None
+    max_nll_loss: float | None = None
+    max_accuracy_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in vars(self).values() if value is not None]
+        if len(given) > 1:
+            raise UserError("one budget at a time: bits, max_bytes, max_nll_loss or max_accuracy_loss")
+        if given and not given[0] >= 0:
+            raise UserError(f"a budget is not negative: {given[0]}")
+
+    def limit(self, weights: int) -> int | None:
+        """Return the largest file in bytes, if the budget is a size."""
+        return self.max_bytes if self.bits is None else int(self.bits * weights / 8)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A file that was made and measured.
+
+    Attributes:
+        how: What was done to the network, as plain values.
+        bytes: The size of the file, everything counted.
+        bits: The same in bits per weight.
+        nll: On the validation data, for the network that was read from this file.
+        accuracy: Likewise; None for regression.
+        packed: The file's content.
+    """
+
+    how: Mapping[str, Any]
+    bytes: int
+    bits: float
+    nll: float
+    accuracy: float | None
+    packed: Packed | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measurements as plain values."""
+        return {
+            "bytes": self.bytes,
+            "bits": self.bits,
+            "nll": self.nll,
+            "accuracy": self.accuracy,
+            "how": dict(self.how),
+        }
+
+
+def frontier(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that no other beats in both size and NLL, smallest first."""
+    best: list[Trial] = []
+    for trial in sorted(trials, key=lambda trial: (trial.bytes, trial.nll)):
+        if not best or trial.nll < best[-1].nll:
+            best.append(trial)
+    return best
+
+
+def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int) -> Trial:
+    """Return the lowest NLL within a size, or the smallest file within a loss.
+
+    Raises:
+        UserError: If no trial fits.
+    """
+    limit = budget.limit(weights)
+    if limit is not None:
+        fitting = [trial for trial in trials if trial.bytes <= limit]
+        if not fitting:
+            smallest = min(trials, key=lambda trial: trial.bytes)
+            raise UserError(
+                f"nothing fits {limit} bytes: the smallest that was tried takes {smallest.bytes} "
+                f"({smallest.bits:.2f} bits a weight); raise the budget"
+            )
+        return min(fitting, key=lambda trial: (trial.nll, trial.bytes))
+    if budget.max_accuracy_loss is not None:
+        if before.accuracy is None:
+            raise UserError("max_accuracy_loss is for classification: give max_nll_loss")
+        fitting = [
+            t for t in trials if t.accuracy is not None and t.accuracy >= before.accuracy - budget.max_accuracy_loss
+        ]
+    else:
+        loss = DEFAULT_NLL_LOSS if budget.max_nll_loss is None else budget.max_nll_loss
+        fitting = [trial for trial in trials if trial.nll <= before.nll + loss]
+    return min(fitting, key=lambda trial: (trial.bytes, trial.nll), default=before)
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What `compress` found.
+
+    Attributes:
+        net: The chosen network, as its file gives it back.
+        chosen: Its measurements.
+        before: Those of the network as it was.
+        trials: Everything that was measured.
+        weights: The number of weights, of all members.
+        models: The architectures, which files do not hold.
+    """
+
+    net: Net
+    chosen: Trial
+    before: Trial
+    trials: tuple[Trial, ...]
+    weights: int
+    models: Sequence[nn.Module] = field(repr=False)
+
+    @property
+    def front(self) -> list[Trial]:
+        """The trials that no other beats in both size and NLL, smallest first."""
+        return frontier(self.trials)
+
+    def pick(
+        self,
+        *,
+        bits: float | None = None,
+        max_bytes: int | None = None,
+        max_nll_loss: float | None = None,
+        max_accuracy_loss: float | None = None,
+    ) -> Compressed:
+        """Return the choice for another budget, out of what has been measured.
+
+        Raises:
+            UserError: If nothing fits.
+        """
+        chosen = choose(
+            self.trials, Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss), self.before, self.weights
+        )
+        assert chosen.packed is not None
+        net = chosen.packed.unpack(list(self.models))
+        return Compressed(net, chosen, self.before, self.trials, self.weights, self.models)
+
+    def save(self, path: str | Path) -> int:
+        """Write the chosen network; return the file's size in bytes."""
+        assert self.chosen.packed is not None
+        return self.chosen.packed.write(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all measurements as plain values."""
+        return {
+            "weights": self.weights,
+            "before": self.before.to_json(),
+            "chosen": self.chosen.to_json(),
+            "front": [trial.to_json() for trial in self.front],
+            "trials": [trial.to_json() for trial in self.trials],
+        }
