@@ -105,6 +105,15 @@ def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
             },
             {"sigma_bits": 4},
         ),
+        "coded": (
+            {
+                "index": ((torch.arange(WEIGHTS) * 5) % 6).to(torch.uint8),
+                "centres": values(6).sort().values,
+                "scale": torch.arange(1, CHANNELS + 1) / 8,
+                "std": values(6).abs() / 16,
+            },
+            {"units": "filter", "std_units": "code"},
+        ),
     }  # fmt: skip
 
 

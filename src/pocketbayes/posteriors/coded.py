@@ -63,11 +63,11 @@ class Coded(Posterior):
             self.register_buffer("std", std.detach().clone())
 
     @classmethod
-    def dimensions(cls, layout: Layout, config: Mapping[str, Any]) -> dict[str, int]:
+    def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights and of units."""
-        units, stds = config["units"], config["std_units"]
-        sizes = {"weights": layout.size, "units": len(unit_sizes(layout, units))}
-        return sizes | ({"std units": len(unit_sizes(layout, stds))} if stds in ("layer", "filter") else {})
+        stds = config["std_units"]
+        std_units = len(tensors["centres"]) if stds == "code" else len(unit_sizes(layout, stds))
+        return {"weights": layout.size, "units": len(unit_sizes(layout, config["units"])), "std units": std_units}
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The entries of the codebook times the scales of the units."""
@@ -117,6 +117,8 @@ def unit_sizes(layout: Layout, units: str) -> list[int]:
         return [layout.size]
     if units == "layer":
         return [slot.size for slot in layout.slots]
+    if units != "filter":
+        return []
     return [size for slot in layout.slots for size in _row_sizes(slot.shape, slot.size)]
 
 
