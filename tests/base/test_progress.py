@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pocketbayes.base.progress import Bar, Silent, display
+from pocketbayes.base.progress import Bar, Log, Silent, display, time_left
 
 
 @pytest.mark.parametrize(("show", "seen"), [(True, True), ("bar", False)])
@@ -25,9 +25,39 @@ def test_lines_above_the_bar_are_shown_as_they_are(show: Any, seen: bool, capsys
     assert ("epoch [/1]" in capsys.readouterr().err) == seen
 
 
-def test_nothing_is_shown_to_a_log_or_by_another_process(monkeypatch: Any) -> None:
-    with display() as bar:
-        assert isinstance(bar, Silent)
+def test_nothing_is_shown_inside_or_by_another_process(monkeypatch: Any) -> None:
+    with display() as outer, display(True) as inner:
+        assert isinstance(outer, Log)
+        assert isinstance(inner, Silent)
     monkeypatch.setenv("RANK", "1")
     with display(True) as bar:
         assert isinstance(bar, Silent)
+
+
+def test_log_tells_time_left_of_long_work(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    log = Log(clock=lambda: now)
+    log.line("epoch 1")
+    assert capsys.readouterr().err == ""  # too short to be worth a line
+    now = 3.0
+    log.line("epoch 2")
+    log.line("epoch 3")
+    assert capsys.readouterr().err == "epoch 2\n"
+    log.begin("compress", 10)
+    now = 23.0
+    log.advance(4)
+    assert capsys.readouterr().err == "compress 4/10, 30 s left\n"
+    log.line("the end")
+    log.close()
+    assert capsys.readouterr().err == "the end\n"
+
+
+def test_quick_work_says_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with display() as log:
+        log.line("epoch 1")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(12, "12 s left"), (600, "10 min left"), (7200, "2.0 h left")])
+def test_time_left_is_rough(seconds: float, words: str) -> None:
+    assert time_left(seconds) == words

@@ -1,15 +1,19 @@
-"""What a person sees while something takes long."""
+"""Progress of long work: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from pocketbayes.base.process_group import is_first
 
 Show = bool | Literal["bar"] | None
+QUIET_SECONDS = 2.0
+LINE_SECONDS = 1.0
+BAR_SECONDS = 10.0
 
 
 class Display(Protocol):
@@ -62,26 +66,98 @@ class Bar:
             self.progress.console.print(text, highlight=False, markup=False)
 
 
+class Log:
+    """Lines on stderr where it is no terminal: those of epochs, and every few seconds how far a bar has come.
+
+    Work of less than `QUIET_SECONDS` says nothing.
+    """
+
+    def __init__(self, lines: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        self.lines, self.clock = lines, clock
+        self.begun = self.said = clock()
+        self.waiting: str | None = None
+        self.begin("", 0)
+
+    def begin(self, title: str, total: int) -> None:
+        """Start to count anew."""
+        self.title, self.total, self.done, self.start = title, total, 0, self.clock()
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """Say how far the work has come, if nothing was said for a while."""
+        self.done += amount
+        if self.clock() - self.said >= BAR_SECONDS and self.done:
+            left = (self.clock() - self.start) / self.done * (self.total - self.done)
+            self._say(f"{self.title} {self.done}/{self.total}, {time_left(left)}")
+
+    def line(self, text: str) -> None:
+        """Print a line; of many within a second only the last."""
+        if not self.lines:
+            return
+        self.waiting = text
+        now = self.clock()
+        if now - self.begun >= QUIET_SECONDS and now - self.said >= LINE_SECONDS:
+            self._say(text)
+
+    def close(self) -> None:
+        """Print the line that waits, if any was printed before or the work took long enough."""
+        if self.waiting is not None and self.clock() - self.begun >= QUIET_SECONDS:
+            self._say(self.waiting)
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        self.said, self.waiting = self.clock(), None
+
+
+def time_left(seconds: float) -> str:
+    """Return a rough time in words."""
+    if seconds < 90:
+        return f"{max(seconds, 0):.0f} s left"
+    return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
+
+
+_SHOWING: list[Display] = []
+"""The display of the outermost work: what runs inside it, such as an evaluation after an epoch, shows nothing."""
+
+
 @contextmanager
 def display(show: Show = None) -> Iterator[Display]:
-    """A bar on stderr, of the first process where several work together.
+    """Show progress on stderr: a bar on a terminal, lines elsewhere; nothing within work that is shown already.
+
+    Where several processes work together, the first shows it.
 
     Args:
-        show: Whether to; None for yes if stderr is a terminal, "bar" likewise, but without the lines above the bar.
+        show: False for nothing; "bar" for a bar without lines above it; True for a bar also where stderr is no
+            terminal.
     """
-    if not (is_first() and (sys.stderr.isatty() if show in (None, "bar") else show)):
+    if show is False or _SHOWING or not is_first():
         yield Silent()
         return
+    with _bar(show != "bar") if show is True or sys.stderr.isatty() else _log(show != "bar") as shown:
+        _SHOWING.append(shown)
+        try:
+            yield shown
+        finally:
+            _SHOWING.pop()
+
+
+@contextmanager
+def _log(lines: bool) -> Iterator[Log]:
+    log = Log(lines)
+    yield log
+    log.close()
+
+
+@contextmanager
+def _bar(lines: bool) -> Iterator[Bar]:
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from pocketbayes.base.terminal import SafeConsole
-
     columns = (
-        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
+        TextColumn("{task.fields[figures]}"),
     )
-    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
-        yield Bar(progress, lines=show != "bar")
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, lines=lines)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
-from pocketbayes.data.batches import Source, as_source, batches, info_of
+from pocketbayes.base.progress import Show, display
+from pocketbayes.data.batches import Source, as_source, batches, info_of, size_of
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
 from pocketbayes.inference.prediction import Passes, RealPasses, likelihood_of, run_passes
 from pocketbayes.likelihoods import Categorical, match_target
@@ -30,6 +31,7 @@ def evaluate(
     variance_scale: float = 1.0,
     on_batch: Callable[[int], object] | None = None,
     team: Team = ALONE,
+    progress: Show = "bar",
 ) -> dict[str, float]:
     """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
 
@@ -46,6 +48,7 @@ def evaluate(
         on_batch: Told the number of examples after each batch, for progress.
         team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
             data, from sums that are merged.
+        progress: As in `fit`; within work that shows its own progress nothing is shown.
 
     Returns:
         The measures by name; segmentation adds IoU per class and their mean. Of classes, `epistemic_share` is the
@@ -55,14 +58,17 @@ def evaluate(
     source = as_source(data)
     info = info_of(source)
     measures: Measures | None = None
-    for passes, y in stream(
-        net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
-        classes=classes, variance_scale=variance_scale, team=team,
-    ):  # fmt: skip
-        measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
-        measures(passes, y)
-        if on_batch:
-            on_batch(len(y))
+    with display(progress) as bar:
+        bar.begin("evaluate", -(-size_of(source) // team.size))
+        for passes, y in stream(
+            net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
+            classes=classes, variance_scale=variance_scale, team=team,
+        ):  # fmt: skip
+            measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
+            measures(passes, y)
+            bar.advance(len(y))
+            if on_batch:
+                on_batch(len(y))
     return team.merge(measures).compute()
 
 

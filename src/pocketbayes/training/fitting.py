@@ -63,7 +63,8 @@ def fit(
         info: What the data are, kept in the network; None for what they say themselves, which our own data sets and
             those of torchvision and timm do. See also `describe`.
         training: Settings of the loop.
-        progress: Shows a bar and a line an epoch; None for yes on a terminal, "bar" for the bar alone.
+        progress: False for none. A bar and a line an epoch on a terminal, lines with the time left elsewhere; "bar" for
+            the bar alone.
         **settings: Single settings of `Training`, such as `lr=1e-3`.
 
     Returns:

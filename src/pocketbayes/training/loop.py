@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import re
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import JointBatchNorm
+from pocketbayes.base.progress import time_left
 from pocketbayes.data.batches import batches, share, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
@@ -51,6 +53,8 @@ class Loop:
     wrapped: Any
     optimizer: Any
     training: Training
+    begun: float = field(default_factory=time.monotonic)
+    done: int = 0
 
     def epoch(self) -> None:
         """From the step where the run stands to the end of the epoch."""
@@ -207,7 +211,10 @@ class Loop:
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
         run.record(row)
         run.check_ranks_agree(self.net)
-        run.bar.line("  ".join(f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row))
+        cells = [f"{k} {row[k]:<8.4g}" if k != "stage" else row[k] for k in SHOWN if k in row]
+        self.done += 1
+        left = (time.monotonic() - self.begun) / self.done * (self.training.epochs - at.epoch)
+        run.bar.line("  ".join([*cells, *([time_left(left)] if at.epoch < self.training.epochs else [])]))
         if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:
             run.save_checkpoint(self.net, self.optimizer)
         run.stop_if_asked(self.net, self.optimizer)
