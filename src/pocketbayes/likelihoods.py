@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 
 GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
@@ -22,29 +24,68 @@ VARIANCE_FLOOR = 1e-2
 """Added to the variance of a probability by the second: a one-hot label has no noise, and its density no bound."""
 
 
+Task = Literal["classification", "regression", "other"]
+
+LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
+"""Every likelihood by name: a subclass of `Likelihood` that gives itself a name joins by being defined."""
+
+
 class Likelihood(nn.Module, ABC):
     """p(y | output): the noise model of the data.
 
+    `nll` is its one duty. A subclass of a named likelihood that has no name of its own is saved under the name of that.
+
     Attributes:
+        name: What files call it; the class's own name if neither it nor a class below it gives one.
+        task: What outputs are: logits of classes, real numbers with Gaussian noise, or anything else.
+        ignore_index: A label that does not count, where there is one.
         gaussian_loss: How `nll` takes an output that moment propagation made a Gaussian.
     """
 
     name: ClassVar[str]
+    task: ClassVar[Task] = "other"
+    ignore_index: int | None = None
     gaussian_loss: GaussianLoss = "cross-entropy"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
+        if "name" in vars(cls):
+            LIKELIHOODS.join(cls.name, cls)
 
     @abstractmethod
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """-log p(target | output) in nats, the mean over the batch."""
 
-    @abstractmethod
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return log p(target | output) of each example, (n,); override it where `nll` of one at a time is slow."""
+        pairs = zip(output.split(1), target.split(1))
+        return torch.stack([-self.nll(*pair) for pair in pairs])
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is predicted for a target, and the std of its noise: the output itself, and 0, if not known."""
+        return output, torch.zeros_like(output)
+
+    def measures(self, mean: Tensor, target: Tensor) -> dict[str, Tensor]:
+        """Return further measures of a batch, (n,) each, from what is predicted; `evaluate` averages them."""
+        return {}
+
+    def outputs_for(self, targets: int) -> int:
+        """Return the number of outputs for this many numbers in a target."""
+        return targets
+
     def config(self) -> dict[str, Any]:
-        """What, with the module's tensors, rebuilds the likelihood."""
+        """Return what, with the module's tensors, rebuilds the likelihood: the plain arguments of its constructor."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: vars(self)[name] for name in names if name in vars(self)}
 
 
 class Categorical(Likelihood):
     """Softmax classes, for one label per example (n, classes) or per pixel (n, classes, h, w)."""
 
     name = "categorical"
+    task = "classification"
 
     def __init__(
         self,
@@ -140,6 +181,7 @@ class GaussianNoise(Likelihood):
     """
 
     name = "gaussian"
+    task = "regression"
 
     def __init__(
         self,
@@ -188,6 +230,10 @@ class GaussianNoise(Likelihood):
         each = noise.log() + 0.5 * square / noise.square() + 0.5 * math.log(2 * math.pi)
         return each.sum() / len(mean)
 
+    def outputs_for(self, targets: int) -> int:
+        """Return twice as many where the network predicts the noise too."""
+        return 2 * targets if self.noise == "predicted" else targets
+
     def config(self) -> dict[str, Any]:
         """Where the noise comes from, and the loss on Gaussian outputs."""
         return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
@@ -219,14 +265,27 @@ def match_target(mean: Tensor, target: Tensor) -> Tensor:
     return target.reshape(mean.shape)
 
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {cls.name: cls for cls in (Categorical, GaussianNoise)}
-
-
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:
-    """The likelihood that `name`, `config()` and the module's tensors describe."""
-    if name not in LIKELIHOODS:
-        raise UnknownNameError("likelihood", name, LIKELIHOODS)
-    return LIKELIHOODS[name](**config, **tensors)
+    """Rebuild the likelihood that `name`, `config()` and the module's tensors describe.
+
+    Raises:
+        UnknownNameError: If no class of that name was defined.
+    """
+    kind = LIKELIHOODS.find(name)
+    given = {**config, **{key: value for key, value in tensors.items() if key in inspect.signature(kind).parameters}}
+    likelihood = kind(**given)
+    likelihood.load_state_dict(dict(tensors))
+    return likelihood
+
+
+def task_of(likelihood: nn.Module | None) -> Task:
+    """Return what a network's outputs are; a network without a likelihood tells classes."""
+    return likelihood.task if isinstance(likelihood, Likelihood) else "classification"
+
+
+def default_likelihood(task: str, ignore_index: int | None = None) -> Likelihood:
+    """Return the usual likelihood: Gaussian noise that is learned for a regression, else classes."""
+    return GaussianNoise("learned") if task == "regression" else Categorical(ignore_index=ignore_index)
 
 
 Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]

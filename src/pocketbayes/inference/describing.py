@@ -10,7 +10,7 @@ import torch
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.data.description import make_info, read_transform
-from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
 
 
@@ -39,7 +39,7 @@ def describe(
         UserError: If the transform cannot be read, or shape or classes do not fit the network.
     """
     networks = members(net)
-    task = "regression" if isinstance(networks[0].likelihood, GaussianNoise) else "classification"
+    task = "classification" if task_of(networks[0].likelihood) == "classification" else "regression"
     prepared = None if transform is None else read_transform(transform)
     if isinstance(classes, str):
         raise UserError(f"classes={classes!r} is one name: give a list of names, in the order of the outputs")

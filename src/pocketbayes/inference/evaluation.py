@@ -12,8 +12,9 @@ from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, batches, info_of, size_of
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
+from pocketbayes.inference.other_passes import Density, OtherPasses
 from pocketbayes.inference.prediction import Passes, RealPasses, likelihood_of, run_passes
-from pocketbayes.likelihoods import Categorical, match_target
+from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.propagation.readout import Readout
 
@@ -89,7 +90,7 @@ def stream(
     """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
     for x, y in batches(source, batch_size, start=team.rank, stride=team.size):
         y = y.to(members(net)[0].device)
-        target = y if y.is_floating_point() else None
+        target = y if y.is_floating_point() or task_of(members(net)[0].likelihood) == "other" else None
         passes = run_passes(
             net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes,
             variance_scale=variance_scale, on_pass=on_pass,
@@ -116,6 +117,9 @@ class Measures:
                 accumulator.update(prediction.mean, y, prediction.epistemic, prediction.aleatoric)
             elif isinstance(accumulator, Tempered):
                 accumulator.update(prediction.mean, y)
+            elif isinstance(accumulator, Density):
+                assert isinstance(passes, OtherPasses)
+                accumulator.update(passes, y)
             elif isinstance(accumulator, Segmentation):
                 accumulator.update(prediction.mean.argmax(1), y)
             else:
@@ -144,6 +148,10 @@ class Measures:
 
 def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[float, ...]) -> Measures:
     """Empty accumulators for what the network answers and the data ask."""
+    likelihood = likelihood_of(net)
+    if isinstance(passes, OtherPasses):
+        assert likelihood is not None
+        return Measures(Density(likelihood))
     if isinstance(passes, RealPasses):
         if not y.is_floating_point():
             raise UserError(f"the network predicts real numbers, but the targets are {y.dtype} labels")
@@ -151,8 +159,7 @@ def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[
     if y.is_floating_point():
         raise UserError(f"the network predicts classes, but the targets are {y.dtype} numbers")
     probs = passes.summary().mean
-    likelihood = likelihood_of(net)
-    ignore = likelihood.ignore_index if isinstance(likelihood, Categorical) else None
+    ignore = None if likelihood is None else likelihood.ignore_index
     classes = probs.shape[1]
     accumulators: list[Any] = [Classification(classes, ignore_index=ignore), Tempered(classes, ignore_index=ignore)]
     if probs.ndim == 4:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.inference.prediction import default_propagation
-from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import evaluating
@@ -35,8 +35,8 @@ def probabilities(
         seed: Of the draws.
     """
     networks = members(net)
-    if isinstance(networks[0].likelihood, GaussianNoise):
-        raise UserError("explanations are of class probabilities, and this network predicts real numbers")
+    if task_of(networks[0].likelihood) != "classification":
+        raise UserError("explanations are of class probabilities, and this network predicts no classes")
     how = {network: propagation or default_propagation(network) for network in networks}
     if "linear" in how.values():
         raise UserError("propagation='linear' has no gradient with respect to the inputs: use 'moments' or 'sample'")

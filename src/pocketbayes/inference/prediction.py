@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.inference.head import Head
-from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood, check_output, match_target
+from pocketbayes.likelihoods import Likelihood, check_output, match_target, task_of
 from pocketbayes.network import TURNS, Net, Network, check_propagation, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import evaluating
@@ -177,7 +177,7 @@ class RealPasses(Passes):
         if isinstance(output, Linearised):
             output = Gaussian(output.mean, output.per_output())
         values = output.loc[None] if isinstance(output, Gaussian) else output
-        assert isinstance(passed.likelihood, GaussianNoise)
+        assert isinstance(passed.likelihood, Likelihood)
         mean, noise = passed.likelihood.moments(values.float())
         self.mean.add(mean, weight, self.weight)
         self.noise_var.add(noise.square(), weight, self.weight)
@@ -308,11 +308,14 @@ def run_passes(
 
 def passes_for(network: Network, readout: Readout = "sample", seed: int = 0) -> Passes:
     """An empty summary for the network's kind of output."""
-    likelihood = network.likelihood
-    if likelihood is None or isinstance(likelihood, Categorical):
+    task = task_of(network.likelihood)
+    if task == "classification":
         return ClassPasses(readout, seed)
-    assert isinstance(likelihood, GaussianNoise), type(likelihood)
-    return RealPasses()
+    if task == "regression":
+        return RealPasses()
+    from pocketbayes.inference.other_passes import OtherPasses
+
+    return OtherPasses(seed)
 
 
 def default_propagation(network: Network) -> str:
@@ -351,7 +354,7 @@ def outputs_of(net: Net, x: Tensor, samples: int, propagation: str | None, seed:
             if weight == 0:
                 continue
             if how[network] == "linear":
-                every = isinstance(likelihood, GaussianNoise)  # each number of a regression has its own
+                every = task_of(likelihood) != "classification"  # each number has a variance of its own
                 linear = network.linear(inputs, "all" if every else classes, samples, seed)
                 yield Passed(linear, weight * count, likelihood)
                 continue

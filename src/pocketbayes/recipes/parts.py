@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from pocketbayes import data, models
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.registry import LOADERS, unknown
 from pocketbayes.files import network_file as artifact
-from pocketbayes.likelihoods import LIKELIHOODS, Categorical, GaussianNoise, Likelihood
+from pocketbayes.likelihoods import LIKELIHOODS, Likelihood
 from pocketbayes.methods import METHODS, Method, make
 from pocketbayes.recipes.files import network_file
 
@@ -84,7 +85,7 @@ class LikelihoodPart(Named):
     def make(self, train: data.Dataset) -> Likelihood:
         """The likelihood with its settings; the ignored label, and weights by frequency, are the training data's."""
         settings = self.settings
-        if self.name == Categorical.name:
+        if "ignore_index" in inspect.signature(LIKELIHOODS[self.name]).parameters:
             settings.setdefault("ignore_index", train.info.ignore_index)
         weights = settings.get("class_weights")
         if weights is not None:
@@ -210,8 +211,7 @@ def _outputs(train: data.Dataset, likelihood: Likelihood | None) -> int:
     if train.info.classes is not None:
         return train.info.classes
     targets = train[0][1].numel()
-    predicted = isinstance(likelihood, GaussianNoise) and likelihood.noise == "predicted"
-    return 2 * targets if predicted else targets
+    return targets if likelihood is None else likelihood.outputs_for(targets)
 
 
 def _is_network(name: str) -> bool:

@@ -17,7 +17,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.evaluation import evaluate
-from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
 from pocketbayes.network import Mixture, Net, Network, members, shares
 from pocketbayes.posteriors.layout import evaluating
@@ -133,7 +133,7 @@ def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[
                 f"members {first + 1} ({names[first]}) and {number + 1} ({names[number]}) differ in {what}: {own} and "
                 f"{others}; a mixture answers one question about the same inputs"
             )
-    real = [isinstance(network.likelihood, GaussianNoise) for network in networks]
+    real = [task_of(network.likelihood) != "classification" for network in networks]
     if any(real) and not all(real):
         one, two = real.index(True), real.index(False)
         raise UserError(

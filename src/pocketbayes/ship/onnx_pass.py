@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.data.model_inputs import Inputs, ModelInput
-from pocketbayes.likelihoods import GaussianNoise
+from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import MOMENTS_EXACT
@@ -35,7 +35,8 @@ class OnePass(nn.Module):
         self.networks = nn.ModuleList(networks)
         self.mode, self.readout = mode, readout
         self.noise_sizes = [n.posterior.noise_size if mode == "sample" else 0 for n in networks]
-        self.noises = [n.likelihood for n in networks if isinstance(n.likelihood, GaussianNoise)]
+        likelihoods = [network.likelihood for network in networks]
+        self.noises = [own for own in likelihoods if isinstance(own, Likelihood) and own.task != "classification"]
         self.varying = 1 if self.noises else 2
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:

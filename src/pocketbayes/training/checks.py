@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.data.model_inputs import call_model
-from pocketbayes.likelihoods import Categorical
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors.layout import placed
 from pocketbayes.training.checkpoint import Progress
@@ -156,7 +156,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
             "requires_grad_(False), or leave them out with select=",
             stacklevel=2,
         )
-    if isinstance(network.likelihood, Categorical) and output.ndim > 1 and bool((output >= 0).all()):
+    if task_of(network.likelihood) == "classification" and output.ndim > 1 and bool((output >= 0).all()):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warnings.warn(

@@ -29,7 +29,7 @@ from pocketbayes.data.batches import batches, seed_generators, size_of, steps_pe
 from pocketbayes.files import network_file as artifact
 from pocketbayes.files.network_file import MODEL_FILE
 from pocketbayes.inference.health import FirstStds, Health, StdsNotLearnedWarning, health, measure_health
-from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
+from pocketbayes.likelihoods import Likelihood, default_likelihood
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
 from pocketbayes.training import checkpoint
@@ -369,8 +369,6 @@ class FitRun:
 
     def _default_likelihood(self) -> Likelihood:
         if self.info is not None:
-            if self.info.task == "regression":
-                return GaussianNoise("learned")
-            return Categorical(ignore_index=self.info.ignore_index)
+            return default_likelihood(self.info.task, self.info.ignore_index)
         _, y = next(batches(self.train, 1))
-        return GaussianNoise("learned") if y.is_floating_point() else Categorical()
+        return default_likelihood("regression" if y.is_floating_point() else "classification")

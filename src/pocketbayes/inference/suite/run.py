@@ -20,7 +20,7 @@ from pocketbayes.data.shifted import noisy, rotated
 from pocketbayes.inference.prediction import likelihood_of
 from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
 from pocketbayes.inference.suite.store import Store, data_print, network_print
-from pocketbayes.likelihoods import Categorical
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Mixture, Net, members
 
 DEGREES = tuple(range(0, 181, 15))
@@ -163,7 +163,7 @@ def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str
             raise UnknownNameError("shift", name, SHIFTS)
     info, likelihood = info_of(source), likelihood_of(net)
     whole = info is None or info.task == "classification"
-    if (ood or shift) and not (whole and (likelihood is None or isinstance(likelihood, Categorical))):
+    if (ood or shift) and not (whole and task_of(likelihood) == "classification"):
         raise UserError("other data sets and shifts are measured for classifiers of whole inputs only")
     if shift and not isinstance(source, Pictures):
         raise UserError(
