@@ -34,7 +34,7 @@ from pocketbayes.cli.predict import _answer, _table
 from pocketbayes.data import Info
 from pocketbayes.files import packing, pocket
 from pocketbayes.files.network_file import describe
-from pocketbayes.network import members
+from pocketbayes.network import Net, members
 
 LONGEST = 1.0
 """CPU seconds that any input may take."""
@@ -57,10 +57,10 @@ TRAINED = frozenset({"kronecker", "low-rank", "quantized"})
 """Storages that come into being by training."""
 
 
-def make(name: str) -> tuple[pb.Net, str | packing.Precision]:
+def make(name: str) -> tuple[Net, str | packing.Precision]:
     """Return a tiny network with this storage, and a precision for its file."""
     method, precision = METHODS[name]
-    net: pb.Net = network(method())
+    net: Net = network(method())
     if name in TRAINED:
         torch.manual_seed(0)
         model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10])
@@ -71,7 +71,7 @@ def make(name: str) -> tuple[pb.Net, str | packing.Precision]:
     return net, precision
 
 
-def mutate(net: pb.Net, whole: bytes, chooser: random.Random) -> bytes:
+def mutate(net: Net, whole: bytes, chooser: random.Random) -> bytes:
     """Change something; the checksum is right."""
     kind = chooser.randrange(4)
     if kind == 0:
@@ -90,7 +90,7 @@ def mutate(net: pb.Net, whole: bytes, chooser: random.Random) -> bytes:
     return pocket.assemble(text, parts)
 
 
-def mutate_tensor(net: pb.Net, chooser: random.Random) -> bytes:
+def mutate_tensor(net: Net, chooser: random.Random) -> bytes:
     """Change a tensor and code it as `save` does."""
     tree = describe(net)
     networks = tree.get("networks", [tree])

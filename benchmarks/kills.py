@@ -1,12 +1,13 @@
 """Runs of `pocketbayes train` that are killed (SIGKILL) again and again and resumed: no bit may differ at the end.
 
-python benchmarks/kills.py [--kills 20] [--method NAME] [--events] [--out FOLDER]
+python benchmarks/kills.py [--kills 4] [--method NAME] [--events] [--out FOLDER]
 
-Every method trains a small network on the embedded digits, all its stages, a checkpoint every second step. A run is
-killed from outside at a random time, or at a random one of its own events (a step begins, a file of the run is opened,
-renamed or removed); it is resumed, killed again, ..., and at last finishes. All files of its folder and its measures
-are then compared with those of a run that was left alone. Writes results/kills.json, a row a method; finished rows are
-kept. Processes are forks of one that has imported everything, so that a kill costs a fraction of a second.
+Every method trains a small network on the embedded digits, all its stages, a checkpoint every second step. Kills are
+spread evenly over the stages, `--kills` in each: a run is killed from outside at a random time of the stage, or at a
+random one of the stage's own events (a step begins, a file of the run is opened, renamed or removed); it is resumed,
+killed again, ..., and at last finishes. All files of its folder and its measures are then compared with those of a run
+that was left alone. Writes results/kills.json, a row a method; finished rows are kept. Processes are forks of one that
+has imported everything, so that a kill costs a fraction of a second.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ import torch
 from measure import RESULTS, Rows
 from pocketbayes.cli import app
 from pocketbayes.methods import METHODS
-from pocketbayes.training import checkpoint
 from pocketbayes.training.loop import Loop
+from pocketbayes.training.run import FitRun
 
 SETTINGS: dict[str, list[str]] = {
     "ensemble": ["members=2"],
@@ -47,16 +48,29 @@ RECIPE = [
     "training={epochs: 3, batch_size: 64, lr: 3e-3, schedule: cosine, keep_best: true, val_samples: 2, "
     "checkpoint_steps: 2}",
 ]  # fmt: skip
-IN_A_ROW = 4
+KILLS_PER_RUN = 3
 """Kills of a run before it is left to finish."""
 EVENTS = ("open", "os.rename", "os.remove", "os.truncate")
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A stage of a run that began: its name, the events seen before it, the seconds since the start."""
+
+    name: str
+    events: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (None if it was killed), the events it has seen, its seconds."""
+    """How a process ended: its exit code (None if it was killed), the stages that it began, its events and seconds.
+
+    The first stage is "start", what is done before training, the last one "end", what is done after it.
+    """
 
     code: int | None
+    stages: tuple[Begun, ...]
     events: int
     seconds: float
 
@@ -64,7 +78,7 @@ class Ended:
 def train(
     method: str, folder: Path, resume: bool = False, after: float | None = None, event: int | None = None
 ) -> Ended:
-    """Trains in a process of its own, which is killed after so many seconds or at its n-th event, if it gets there."""
+    """Train in a process of its own, which is killed after so many seconds or at its n-th event, if it gets there."""
     options = [item for setting in SETTINGS.get(method, ()) for item in ("--set", f"method.{setting}")]
     if resume:
         command = ["train", "--resume"]
@@ -82,15 +96,19 @@ def train(
         time.sleep(after)
         os.kill(child, signal.SIGKILL)  # a child that has ended is still ours: it has not been waited for
     with os.fdopen(reader) as file:
-        count = file.read()
+        told = [line.split("\t") for line in file.read().splitlines()]
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = None if status == -signal.SIGKILL else status
-    return Ended(code, int(count or 0), time.monotonic() - start)
+    stages = tuple(Begun(name, int(seen), float(when) - start) for name, seen, when in told)
+    return Ended(code, stages, stages[-1].events if stages else 0, time.monotonic() - start)
 
 
 def _be_child(command: list[str], folder: Path, event: int | None, writer: int) -> None:
-    """The command, in the forked process; never returns."""
+    """Run the command in the forked process; never return."""
     seen = 0
+
+    def tell(name: str) -> None:
+        os.write(writer, f"{name}\t{seen}\t{time.monotonic()}\n".encode())
 
     def count() -> None:
         nonlocal seen
@@ -102,11 +120,17 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
         if name in EVENTS and str(arguments[0]).startswith(str(folder)):
             count()
 
-    step = Loop.step
+    step, one_stage = Loop.step, FitRun._one_stage
 
     def counted_step(*arguments: Any) -> Any:
         count()
         return step(*arguments)
+
+    def told_stage(run: FitRun, net: Any, stage: Any, tree: Any) -> Any:
+        tell(stage.name)
+        net = one_stage(run, net, stage, tree)
+        tell("end")  # or the next stage, which is told of at once
+        return net
 
     code = 1
     try:
@@ -114,6 +138,8 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
             os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
         Loop.step = counted_step  # type: ignore[method-assign]
+        FitRun._one_stage = told_stage  # type: ignore[method-assign]
+        tell("start")
         sys.addaudithook(audit)
         app(command)
     except SystemExit as error:
@@ -121,7 +147,7 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(writer, str(seen).encode())
+        tell("exit")
         os._exit(code)
 
 
@@ -132,22 +158,34 @@ def remains(folder: Path) -> dict[str, Any]:
     return {**files, "printed": {key: printed[key] for key in ("recipe", "measures", "census", "bytes")}}
 
 
-def trial(method: str, folder: Path, whole: Ended, chooser: random.Random, kills: int, clock: bool) -> Counter[str]:
-    """A run that is killed at most so many times, and then finishes; how often it was, by the stage it was in."""
-    stages: Counter[str] = Counter()
+def spans(whole: Ended) -> dict[str, tuple[Begun, Begun]]:
+    """Return where each stage of a run begins and ends."""
+    pairs = zip(whole.stages, whole.stages[1:])
+    return {begun.name: (begun, following) for begun, following in pairs if following.events > begun.events}
+
+
+def choose(stage: tuple[Begun, Begun], chooser: random.Random, clock: bool) -> dict[str, Any]:
+    """Return a moment within a stage of a run from its start."""
+    begun, following = stage
+    if clock:
+        return {"after": chooser.uniform(begun.seconds, following.seconds)}
+    return {"event": chooser.randint(begun.events + 1, following.events)}
+
+
+def trial(method: str, folder: Path, first: dict[str, Any], chooser: random.Random, whole: Ended) -> Counter[str]:
+    """Kill a run at a moment, and what is resumed of it at others, until it finishes; count by stages."""
+    killed: Counter[str] = Counter()
+    when = first
     while True:
-        resume = (folder / "recipe.yaml").exists()
-        when: dict[str, Any] = {}
-        if sum(stages.values()) < kills:
-            when = {"after": chooser.random() * whole.seconds} if clock else {"event": chooser.randint(1, whole.events)}
-        ended = train(method, folder, resume=resume, **when)
+        ended = train(method, folder, resume=(folder / "recipe.yaml").exists(), **when)
         if ended.code is None:
-            found = checkpoint.read(folder) if checkpoint.files(folder) else None
-            stages["before the first checkpoint" if found is None else f"stage {found[0].stage + 1}"] += 1
+            killed[ended.stages[-1].name if ended.stages else "start"] += 1
         elif ended.code:
             raise RuntimeError(f"{method}: exit code {ended.code}: {Path(f'{folder}.err').read_text()[-2000:]}")
         else:
-            return stages
+            return killed
+        again = sum(killed.values()) < KILLS_PER_RUN
+        when = {"event": chooser.randint(1, whole.events)} if again else {}
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -156,22 +194,30 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def measure(method: str, folder: Path, kills: int, clock: bool) -> dict[str, Any]:
-    """A row: so many kills of a method's runs, every second one by the clock unless only events may decide."""
+    """Return a row: so many kills in each stage, every second run first by the clock unless only events may decide."""
     whole = train(method, folder / "whole")
     if whole.code != 0:
         raise RuntimeError(f"{method}: exit code {whole.code}: {(folder / 'whole.err').read_text()[-2000:]}")
-    expected = remains(folder / "whole")
+    expected, stages = remains(folder / "whole"), spans(whole)
     chooser = random.Random(method)
-    row: dict[str, Any] = {"kills": 0, "runs": 0, "by the clock": 0, "stages": Counter(), "differences": []}
-    while row["kills"] < kills:
-        timed, run = clock and row["runs"] % 2 == 0, folder / f"run{row['runs']}"
-        stages = trial(method, run, whole, chooser, min(IN_A_ROW, kills - row["kills"]), timed)
-        row["differences"] += differences(expected, remains(run))
-        row["stages"] += stages
-        row["runs"] += 1
-        row["kills"] += sum(stages.values())
-        row["by the clock"] += sum(stages.values()) if timed else 0
-    return {**row, "stages": dict(sorted(row["stages"].items())), "files": len(expected) - 1, "events": whole.events}
+    killed: Counter[str] = Counter(dict.fromkeys(stages, 0))
+    runs, by_clock, different = 0, 0, []
+    while min(killed.values()) < kills:
+        timed, run = clock and runs % 2 == 0, folder / f"run{runs}"
+        rarest = min(stages, key=killed.__getitem__)
+        killed += trial(method, run, choose(stages[rarest], chooser, timed), chooser, whole)
+        killed.update(dict.fromkeys(stages, 0))
+        different += differences(expected, remains(run))
+        runs, by_clock = runs + 1, by_clock + timed
+    return {
+        "kills": sum(killed.values()),
+        "runs": runs,
+        "by the clock": by_clock,
+        "stages": dict(killed),
+        "differences": different,
+        "files": len(expected) - 1,
+        "events": whole.events,
+    }
 
 
 def prepare() -> None:
@@ -183,7 +229,7 @@ def prepare() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=4, help="in every stage")
     parser.add_argument("--method", choices=METHODS, action="append")
     parser.add_argument("--events", action="store_true", help="kill at events only, so that no clock decides")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -191,7 +237,7 @@ def main() -> None:
     prepare()
     rows = Rows("kills", order=METHODS, folder=arguments.out)
     for method in arguments.method or METHODS:
-        if rows.get(method, {}).get("kills", 0) >= arguments.kills:
+        if min(rows.get(method, {}).get("stages", {"none": 0}).values()) >= arguments.kills:
             continue
         with tempfile.TemporaryDirectory() as folder:
             row = measure(method, Path(folder), arguments.kills, clock=not arguments.events)

@@ -9,13 +9,13 @@ def kills(result: Result) -> Table:
     rows = [
         [
             name,
-            *(str(row[key]) for key in ("kills", "by the clock", "runs")),
+            *(str(row[key]) for key in ("kills", "runs", "by the clock")),
             ", ".join(f"{count} {where}" for where, count in row["stages"].items()),
             str(len(row["differences"])),
         ]
         for name, row in result["rows"].items()
     ]
-    head = ["", "kills", "of these at a random time", "runs", "killed after a checkpoint of", "files that differ"]
+    head = ["", "kills", "runs", "of these killed first at a random time", "killed in the stage", "files that differ"]
     return head, rows
 
 
