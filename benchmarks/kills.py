@@ -138,7 +138,7 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
             os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
         Loop.step = counted_step  # type: ignore[method-assign]
-        FitRun._one_stage = told_stage  # type: ignore[method-assign]
+        FitRun._one_stage = told_stage  # type: ignore[assignment, method-assign]
         tell("start")
         sys.addaudithook(audit)
         app(command)

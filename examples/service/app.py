@@ -6,6 +6,8 @@ from typing import Annotated
 
 import torch
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 import pocketbayes as pb
@@ -36,6 +38,13 @@ async def bounded(request: Request, call_next) -> Response:
     if request.method == "POST" and not (length.isdecimal() and int(length) <= MOST_BYTES):
         return Response(f"at most {MOST_BYTES} bytes, and their number in advance", 413 if length else 411)
     return await call_next(request)
+
+
+@app.exception_handler(RequestValidationError)
+async def refuse(request: Request, error: RequestValidationError) -> Response:
+    """Say what is wrong with a question, without repeating it: its bytes may be no text."""
+    problems = [{"where": list(map(str, one["loc"])), "what": one["msg"]} for one in error.errors()]
+    return JSONResponse({"detail": problems[:10]}, 422)
 
 
 @app.post("/predict")

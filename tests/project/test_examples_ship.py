@@ -76,6 +76,25 @@ def test_the_service_bounds_what_it_is_asked(service: Any) -> None:
     assert service.post("/predict", content=iter([body.encode()]), headers=json_type).status_code == 411
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x80\xff\xfe\x00",
+        b"",
+        b"\x00" * 100,
+        b"[" * 10_000,
+        b'{"x": ' + b"9" * 5000 + b"}",
+        b'{"x": [[1e999]]}',
+        '{"x": "\ud800"}'.encode("utf-8", "surrogatepass"),
+        b'{"x": [' + b"[" + b"1e308," * 63 + b"1e308]]}",
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "text/plain; charset=\xff", ""])
+def test_the_service_refuses_any_bytes(service: Any, body: bytes, kind: str) -> None:
+    answer = service.post("/predict", content=body, headers={"content-type": kind.encode("latin1")})
+    assert answer.status_code in (400, 411, 415, 422), answer.text
+
+
 def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

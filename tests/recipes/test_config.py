@@ -12,6 +12,7 @@ import pocketbayes as pb
 from pocketbayes import recipes as config
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.registry import LOADERS
+from pocketbayes.recipes.files import parse_yaml
 
 BASE = {"method": "bbb", "model": "mlp", "data": "digits"}
 
@@ -344,3 +345,9 @@ def test_other_data_come_in_the_size_of_the_network_s_own(tmp_path: Path) -> Non
     np.savez(tmp_path / "colour.npz", x=images.repeat(3, axis=1), y=np.arange(6))
     with pytest.raises(UserError, match="data set 'npz' has 3 channels, 'digits' has 1"):
         config.load_like(own, str(tmp_path / "colour.npz"))
+
+
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "training: {lr: 1, lr: 2}\n", "a: {b: [{c: 1, c: 1}]}\n"])
+def test_parse_yaml_refuses_a_key_that_stands_twice(text: str) -> None:
+    with pytest.raises(pb.UserError, match="stands there twice"):
+        parse_yaml(text, "recipe.yaml")

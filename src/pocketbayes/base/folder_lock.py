@@ -31,8 +31,9 @@ def hold(folder: Path) -> Iterator[None]:
     Raises:
         UserError: If another run holds the folder, with its process and machine.
     """
-    path, holder = folder.resolve() / LOCK_FILE, (os.getpid(), threading.get_ident())
-    created = [each for each in (folder, *folder.parents) if not each.exists()]
+    with atomic.writing(folder):
+        path, holder = folder.resolve() / LOCK_FILE, (os.getpid(), threading.get_ident())
+        created = [each for each in (folder, *folder.parents) if not each.exists()]
     with _HELD_GUARD:
         held = _HELD.get(path)
         nested = held == holder

@@ -18,6 +18,7 @@ from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, describe_inputs, split_batch
+from pocketbayes.data.tensors import as_tensor
 from pocketbayes.data.validate import warn_of_odd_targets
 
 Source = TorchDataset | DataLoader
@@ -30,7 +31,7 @@ def as_source(value: Any) -> Source:
         UserError: If it is none of these, or is empty.
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
-        x, y = as_input(value[0]), torch.as_tensor(value[1])
+        x, y = as_input(value[0]), as_tensor(value[1], "the targets")
         if len(x) != len(y):
             raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
         if y.is_floating_point():
@@ -39,6 +40,10 @@ def as_source(value: Any) -> Source:
                 warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
         warn_of_odd_targets(y)
         value = Arrays(_as_float(x), y, _info_of(x, y))
+    elif isinstance(value, (tuple, list)) and any(isinstance(part, Tensor | np.ndarray) for part in value):
+        raise UserError(
+            f"{len(value)} arrays in a row: give a pair (x, y); several inputs are a mapping of names to arrays"
+        )
     if isinstance(value, str):
         raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
     if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):

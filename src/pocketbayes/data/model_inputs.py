@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.tensors import as_tensor
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """The names that a batch's targets go by, in the order in which they are looked for."""
@@ -129,11 +130,13 @@ def as_input(value: Any) -> ModelInput:
     if isinstance(value, Inputs):
         return value
     if isinstance(value, Mapping):
-        named = {str(k): torch.as_tensor(v) for k, v in value.items() if k not in TARGETS and _is_array(v)}
+        named = {
+            str(k): as_tensor(v, f"the inputs {k!r}") for k, v in value.items() if k not in TARGETS and _is_array(v)
+        }
         return _same_length(Inputs(kwargs=named))
     if isinstance(value, (tuple, list)) and len(value) > 1 and all(isinstance(v, Tensor) and v.ndim for v in value):
         return _same_length(Inputs(tuple(value)))
-    return torch.as_tensor(value)
+    return as_tensor(value, "the inputs")
 
 
 def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pocketbayes import likelihoods as objective
 from pocketbayes import models, posteriors
+from pocketbayes.base.arguments import check_path
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -49,7 +50,7 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
         keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
             Prediction does not need them; without them the loaded network has no KL.
     """
-    return Packed.of(net, precision, keep_centre=keep_centre).write(path)
+    return Packed.of(net, precision, keep_centre=keep_centre).write(check_path(path, "the file"))
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
     """The tree in a file that `save` wrote, for which no model is needed."""
-    path = Path(path)
+    path = check_path(path, "the network")
     path = path / MODEL_FILE if path.is_dir() else path
     if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
         tree: dict[str, Any] = container.read(path, KIND)

@@ -68,7 +68,7 @@ def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
         model: nn.Module = create(name, **args)
     except UserError:
         raise
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, LookupError, ValueError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
         raise UserError(f"{library}:{name}: {type(error).__name__}: {error}") from error
     except OSError as error:
         reason = str(error).partition("\n")[0]

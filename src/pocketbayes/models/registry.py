@@ -68,6 +68,8 @@ def build(name: str, **args: Any) -> nn.Module:
         UnknownNameError: No such model.
         UserError: Arguments that the model does not take, or that a file could not keep.
     """
+    if not isinstance(name, str):
+        raise UserError(f"a model's name is text, such as 'mlp', not {name!r}")
     args = {key: _jsonable(name, key, value) for key, value in args.items()}
     library, separator, external_name = name.partition(":")
     if separator:
@@ -75,6 +77,9 @@ def build(name: str, **args: Any) -> nn.Module:
         args = {key: value for key, value in args.items() if key not in VALUES}
     else:
         model = _build_own(name, args)
+    empty = next((key for key, tensor in model.named_parameters() if not tensor.numel()), None)
+    if empty is not None:
+        raise UserError(f"model {name!r}: {empty} has no values: sizes must be at least 1")
     model.__dict__[_SPEC] = ModelSpec(name, args)  # past nn.Module's bookkeeping; deepcopy and pickle carry it along
     return model
 
@@ -115,7 +120,12 @@ def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
         signature.bind(**args)
     except TypeError as error:
         raise UserError(f"model {name!r}: {error}; its arguments are {', '.join(signature.parameters)}") from error
-    return make(**args)
+    try:
+        return make(**args)
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
+        raise UserError(f"model {name!r} cannot be built with {args}: {str(error).partition('. ')[0]}") from error
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:

@@ -82,10 +82,21 @@ def network_file(path: str | Path) -> Path:
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's numbers, of which PyYAML alone reads 1e-3 as text; no aliases.
+    """YAML 1.2's numbers, of which PyYAML alone reads 1e-3 as text; no aliases, no key twice.
 
     A few lines of aliases can stand for more values than there is memory.
     """
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Read a mapping, whose keys must differ: the last would win without a word."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice!r} stands there twice", node.start_mark
+            )
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

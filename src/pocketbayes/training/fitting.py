@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pocketbayes import methods, models
+from pocketbayes.base.arguments import check_path, check_seed
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.progress import Show, display
@@ -70,7 +71,10 @@ def fit(
     Returns:
         The trained network, or a mixture of networks, in evaluation mode.
     """
-    method = _method(method, model)
+    method, seed = _method(method, model), check_seed(seed)
+    folder = None if out is None else check_path(out, "out=")
+    if not isinstance(training, Training | None):
+        raise UserError(f"training= takes pb.Training(...), not {training!r}; single settings go to fit by name")
     if epochs is not None:
         settings["epochs"] = epochs
     for name in settings.keys() - {field.name for field in fields(Training)}:
@@ -84,9 +88,9 @@ def fit(
         from pocketbayes.training.workers import fit_members
 
         given = {"val": val, "seed": seed, "likelihood": likelihood, "info": info, "training": training, **settings}
-        folder = None if out is None else Path(out)
         return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
+    _check_features(source, validation)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
         run = FitRun(
@@ -95,7 +99,7 @@ def fit(
             train=source,
             val=validation,
             seed=seed,
-            folder=None if out is None else Path(out),
+            folder=folder,
             base=base,
             chosen=frozenset(chosen),
             bar=bar,
@@ -144,6 +148,13 @@ def _check_likelihood(likelihood: Any) -> None:
         raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
 
 
+def _check_features(train: Source, val: Source | None) -> None:
+    """Reject tables to train with and to validate with that have not as many features."""
+    shapes = [source.x.shape for source in (train, val) if isinstance(source, Arrays) and isinstance(source.x, Tensor)]
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] != shapes[1][1]:
+        raise UserError(f"the training data have {shapes[0][1]} features, val= has {shapes[1][1]}")
+
+
 def _warn_of_scale(source: Source) -> None:
     """Says so where a table's features, or the targets of a regression, are in units that train badly."""
     if not isinstance(source, Arrays):
@@ -177,6 +188,8 @@ def _method(method: Any, model: Any, **settings: Any) -> Method:
         raise UserError(f"{', '.join(settings)}: the method is made already; give it to {type(method).__name__}(...)")
     if not isinstance(method, (Method, str)) or not isinstance(model, nn.Module):
         raise UserError(f"a method and a torch module are needed, not {type(method).__name__}, {type(model).__name__}")
+    if meta := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
+        raise UserError(f"the model's {meta} lies on the meta device, where tensors have no values: build it elsewhere")
     return methods.make(method, **settings) if isinstance(method, str) else method
 
 

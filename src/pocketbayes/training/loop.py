@@ -20,7 +20,7 @@ from pocketbayes.base.progress import time_left
 from pocketbayes.data.batches import batches, share, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
-from pocketbayes.likelihoods import Likelihood
+from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.propagation.linear.taps import arranged
@@ -180,6 +180,10 @@ class Loop:
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
         likelihood = self.network.likelihood
         assert isinstance(likelihood, Likelihood)
+        shape = tuple(getattr(output, "shape", ()))
+        if not shape or shape[0] != len(target) or (isinstance(likelihood, Categorical) and len(shape) < 2):
+            wanted = "(batch, classes, ...)" if isinstance(likelihood, Categorical) else "(batch, ...)"
+            raise UserError(f"the model answers a batch of {len(target)} with the shape {shape}: {wanted} is needed")
         try:
             return likelihood.nll(output, target)
         except IndexError as error:

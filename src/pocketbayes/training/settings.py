@@ -105,7 +105,8 @@ class Training:
         for f in fields(self):
             value, kinds = getattr(self, f.name), {"int": Integral, "float": Real}
             kind = kinds.get(str(f.type).removesuffix(" | None"))
-            if kind is not None and value is not None and not isinstance(value, kind):
+            optional = value is None and str(f.type).endswith(" | None")
+            if kind is not None and not optional and not isinstance(value, kind):
                 what = "a whole number" if kind is Integral else "a number"
                 raise UserError(f"{f.name} must be {what}, not {value!r}")
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
