@@ -4,8 +4,8 @@ python benchmarks/yardstick.py --data-dir DATA
 
 Nothing is trained. Every row: accuracy, NLL and ECE as they are; NLL and ECE with a temperature fitted on the other
 half of the test images; the deep ensemble equivalent on the curve of results/members.json; AUROC of three scores
-against SVHN and CIFAR-100; the epistemic share of the entropy; the bytes of the file. The row "map + constant std" draws
-every weight with a std of a tenth of its layer's: what noise alone gives, a control for every learned posterior.
+against SVHN and CIFAR-100; the epistemic share of the entropy; the bytes of the file. The row "map + constant std"
+draws every weight with a std of a tenth of its layer's: what noise alone gives, a control for learned posteriors.
 
 Rows are kept in results/yardstick.json as they come, and a row that is there is not measured again.
 """
