@@ -10,11 +10,13 @@ from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
+from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.inference.conformal import fit_conformal
 from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.health import Health, health
-from pocketbayes.inference.prediction import Prediction, predict
+from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.likelihoods import Categorical, GaussianNoise
 from pocketbayes.methods import (
@@ -126,6 +128,7 @@ __all__ = [
     "explain",
     "export_onnx",
     "fit",
+    "fit_conformal",
     "fit_variance_scale",
     "from_pretrained",
     "health",

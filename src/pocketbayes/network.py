@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import call_model
@@ -63,6 +64,7 @@ class Network(nn.Module):
         input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
         method: The registry name of the method that made it, if one did.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
+        conformal: Scores of held-out data, if `fit_conformal` has measured any.
         first_stds: Some of the stds that training started from, if any did.
         health: How far the stds have learned, as `fit` recorded it.
     """
@@ -89,6 +91,7 @@ class Network(nn.Module):
         self.input_var = float(input_var)
         self.method: str | None = None
         self.info: Info | None = None
+        self.conformal: Conformal | None = None
         self.first_stds: FirstStds | None = None
         self.health: Health | None = None
         self._noise: Tensor | None = None

@@ -14,7 +14,7 @@ from pocketbayes.cli.output import show, show_json
 
 if TYPE_CHECKING:
     from pocketbayes.data import Info
-    from pocketbayes.inference.prediction import Prediction
+    from pocketbayes.inference.answer import Prediction
     from pocketbayes.network import Net
     from pocketbayes.recipes import DataPart
 

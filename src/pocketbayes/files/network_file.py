@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pocketbayes import likelihoods as objective
 from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
+from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -149,6 +150,7 @@ def describe(net: Net) -> dict[str, Any]:
         "propagation": net.propagation,
         "input_var": net.input_var,
         "data": None if net.info is None else net.info.to_json(),
+        **({} if net.conformal is None else {"conformal": net.conformal.to_json()}),
     }
 
 
@@ -203,6 +205,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     )
     net.method = None if tree.get("method") is None else str(tree["method"])
     net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
+    net.conformal = None if tree.get("conformal") is None else Conformal.from_json(tree["conformal"])
     net.health = None if tree.get("health") is None else Health(**tree["health"])
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
     _load_points(net.model, tree["state"], source)

@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.metrics.accumulators import Sums
-from pocketbayes.inference.prediction import Passed, Prediction, RealPasses
+from pocketbayes.inference.prediction import Passed, RealPasses
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation.linear.delta import Linearised

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
+from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.head import Head
 from pocketbayes.likelihoods import Likelihood, check_output, match_target, task_of
 from pocketbayes.network import TURNS, Net, Network, check_propagation, members, shares
@@ -24,32 +25,6 @@ from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.propagation import RULES
 from pocketbayes.propagation.linear.delta import Linearised, check_classes
 from pocketbayes.propagation.readout import Readout, read_out
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the network says, and how sure it is.
-
-    Classes: `probs` is the mean probability over the posterior (n, classes, ...); `entropy` its entropy, the total
-    uncertainty in nats; `aleatoric` the expected entropy; `epistemic` their difference, the mutual information; `mean`
-    and `std` the mean and std of the probabilities over the posterior.
-
-    Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the
-    noise std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
-    """
-
-    mean: Tensor
-    std: Tensor
-    entropy: Tensor
-    epistemic: Tensor
-    aleatoric: Tensor
-    probs: Tensor | None = None
-
-    @staticmethod
-    def cat(parts: list[Prediction]) -> Prediction:
-        """Predictions of consecutive batches as one."""
-        columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Prediction)}
-        return Prediction(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -263,7 +238,8 @@ def predict(
             f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
         ) from error
     _warn_if_not_finite(prediction, x)
-    return prediction
+    names = info.class_names if info is not None else None
+    return replace(prediction, conformal=members(net)[0].conformal, class_names=names)
 
 
 def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:

@@ -17,7 +17,8 @@ from torch import nn
 from typing_extensions import Self
 
 from pocketbayes import models
-from pocketbayes.inference.prediction import Prediction, predict
+from pocketbayes.inference.answer import Prediction
+from pocketbayes.inference.prediction import predict
 from pocketbayes.methods import Method, make
 from pocketbayes.network import Net, members
 from pocketbayes.training import checkpoint

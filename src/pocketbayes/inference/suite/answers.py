@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from pocketbayes.data.dataset import Info, Pictures
+from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.metrics import Classification, Reliability, ood_scores, risk_coverage, temperature
 from pocketbayes.inference.metrics.accumulators import SMALLEST
-from pocketbayes.inference.prediction import Prediction
 
 MOST_LOG_PROBS = 20_000_000
 """Numbers kept to fit a temperature: all of CIFAR, the first 20 000 images of ImageNet."""

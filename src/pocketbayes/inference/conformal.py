@@ -1,0 +1,54 @@
+"""`fit_conformal`: scores of held-out data, by which sets and intervals cover what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pocketbayes.base.conformal import Conformal
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.batches import as_source
+from pocketbayes.inference.evaluation import stream
+from pocketbayes.likelihoods import match_target
+from pocketbayes.network import Net, members
+
+
+def fit_conformal(
+    net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
+) -> Net:
+    """Make `Prediction.sets(level)` and `Prediction.interval(level)` of a network cover `level` of the truth.
+
+    Split conformal prediction: whatever the network, the true class lies in the set, and the true number in the
+    interval, with probability `level` or more, for new examples drawn like those in `val`. The promise holds on
+    average over examples, not for each kind of them, and for answers by the same `samples` and `propagation`.
+
+    Args:
+        net: A network or mixture, which is changed; `pb.save` keeps what is added.
+        val: Data that the network was not trained on; 1 / (1 - level) examples at the least, better a few hundred.
+        samples: As in `predict`.
+        propagation: As in `predict`.
+        batch_size: Examples in flight.
+        seed: Of the draws.
+
+    Returns:
+        The same network.
+    """
+    scores: list[torch.Tensor] = []
+    kind = "classes"
+    for passes, y in stream(
+        net, as_source(val), samples=samples, propagation=propagation, batch_size=batch_size, seed=seed
+    ):
+        answer = passes.summary()
+        if answer.probs is None:
+            kind = "real"
+            score = (match_target(answer.mean, y) - answer.mean).abs() / answer.std
+            scores.append(score.reshape(len(y), -1).amax(1))  # of several targets the worst: the box covers all
+        elif answer.probs.ndim > 2:
+            raise UserError("the network answers for every pixel: sets are for one answer an example")
+        else:
+            scores.append(1 - answer.probs.gather(1, y[:, None]).squeeze(1))
+    found = Conformal.of(kind, torch.cat(scores).double().tolist(), samples, propagation)
+    for network in members(net):
+        network.conformal = found
+    return net
