@@ -162,9 +162,11 @@ class Sparse(Posterior):
 
     def gaussian_slots(self, rules: RuleTable, matrices: Collection[int] = ()) -> list[Gaussian]:
         """Return every slot's weight as Gaussians of scattered or of sparse moments."""
+        if not matrices:
+            return super().gaussian_slots(rules)
         std = self.present_std()
         std = torch.zeros_like(self.mean) if std is None else std
-        var = std * std if matrices else std
+        var = std * std
         return [
             Gaussian(self._part(self.mean, number, True), self._part(var, number, True), rules=rules)
             if number in matrices
