@@ -21,7 +21,9 @@ from typer.testing import CliRunner, Result
 
 import pocketbayes as pb
 from pocketbayes import recipes as config
-from pocketbayes.cli import app
+from pocketbayes.cli import app, demo
+from pocketbayes.network import members
+from pocketbayes.recipes import experiment
 from pocketbayes.training import checkpoint
 
 TINY = ["--set", "model.hidden=[8]", "--set", "samples=3"]
@@ -592,12 +594,24 @@ def test_demo_compares_methods_and_draws_digits(tmp_path: Path, monkeypatch: pyt
         assert text in shown.stdout
 
 
+def test_demo_codes_an_ensemble_in_the_bytes_of_one(tmp_path: Path) -> None:
+    recipe = config.read("digits-ensemble", ["training.epochs=1", "method.members=3", "data.subset=200"])
+    whole = experiment.run(recipe, tmp_path / "digits-ensemble", progress=False)
+    coded = demo._coded(whole)
+    one = 4 * members(whole.net)[0].census().values
+    assert coded.bytes < one < whole.bytes
+    assert len(members(coded.net)) == len(members(whole.net))
+    assert coded.measures["nll"] == pytest.approx(whole.measures["nll"], rel=0.2)
+
+
 @pytest.mark.slow
 def test_the_whole_demo(tmp_path: Path) -> None:
     found = call_json("demo", "--out", tmp_path / "demo")
     assert {"map", "bbb", "lrt"} <= found["results"].keys()
     for name, result in found["results"].items():
         assert result["measures"]["accuracy"] > 0.95, name
+    one = 4 * found["results"]["map"]["census"]["values"]
+    assert found["results"]["ensemble-coded"]["bytes"] < one < found["results"]["ensemble"]["bytes"]
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------------------
