@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,14 +39,18 @@ class Codebook:
     def __len__(self) -> int:
         return len(self.centres)
 
+    @cached_property
+    def _envelope(self) -> tuple[Tensor, Tensor]:
+        return lower_envelope(self.centres, self.centres.square() + self.lam * self.bits)
+
     def boundaries(self) -> tuple[Tensor, Tensor]:
         """Return the codes in use, ascending, and the values at which one gives way to the next."""
-        return lower_envelope(self.centres, self.centres.square() + self.lam * self.bits)
+        return self._envelope
 
     def assign(self, values: Tensor) -> Tensor:
         """Return the code of every value."""
         used, edges = self.boundaries()
-        return used[torch.bucketize(values, edges.to(values.dtype))]
+        return used[torch.bucketize(values.contiguous(), edges.to(values.dtype))]
 
 
 def lower_envelope(centres: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,14 +103,17 @@ def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codeboo
     spread = max(line.std, 1e-30)
     lam = lam * spread**2
     centres = _first_centres(line, spread, lam)
-    bits = torch.full((len(centres),), math.log2(max(len(centres), 2)), dtype=torch.float64)
+    codebook = Codebook(centres, torch.full_like(centres, math.log2(max(len(centres), 2))), lam)
     for _ in range(rounds):
-        _, edges = lower_envelope(centres, centres.square() + lam * bits)
-        counts, sums = line.between(edges)
-        taken = counts > 0
-        centres, counts = sums[taken] / counts[taken], counts[taken]
-        bits = -torch.log2(counts / line.size)
-    return Codebook(centres.to(values), bits.to(values), lam)
+        codebook = line.renew(codebook)
+    return Codebook(codebook.centres.to(values), codebook.bits.to(values), lam)
+
+
+def renew_codebook(codebook: Codebook, values: Tensor) -> Codebook:
+    """Assign values, then set centres to their means and code lengths to their shares; unused codes vanish."""
+    line = _Line(_some(values.detach().flatten()))
+    renewed = line.renew(Codebook(codebook.centres.double(), codebook.bits.double(), codebook.lam))
+    return Codebook(renewed.centres.to(values), renewed.bits.to(values), codebook.lam)
 
 
 def entropy(counts: Tensor) -> float:
@@ -122,6 +130,11 @@ class _Line:
         self.size = len(self.sorted)
         self.sums = torch.cat([self.sorted.new_zeros(1), self.sorted.cumsum(0)])
         self.std = float(self.sorted.square().mean().sqrt()) if self.size else 0.0
+
+    def renew(self, codebook: Codebook) -> Codebook:
+        counts, sums = self.between(codebook.boundaries()[1])
+        taken = counts > 0
+        return Codebook(sums[taken] / counts[taken], -torch.log2(counts[taken] / self.size), codebook.lam)
 
     def between(self, edges: Tensor) -> tuple[Tensor, Tensor]:
         inner = torch.searchsorted(self.sorted, edges)

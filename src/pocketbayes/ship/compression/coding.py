@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,8 +42,23 @@ class Recipe:
     std_units: StdUnits = "none"
 
 
-def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Net:
-    """Return the network with coded weights; the members of a mixture share one codebook.
+@dataclass(frozen=True)
+class Result:
+    """A coded network and what training goes on from.
+
+    Attributes:
+        net: The network.
+        codebook: Of all its members.
+        values: For each member the values (n,) that were coded, in the units of the codebook.
+    """
+
+    net: Net
+    codebook: Codebook
+    values: Sequence[Tensor]
+
+
+def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
+    """Code the weights of a network; the members of a mixture share one codebook.
 
     Args:
         net: A network or mixture.
@@ -52,14 +67,14 @@ def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Net:
     """
     networks = members(net)
     with torch.no_grad():
-        plans = [_Plan.of(network, recipe) for network in networks]
-        codebook = fit_codebook(torch.cat([plan.scaled() for plan in plans]), recipe.lam)
-        codebook = Codebook(round_mantissa(codebook.centres, BFLOAT16_BITS), codebook.bits, codebook.lam)
+        weights = [Weights.of(network, recipe) for network in networks]
+        codebook = fit_codebook(torch.cat([own.scaled for own in weights]), recipe.lam)
+        codebook = replace(codebook, centres=round_mantissa(codebook.centres, BFLOAT16_BITS))
         coded = [
-            _with_posterior(network, plan.posterior(codebook, own or [None] * len(network.layout)))
-            for network, plan, own in zip(networks, plans, moments)
+            own.code(codebook, inputs or [None] * len(own.network.layout)) for own, inputs in zip(weights, moments)
         ]
-    return Mixture(coded) if isinstance(net, Mixture) else coded[0]
+        made = [own.build(codebook, index) for own, (index, _) in zip(weights, coded)]
+    return Result(Mixture(made) if isinstance(net, Mixture) else made[0], codebook, [values for _, values in coded])
 
 
 def round_mantissa(values: Tensor, bits: int) -> Tensor:
@@ -70,52 +85,68 @@ def round_mantissa(values: Tensor, bits: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """A network's weights in the units of a recipe."""
+class Weights:
+    """The weights of a network in the units of a recipe.
+
+    Attributes:
+        network: The network.
+        recipe: How it is coded.
+        mean: (n,).
+        std: (n,).
+        scale: Of each unit.
+        factor: Of each weight: its unit's scale, or 1 where that is 0.
+    """
 
     network: Network
     recipe: Recipe
     mean: Tensor
     std: Tensor
     scale: Tensor
+    factor: Tensor
 
     @classmethod
-    def of(cls, network: Network, recipe: Recipe) -> _Plan:
+    def of(cls, network: Network, recipe: Recipe) -> Weights:
+        """Read the weights of a network and measure their units."""
         mean, std = (moment.detach() for moment in network.posterior.moments())
-        if recipe.units == "network":
-            return cls(network, recipe, mean, std, mean.new_ones(1))
-        scale = _root_mean_square(mean, unit_sizes(network.layout, recipe.units))
-        return cls(network, recipe, mean, std, round_mantissa(scale, POINT_BITS))
+        sizes = unit_sizes(network.layout, recipe.units)
+        scale = mean.new_ones(1) if recipe.units == "network" else _root_mean_square(mean, sizes)
+        scale = round_mantissa(scale, POINT_BITS)
+        factor = torch.repeat_interleave(torch.where(scale > 0, scale, 1), torch.tensor(sizes, device=mean.device))
+        return cls(network, recipe, mean, std, scale, factor)
 
-    def spread(self) -> Tensor:
-        """Return the scale of each weight, above 0."""
-        sizes = torch.tensor(unit_sizes(self.network.layout, self.recipe.units), device=self.mean.device)
-        return torch.repeat_interleave(torch.where(self.scale > 0, self.scale, 1), sizes)
-
+    @property
     def scaled(self) -> Tensor:
-        return self.mean / self.spread()
+        """The means in units of the codebook."""
+        return self.mean / self.factor
 
-    def posterior(self, codebook: Codebook, moments: Moments) -> Coded:
-        layout, scale = self.network.layout, self.spread()
-        used, edges = codebook.boundaries()
-        edges = edges.to(self.mean)
-        index = []
+    def code(self, codebook: Codebook, moments: Moments) -> tuple[Tensor, Tensor]:
+        """Return codes (n,), errors fed back, and the values they were given to, in units of the codebook."""
+        layout = self.network.layout
+        index, values = [], []
         for slot, weight, own in zip(layout.slots, layout.views(self.mean), moments):
-            unit = scale[slot.start : slot.stop]
+            unit = self.factor[slot.start : slot.stop]
 
             def assign(values: Tensor, places: Tensor, unit: Tensor = unit) -> tuple[Tensor, Tensor]:
                 factor = unit[places]
-                codes = used[torch.bucketize((values / factor).contiguous(), edges)]
+                codes = codebook.assign(values / factor)
                 return codes, codebook.centres[codes] * factor
 
-            index.append(code_with_feedback(weight, own, assign)[0].flatten())
-        codes, kept = torch.unique(torch.cat(index), return_inverse=True)  # codes out of use vanish
-        std = None
-        if self.recipe.std_units in ("layer", "filter"):
-            std = round_mantissa(_root_mean_square(self.std, unit_sizes(layout, self.recipe.std_units)), POINT_BITS)
-        centres = codebook.centres[codes]
+            codes, coded = code_with_feedback(weight, own, assign)
+            index.append(codes.flatten())
+            values.append(coded.flatten())
+        return torch.cat(index), torch.cat(values) / self.factor
+
+    def build(self, codebook: Codebook, index: Tensor) -> Network:
+        """Return a copy of the network with these codes; entries out of use vanish from its codebook."""
+        codes, index = torch.unique(index, return_inverse=True)
         units, std_units = self.recipe.units, self.recipe.std_units
-        return Coded(layout, kept, centres, self.scale, std, units=units, std_units=std_units)
+        std = None
+        if std_units in ("layer", "filter"):
+            std = round_mantissa(_root_mean_square(self.std, unit_sizes(self.network.layout, std_units)), POINT_BITS)
+        posterior = Coded(
+            self.network.layout, index, codebook.centres[codes], self.scale, std, units=units, std_units=std_units
+        )
+        return _with_posterior(self.network, posterior)
 
 
 def _root_mean_square(values: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -152,12 +183,12 @@ def round_points(net: Net) -> None:
 @torch.no_grad()
 def estimate_bytes(net: Net, recipe: Recipe) -> float:
     """Estimate the bytes of codes and scales, by the entropy of each layer's codes without feedback."""
-    plans = [_Plan.of(network, recipe) for network in members(net)]
-    codebook = fit_codebook(torch.cat([plan.scaled() for plan in plans]), recipe.lam)
+    weights = [Weights.of(network, recipe) for network in members(net)]
+    codebook = fit_codebook(torch.cat([own.scaled for own in weights]), recipe.lam)
     total = 0.0
-    for plan in plans:
-        for part in plan.network.layout.views(plan.scaled()):
-            some = part.flatten()[:: -(-part.numel() // ESTIMATE_WEIGHTS) or 1]
+    for own in weights:
+        for part in own.network.layout.views(own.scaled):
+            some = part.flatten()[:: max(1, part.numel() // ESTIMATE_WEIGHTS)]
             total += part.numel() * entropy(torch.bincount(codebook.assign(some))) / 8
-        total += len(plan.scale) if recipe.units != "network" else 0
+        total += len(own.scale)
     return total

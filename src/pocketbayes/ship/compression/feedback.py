@@ -37,10 +37,8 @@ def code_with_feedback(weight: Tensor, moments: Tensor | None, assign: Assign) -
     if moments is None:
         return assign(weight.reshape(1, -1), places.view(1, -1))[0].view(weight.shape), weight.clone()
     blocks, columns = moments.shape[0], moments.shape[1]
-    values, where = _as_blocks(weight, blocks, columns), _as_blocks(places, blocks, columns)
-    order = moments.diagonal(dim1=1, dim2=2).argsort(1, descending=True)
-    spread = _feedback(moments, order).to(weight.dtype)
-    values, where = (_take(each, order) for each in (values, where))
+    values, where = (_as_blocks(each, blocks, columns).clone() for each in (weight, places))
+    share = _error_shares(moments).to(weight.dtype)
     codes = torch.empty_like(where)
     for start in range(0, columns, BLOCK):
         stop = min(start + BLOCK, columns)
@@ -50,10 +48,10 @@ def code_with_feedback(weight: Tensor, moments: Tensor | None, assign: Assign) -
             error = values[:, :, column] - decoded
             errors[:, :, column - start] = error
             if column + 1 < stop:
-                ahead = spread[:, None, column, column + 1 : stop]
+                ahead = share[:, None, column, column + 1 : stop]
                 values[:, :, column + 1 : stop].addcmul_(error[:, :, None], ahead, value=-1)
         if stop < columns:
-            values[:, :, stop:].baddbmm_(errors, spread[:, start:stop, stop:], alpha=-1)
+            values[:, :, stop:].baddbmm_(errors, share[:, start:stop, stop:], alpha=-1)
     index = torch.empty_like(places).flatten()
     coded = torch.empty_like(weight).flatten()
     index[where.flatten()] = codes.flatten()
@@ -69,16 +67,11 @@ def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
     return matrix.reshape(groups, -1, cuts, columns).transpose(1, 2).reshape(blocks, -1, columns)
 
 
-def _feedback(moments: Tensor, order: Tensor) -> Tensor:
-    """Return rows of the inverse's Cholesky factor over its diagonal: the share of an error that each column takes."""
+def _error_shares(moments: Tensor) -> Tensor:
+    """Return the share of each column's error that each later column takes: rows of the inverse's Cholesky factor."""
     h = moments.double()
-    h = h.gather(1, order[:, :, None].expand_as(h)).gather(2, order[:, None, :].expand_as(h))
     scale = h.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
     h = h / scale[:, None, None] + DAMPING * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True)
     shares: Tensor = upper / upper.diagonal(dim1=1, dim2=2)[:, :, None]
     return shares
-
-
-def _take(tensor: Tensor, order: Tensor) -> Tensor:
-    return tensor.gather(2, order[:, None, :].expand_as(tensor)).contiguous()

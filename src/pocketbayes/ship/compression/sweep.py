@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,9 +21,19 @@ from pocketbayes.methods import Deterministic
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.coded import Units
-from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, estimate_bytes, round_points
+from pocketbayes.ship.compression.coding import (
+    CODED_PRECISION,
+    Recipe,
+    Result,
+    Weights,
+    code,
+    estimate_bytes,
+    round_points,
+)
 from pocketbayes.ship.compression.inputs import input_moments
+from pocketbayes.ship.compression.store import Store
 from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose
+from pocketbayes.ship.compression.tuning import tune
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
@@ -35,6 +47,10 @@ CLOSE = 0.985
 """A file that fills so much of a size is not refined."""
 HOPELESS = 1.0
 """Nats of loss beyond which no coarser point is measured."""
+TUNINGS = 3
+"""Networks that are trained at most."""
+COARSER = 1.4
+"""Factor of lambda between two of them, as long as a loss allows it."""
 CALIBRATION_VALUES = 1 << 22
 CALIBRATION_EXAMPLES = (128, 1024)
 """Least and most examples that moments and batch norm are measured on."""
@@ -59,8 +75,10 @@ def compress(
     max_nll_loss: float | None = None,
     max_accuracy_loss: float | None = None,
     precision: str | Precision | None = None,
+    steps: int = 0,
     samples: int = 10,
     seed: int = 0,
+    out: str | Path | None = None,
     progress: Show = None,
 ) -> Compressed:
     """Find the network with the lowest validation NLL within a size, or the smallest file within a loss.
@@ -79,8 +97,11 @@ def compress(
             0.01 if no budget is given.
         max_accuracy_loss: The budget in accuracy, likewise.
         precision: Only this precision of the network's own storage, in place of codes.
+        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher: a few
+            hundred let a file of the same size answer better.
         samples: Passes for a measurement, where there are stds.
         seed: Of all that is drawn.
+        out: A folder that keeps every file that was measured: a sweep that is started again resumes from it.
         progress: Shows a bar; None for yes if stderr is a terminal.
 
     Raises:
@@ -90,17 +111,19 @@ def compress(
     if not isinstance(net, (Network, Mixture)):
         net = Deterministic().init(net)
     with display(progress) as bar:
-        sweep = _Sweep(net, train, val, samples, seed, bar)
-        sweep.measure(net, "lossless", {"kept": "lossless"})
+        sweep = _Sweep(net, train, val, samples, seed, out, bar)
+        sweep.measure(lambda: net, "lossless", {"kept": "lossless"})
         before = sweep.trials[0]
         if precision is not None:
-            sweep.measure(net, precision, {"kept": str(precision)})
+            sweep.measure(lambda: net, precision, {"kept": str(precision)})
         elif can_be_coded(net):
             sweep.trace()
             sweep.refine(budget)
+            if steps:
+                sweep.tune(budget, steps)
         else:
             for each in PRECISIONS:
-                sweep.measure(net, each, {"kept": each.means})
+                sweep.measure(lambda: net, each, {"kept": each.means})
         usable = [t for t in sweep.trials if math.isfinite(t.nll)]
         usable = usable[1:] if precision is not None else usable
         while True:
@@ -121,8 +144,10 @@ def can_be_coded(net: Net) -> bool:
 class _Sweep:
     """Codes the network in ever fewer bits and measures what comes of it."""
 
-    def __init__(self, net: Net, train: Any, val: Any, samples: int, seed: int, bar: Display) -> None:
-        self.net, self.val = net, val
+    def __init__(
+        self, net: Net, train: Any, val: Any, samples: int, seed: int, out: str | Path | None, bar: Display
+    ) -> None:
+        self.net, self.train, self.val = net, train, val
         self.samples, self.seed, self.bar = samples, seed, bar
         self.models = [network.to_module() for network in members(net)]
         self.weights = sum(network.layout.size for network in members(net))
@@ -131,11 +156,18 @@ class _Sweep:
         self.moments: list[list[Tensor | None]] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
         self.recipe = Recipe(PROBE)
+        sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
+        origin = Packed.of(net) if out is not None else Packed({}, {})
+        self.store = Store(out, origin, {"samples": samples, "seed": seed, **sizes})
 
-    def measure(self, net: Net, precision: str | Precision, how: dict[str, Any]) -> Trial:
-        """Measure the network as a file of this precision gives it back."""
-        packed = Packed.of(net, precision)
-        trial = self.record(packed, packed.unpack(self.models), how)
+    def measure(self, make: Callable[[], Net], precision: str | Precision, how: dict[str, Any]) -> Trial:
+        """Measure the network as a file of this precision gives it back, if it has not been measured before."""
+        trial = self.store.find(how)
+        if trial is None:
+            packed = Packed.of(make(), precision)
+            trial = self.record(packed, packed.unpack(self.models), how)
+            self.store.keep(trial)
+        self.trials.append(trial)
         self.bar.advance(1, bytes=trial.bytes, nll=trial.nll)
         return trial
 
@@ -148,25 +180,73 @@ class _Sweep:
             if not self.trials:
                 raise
         nll = math.inf if math.isnan(nll) else nll
-        trial = Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
-        self.trials.append(trial)
-        return trial
+        return Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
 
     def coded(self, recipe: Recipe) -> Trial:
         """Code the network, correct its batch norm and measure it."""
-        made = code(self.net, recipe, self.moments)
-        if self.statistics:
+        return self.measure(lambda: self.finish(self.code(recipe).net), CODED_PRECISION, asdict(recipe))
+
+    def code(self, recipe: Recipe) -> Result:
+        if not self.moments:
+            examples = sum(map(len, self.calibration))
+            self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
+        return code(self.net, recipe, self.moments)
+
+    def finish(self, made: Net) -> Net:
+        """Correct batch norm relative to the network as it was, and round what a small file keeps coarsely."""
+        if batch_norms(self.net):
+            if not self.statistics:
+                self.statistics = batch_norm_statistics([self.net], self.calibration)[1][0]
             own = batch_norm_statistics([made], self.calibration)[1][0]
             correct_statistics(made, own, self.net, self.statistics)
         round_points(made)
-        return self.measure(made, CODED_PRECISION, asdict(recipe))
+        return made
+
+    def tuned(self, recipe: Recipe, steps: int) -> Trial:
+        """Code the network, train it and measure it."""
+        how = {**asdict(recipe), "steps": steps}
+
+        def make() -> Net:
+            result = self.code(recipe)
+            self.finish(result.net)
+            trained = []
+            for number, (network, start, values) in enumerate(
+                zip(members(self.net), members(result.net), result.values)
+            ):
+                self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
+                weights = Weights.of(network, recipe)
+                checkpoint = self.store.path(how, f".{number}.tuning")
+                trained.append(
+                    tune(
+                        weights, result.codebook, values, start, self.train, steps,
+                        seed=self.seed, checkpoint=checkpoint, on_step=lambda loss: self.bar.advance(1, loss=loss),
+                    )
+                )  # fmt: skip
+            return self.finish(Mixture(trained) if isinstance(self.net, Mixture) else trained[0])
+
+        return self.measure(make, CODED_PRECISION, how)
+
+    def tune(self, budget: Budget, steps: int) -> None:
+        """Train where the budget chooses: at a size until it fits, at a loss as coarse as it allows."""
+        before = self.trials[0]
+        limit = budget.limit(self.weights)
+        coded = [trial for trial in self.trials if trial.how.get("units") == self.recipe.units]
+        chosen = choose(coded, budget, before, self.weights)
+        lam = chosen.how.get("lam", self.recipe.lam)
+        for _ in range(TUNINGS):
+            trial = self.tuned(replace(self.recipe, lam=lam), steps)
+            fits = _fits(trial, budget, before, self.weights)
+            if limit is not None:
+                if fits:
+                    return
+                lam *= (trial.bytes / limit) ** 2
+            elif not fits:
+                return
+            else:
+                lam *= COARSER
 
     def trace(self) -> None:
         """Choose the units of the codebook, then measure ever coarser codes until the loss is hopeless."""
-        examples = sum(map(len, self.calibration))
-        self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
-        if batch_norms(self.net):
-            self.statistics = batch_norm_statistics([self.net], self.calibration)[1][0]
         lambdas = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS
         probes = self.probes()
         self.bar.begin("compress", len(lambdas) + len(probes) + REFINEMENTS)

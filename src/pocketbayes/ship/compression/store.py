@@ -1,0 +1,60 @@
+"""Trials on disk, so that an interrupted sweep resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.files import pocket
+from pocketbayes.files.network_file import Packed
+from pocketbayes.ship.compression.trials import Trial
+
+
+class Store:
+    """A folder of measured files, or nothing.
+
+    A trial is found again by what was done, to which network, and how it was measured.
+    """
+
+    def __init__(self, folder: str | Path | None, origin: Packed, settings: Mapping[str, Any]) -> None:
+        """Take the folder, the network as it was, and the settings of the sweep."""
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+        for name, part in origin.parts.items():
+            digest.update(name.encode() + part)
+        self.origin = digest.hexdigest()
+
+    def path(self, how: Mapping[str, Any], suffix: str) -> Path | None:
+        """Return where a trial's file of this kind lies."""
+        if self.folder is None:
+            return None
+        text = self.origin + json.dumps(how, sort_keys=True)
+        return self.folder / (hashlib.blake2b(text.encode(), digest_size=12).hexdigest() + suffix)
+
+    def find(self, how: Mapping[str, Any]) -> Trial | None:
+        """Return a trial that was measured before."""
+        record, file = self.path(how, ".json"), self.path(how, ".pocket")
+        if record is None or file is None or not (record.is_file() and file.is_file()):
+            return None
+        known = json.loads(record.read_text())
+        text, parts = pocket.read(file)
+        text = {key: value for key, value in text.items() if key != "format"}
+        packed = Packed(text, {name: bytes(part) for name, part in parts.items()})
+        nll = float("inf") if known["nll"] is None else known["nll"]
+        return Trial(known["how"], known["bytes"], known["bits"], nll, known["accuracy"], packed)
+
+    def keep(self, trial: Trial) -> None:
+        """Write a trial; its record comes last."""
+        record, file = self.path(trial.how, ".json"), self.path(trial.how, ".pocket")
+        if record is None or file is None or trial.packed is None:
+            return
+        trial.packed.write(file)
+        known = trial.to_json()
+        text = json.dumps({**known, "nll": None if known["nll"] == float("inf") else known["nll"]}).encode()
+        write_atomically(record, lambda handle: handle.write(text))
