@@ -35,6 +35,7 @@ from networks import given_resnet20, trained_vit
 from pocketbayes.inference.metrics import Classification, peak_memory
 from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
 from pocketbayes.posteriors.base import softplus_inverse
+from pocketbayes.propagation import Ask
 from steps import Action, deterministic_step, our_step, peer_model, thirty_passes, without_gradients
 
 NAME = "propagation"
@@ -248,10 +249,10 @@ def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str,
     asked = {"moments": "all", "linear, predicted": "predicted", "linear, margin": "margin", "linear, all": "all"}
     for label, classes in {**asked, "linear, covariance": "covariance"}.items():
         propagation = label.split(",")[0]
-        (output,) = outputs_of(net, first[0], 1, propagation, 0, classes)
+        (output,) = outputs_of(net, first[0], Ask(1, propagation, classes=classes))
 
         def read(readout: Any, factor: float, output: Any = output) -> dict[str, float]:
-            passes = passes_for(net, readout)
+            passes = passes_for(net, Ask(readout=readout))
             passes.add(scaled(output, factor))
             return quality(passes.summary().mean, first[1])
 

@@ -28,6 +28,7 @@ from pocketbayes import recipes as config
 from pocketbayes.data.batches import batches
 from pocketbayes.inference.metrics import ood_scores
 from pocketbayes.inference.prediction import run_passes
+from pocketbayes.propagation import Ask
 from pocketbayes.recipes.experiment import run
 from pocketbayes.reporting import figures
 from pocketbayes.reporting.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
@@ -111,7 +112,7 @@ class Bench:
     def scores(self, net: pb.Network, data: Any, samples: int) -> dict[str, torch.Tensor]:
         parts: dict[str, list[torch.Tensor]] = {"max probability": [], "entropy": []}
         for x, _ in batches(data, BATCH):
-            summary = run_passes(net, x, samples).summary()
+            summary = run_passes(net, x, Ask(samples=samples)).summary()
             parts["max probability"].append(-summary.mean.max(1).values)
             parts["entropy"].append(summary.entropy)
         return {name: torch.cat(values) for name, values in parts.items()}

@@ -8,22 +8,25 @@ import math
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import RLock
+from dataclasses import replace
+from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from pocketbayes.base.conformal import Conformal
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Census, Posterior
-from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.posteriors.layout import Layout, weights_in_place
 from pocketbayes.posteriors.priors import Normal, Prior
-from pocketbayes.propagation import LOCAL, RULES, rules_for
+from pocketbayes.propagation import Ask, find_propagation
+from pocketbayes.propagation.base import Call, WeightPropagation
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments import NoRuleError
 from pocketbayes.propagation.plan import Plan, count_uses
@@ -31,19 +34,14 @@ from pocketbayes.propagation.plan import Plan, count_uses
 if TYPE_CHECKING:
     from pocketbayes.inference.health import FirstStds, Health
 
-PROPAGATIONS: tuple[str, ...] = ("mean", "sample", *RULES, "linear")
-"""mean: the network at its mean; sample: draw weights, run the model as it is; linear: the delta method; the
-rest have a rule table."""
-
-
-TURNS = RLock()
-"""Weights are put into the model for one pass, and noise is drawn from torch's one generator: threads take turns."""
+MODEL_LOCK = RLock()
+"""Held while weights are in a model, or its modes are changed, for one answer: threads take turns."""
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
 
-def _plan_while_tracing(network: int, *args: Any, **kwargs: Any) -> Plan:
-    """Counts on the real inputs while torch.compile traces: the plan is a constant of the graph."""
-    return _NETWORKS[network]._count(*args, **kwargs)
+def _plan_while_tracing(network: int, propagation: str, *args: Any, **kwargs: Any) -> Plan:
+    """Count on the real inputs while torch.compile traces: the plan is a constant of the graph."""
+    return _NETWORKS[network]._count(propagation, args, kwargs)
 
 
 # What torch.compiler.assume_constant_result does, without importing all of torch._dynamo beforehand.
@@ -87,42 +85,103 @@ class Network(nn.Module):
         self.posterior = posterior
         self.prior = prior or Normal(1.0)
         self.likelihood = likelihood
-        self.propagation = check_propagation(propagation)
+        self._ask = Ask(propagation=find_propagation(propagation).name, classes="all")
+        self._asks: dict[int, Ask] = {}
         self.input_var = float(input_var)
         self.method: str | None = None
         self.info: Info | None = None
         self.conformal: Conformal | None = None
         self.first_stds: FirstStds | None = None
         self.health: Health | None = None
-        self._noise: Tensor | None = None
         self._plans: dict[tuple[str, bool], Plan] = {}
+        self._draws: dict[tuple[str, bool], bool] = {}
         _NETWORKS[id(self)] = self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         _NETWORKS[id(self)] = self
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Network:
+        """Copy while no thread has weights in the model; the copy's propagation is the one in use here."""
+        with MODEL_LOCK:
+            ask = self._current_ask()
+            twin: Network = type(self).__new__(type(self))
+            memo[id(self)] = twin
+            state = {**self.__dict__, "_ask": replace(ask, noise=None, randomness=None), "_asks": {}}
+            twin.__setstate__(copy.deepcopy(state, memo))
+        return twin
+
     def __repr__(self) -> str:
         """With stand-ins for the weights, which some modules look at."""
         weights = [torch.empty(slot.shape, device="meta") for slot in self.layout.slots]
-        with TURNS, placed(self.model, self.layout.by_site(weights)):
+        with MODEL_LOCK, weights_in_place(self.model, self.layout.by_site(weights)):
             return super().__repr__()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """One pass of the model under the current propagation; moments and linear answer with a Gaussian."""
-        with nullcontext() if torch.compiler.is_compiling() else TURNS:
-            return self._pass(args, kwargs)
+    @property
+    def propagation(self) -> str:
+        """How randomness goes through the network in direct calls: that of `using` within its block and thread."""
+        name = self._current_ask().propagation
+        assert name is not None
+        return name
 
-    def _pass(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.propagation == "linear":
-            (x,) = (*args, *kwargs.values())
-            result = self.linear(x, "all")
-            return Gaussian(result.mean, result.variance)
-        weights = self.weights(args, kwargs)
-        table = RULES.get(self.propagation)
-        if self.input_var and table is not None and not table.draws:
-            args = (table.noisy(args[0], self.input_var), *args[1:])
-        with _no_checkpointing(), placed(self.model, weights):
+    @propagation.setter
+    def propagation(self, name: str) -> None:
+        self._ask = replace(self._ask, propagation=find_propagation(name).name)
+
+    def _current_ask(self) -> Ask:
+        if not self._asks:
+            return self._ask
+        if torch.compiler.is_compiling():  # the compiler cannot ask for a thread's number
+            return list(self._asks.values())[-1]
+        return self._asks.get(get_ident(), self._ask)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, while no other thread runs the model in a mode of its own."""
+        with MODEL_LOCK:
+            return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the tensors, while no thread has weights in the model."""
+        with MODEL_LOCK:
+            return super().state_dict(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model once under the current propagation; moments and linear answer with a Gaussian."""
+        return self._run(Call.pack(args, kwargs), self._current_ask())
+
+    def answer(self, x: Any, ask: Ask) -> Any:
+        """Run one pass as asked, as a call `net(x)` with its hooks; threads may ask differently at once.
+
+        Args:
+            x: The model's input; a `Call` for several.
+            ask: The settings; without a propagation the network's own.
+        """
+        if ask.propagation is None:
+            ask = replace(ask, propagation=self.propagation)
+        if torch.compiler.is_compiling():
+            return self._run(x, ask)
+        args, kwargs = Call.unpack(x)
+        with self._asking(ask):
+            return self(*args, **kwargs)
+
+    def _run(self, x: Any, ask: Ask) -> Any:
+        propagation = find_propagation(ask.propagation)
+        if torch.compiler.is_compiling():
+            return propagation.run(self, x, ask)
+        key = (propagation.name, self.training)
+        with MODEL_LOCK:
+            if ask.randomness is None or self._draws.get(key) is False:
+                return propagation.run(self, x, ask)
+            # Models that draw numbers themselves (dropout, stochastic depth) do so from the same source.
+            with ask.randomness.redirected() as redirection:
+                output = propagation.run(self, x, ask)
+            self._draws[key] = redirection.drew
+            return output
+
+    def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
+        """Run the model with given weights, one per slot of the layout."""
+        args, kwargs = Call.unpack(x)
+        with _no_checkpointing(), weights_in_place(self.model, self.layout.by_site(weights)):
             try:
                 return call_model(self.model, *args, **kwargs)
             except NoRuleError as error:
@@ -130,62 +189,81 @@ class Network(nn.Module):
 
     def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
         """The delta method at the posterior mean: see `pocketbayes.propagation.linear.delta.linearise`."""
-        with TURNS:
+        with MODEL_LOCK:
             return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
-        turn = nullcontext() if torch.compiler.is_compiling() else TURNS
-        with turn, placed(self.model, self.layout.by_site(self.layout.views(flat))):
+        lock = nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK
+        with lock, weights_in_place(self.model, self.layout.by_site(self.layout.views(flat))):
             return call_model(self.model, *args, **kwargs)
 
-    def weights(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> dict[str, Tensor]:
-        """The weights of one pass by site: values, or Gaussians where a rule will take them."""
-        posterior, kwargs = self.posterior, kwargs or {}
-        table = rules_for(posterior, self.propagation)
-        multiplies = table is None or table is LOCAL  # a sparse matrix goes through products of values alone
-        matrices = posterior.matrix_slots() if multiplies and (args or kwargs) else []
-        stays = self.plan(*args, **kwargs) if matrices or table is not None else ()
-        matrices = [number for number in matrices if stays[number]]
-        if self.propagation == "mean" or (table is not None and table.draws and not posterior.noise_size):
-            return self.layout.by_site(posterior.mean_slots(matrices))
-        if table is None:
-            return self.layout.by_site(posterior.sample_slots(self._noise, matrices))
-        weights: list[Tensor] = [*posterior.gaussian_slots(table, matrices)]
-        if not all(stays):
-            drawn = posterior.sample_slots()
-            weights = [gaussian if stay else value for stay, gaussian, value in zip(stays, weights, drawn)]
-        return self.layout.by_site(weights)
+    def weights(self, x: Any) -> dict[str, Tensor]:
+        """Return the weights of one pass by site: values, or Gaussians where a rule will take them."""
+        ask = self._current_ask()
+        propagation = find_propagation(ask.propagation)
+        if not isinstance(propagation, WeightPropagation):
+            raise UserError(f"propagation={propagation.name!r} has no weights of a single pass")
+        return self.layout.by_site(propagation.weights(self, x, ask))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Which weights stay Gaussian under the current propagation: counted once per mode, on the first call."""
-        key = (self.propagation, self.training)
+        """Return the plan of the current propagation for these inputs."""
+        return self.plan_for(self.propagation, Call.pack(args, kwargs))
+
+    def plan_for(self, propagation: str, x: Any) -> Plan:
+        """Return which weights may stay in the form that a propagation prefers, counted once per mode."""
+        key = (propagation, self.training)
         if key not in self._plans:
+            args, kwargs = Call.unpack(x)
             if torch.compiler.is_compiling():
-                return _plan_while_tracing(id(self), *args, **kwargs)
-            self._plans[key] = self._count(*args, **kwargs)
+                return _plan_while_tracing(id(self), propagation, *args, **kwargs)
+            self._plans[key] = self._count(propagation, args, kwargs)
         return self._plans[key]
 
-    def _count(self, *args: Any, **kwargs: Any) -> Plan:
-        table = rules_for(self.posterior, self.propagation) or LOCAL
+    def _count(self, propagation: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        known = find_propagation(propagation)
+        assert isinstance(known, WeightPropagation)
         with torch.no_grad():
             mean = self.posterior.moments()[0]
-        return count_uses(self.model, self.layout, mean, table, args, kwargs)
+        return count_uses(self.model, self.layout, mean, known.rules(self.posterior), args, kwargs)
 
     def forget_plan(self) -> None:
-        """Plans anew on the next call, for a model whose flow has changed."""
+        """Forget what earlier passes showed of the model, for one whose flow has changed."""
         self._plans.clear()
+        self._draws.clear()
+
+    def forget_draws(self) -> None:
+        """Look again whether the model draws random numbers itself, as one may that changes as it trains."""
+        self._draws.clear()
 
     @contextmanager
-    def using(self, propagation: str | None = None, *, noise: Tensor | None = None) -> Iterator[Network]:
-        """Another propagation, or given noise for weight samples, within a block."""
-        before = self.propagation, self._noise
-        self.propagation = check_propagation(propagation or self.propagation)
-        self._noise = noise
-        try:
+    def using(
+        self, propagation: str | None = None, *, noise: Tensor | None = None, randomness: Randomness | None = None
+    ) -> Iterator[Network]:
+        """Choose how this thread's direct calls `net(x)` run within a block.
+
+        Args:
+            propagation: How randomness goes through the network; None leaves it.
+            noise: For weight samples, the noise of every draw.
+            randomness: What passes draw from; None for torch's global generator.
+        """
+        name = self.propagation if propagation is None else find_propagation(propagation).name
+        with self._asking(replace(self._ask, propagation=name, noise=noise, randomness=randomness)):
             yield self
+
+    @contextmanager
+    def _asking(self, ask: Ask) -> Iterator[None]:
+        """Set the settings of this thread's direct calls."""
+        thread = get_ident()
+        before = self._asks.get(thread)
+        self._asks[thread] = ask
+        try:
+            yield
         finally:
-            self.propagation, self._noise = before
+            if before is None:
+                del self._asks[thread]
+            else:
+                self._asks[thread] = before
 
     def kl(self) -> Tensor:
         """KL(q || prior) in nats, a true sum over the random weights."""
@@ -193,7 +271,8 @@ class Network(nn.Module):
 
     def to_module(self, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
         """A plain copy of the model with its weights put back: the mean, or one draw."""
-        model = copy.deepcopy(self.model)
+        with MODEL_LOCK:
+            model = copy.deepcopy(self.model)
         with torch.no_grad():
             flat = self.posterior.moments()[0] if weights == "mean" else self.posterior.sample()
         self.layout.write(model, flat)
@@ -201,7 +280,8 @@ class Network(nn.Module):
 
     def census(self) -> Census:
         """What is stored, the model's point parameters and buffers included."""
-        outside = list(self.model.state_dict().values())
+        with MODEL_LOCK:
+            outside = list(self.model.state_dict().values())
         points = Census(
             weights=0,
             stored={},
@@ -221,9 +301,7 @@ class Network(nn.Module):
     @property
     def is_random(self) -> bool:
         """Whether two passes differ."""
-        table = RULES.get(self.propagation)
-        draws = self.propagation == "sample" if table is None else table.draws
-        return draws and self.posterior.noise_size > 0
+        return find_propagation(self.propagation).draws and self.posterior.noise_size > 0
 
     @property
     def has_stds(self) -> bool:
@@ -314,13 +392,6 @@ def _module_of(error: Exception, model: nn.Module) -> str:
         if names.get(id(module)):
             where = f"{names[id(module)]!r} ({type(module).__name__})"
     return where
-
-
-def check_propagation(name: str) -> str:
-    """The name itself, or an error that lists the known ones."""
-    if name not in PROPAGATIONS:
-        raise UnknownNameError("propagation", name, PROPAGATIONS)
-    return name
 
 
 def _no_checkpointing() -> AbstractContextManager[None]:

@@ -17,6 +17,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.base.errors import UserError
 from pocketbayes.inference.prediction import run_passes
+from pocketbayes.propagation import Ask
 
 FIELDS = ("mean", "std", "entropy", "epistemic", "aleatoric", "probs")
 
@@ -118,7 +119,7 @@ def test_regression_is_the_summary_of_all_passes(noise: Any) -> None:
 def test_the_log_density_of_targets_is_that_of_the_mixture_over_passes() -> None:
     net, x, y = regressor(0.4), torch.randn(9, 3), torch.randn(9, 2)
     _, outputs = recorded(net, x, samples=5)
-    passes = run_passes(net, x, 5, target=y)
+    passes = run_passes(net, x, Ask(samples=5), target=y)
     expected = torch.logsumexp(D.Normal(outputs, 0.4).log_prob(y.double()), 0)
     torch.testing.assert_close(passes.log_density.double(), expected, rtol=1e-5, atol=1e-5)
     found = pb.evaluate(net, (x, y), samples=5)["log_likelihood_samples"]

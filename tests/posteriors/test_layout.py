@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.posteriors.layout import Layout, Slot, placed
+from pocketbayes.posteriors.layout import Layout, Slot, weights_in_place
 
 shapes = st.lists(st.lists(st.integers(0, 4), max_size=4).map(tuple), min_size=1, max_size=6)
 
@@ -105,7 +105,7 @@ def test_placed_weights_are_there_within_the_block_only(model: nn.Module) -> Non
     flat = layout.read(model)
     layout.strip(model)
     weights = {site: view for slot, view in zip(layout.slots, layout.views(flat)) for site in slot.sites}
-    with placed(model, weights):
+    with weights_in_place(model, weights):
         assert sorted(name for name, _ in model.named_parameters()) == sorted(names)
         for module in model.modules():
             if isinstance(module, nn.LSTM):
@@ -121,7 +121,7 @@ def test_placed_weights_go_out_again_after_an_error() -> None:
     model = nn.Linear(2, 2)
     layout = Layout.of(model)
     layout.strip(model)
-    with pytest.raises(KeyError), placed(model, {"weight": torch.zeros(2, 2)}):
+    with pytest.raises(KeyError), weights_in_place(model, {"weight": torch.zeros(2, 2)}):
         raise KeyError
     assert list(model.state_dict()) == ["bias"]
 

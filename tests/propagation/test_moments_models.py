@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.propagation import RULES
+from pocketbayes.propagation import find_propagation
 from pocketbayes.propagation.moments import table
 
 MOMENTS = ("moments", "moments-exact")
@@ -184,7 +184,7 @@ def test_a_plain_model_takes_random_inputs_and_exact_differs_from_first_order() 
     outputs = {}
     for propagation in MOMENTS:
         with network.using(propagation):
-            noisy = network(pb.Gaussian(x, torch.full_like(x, 0.1), rules=RULES[propagation]))
+            noisy = network(pb.Gaussian(x, torch.full_like(x, 0.1), rules=find_propagation(propagation).table))
             outputs[propagation] = network(x)
         assert bool((noisy.variance > outputs[propagation].variance).all())
     assert not torch.allclose(outputs["moments"].loc, outputs["moments-exact"].loc, atol=1e-3)

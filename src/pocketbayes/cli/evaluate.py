@@ -66,13 +66,13 @@ def evaluate(
     """
     from pocketbayes.base.process_group import joined
     from pocketbayes.inference.suite import SHIFTS, compare, over_seeds, read_values
-    from pocketbayes.network import check_propagation
+    from pocketbayes.propagation import find_propagation
     from pocketbayes.recipes import network_file
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     if propagation is not None:
-        check_propagation(propagation)
+        find_propagation(propagation)
     shifts = _names(shift)
     for name in shifts:
         if name not in SHIFTS:

@@ -67,12 +67,13 @@ def predict(
     from pocketbayes.data import read_inputs
     from pocketbayes.files.network_file import load
     from pocketbayes.inference.prediction import predict as answer
-    from pocketbayes.network import check_propagation, members
+    from pocketbayes.network import members
+    from pocketbayes.propagation import find_propagation
     from pocketbayes.recipes import network_file
     from pocketbayes.recipes.parts import check_input
 
     if propagation is not None:
-        check_propagation(propagation)
+        find_propagation(propagation)
     if abstain_above is not None and target_risk is not None:
         raise UserError("--abstain-above is a threshold, --target-risk chooses one: give one of them")
     file = network_file(net)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import seed_torch
 from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
 from pocketbayes.data.memory import Arrays
@@ -183,8 +184,8 @@ def epoch_order(size: int, seed: int | None) -> Tensor:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the generators of torch, numpy and Python: user code, such as a transform, may draw from any of them."""
-    torch.manual_seed(seed)
+    """Seed what this thread draws from, and the generators of numpy and Python: a transform may use any of them."""
+    seed_torch(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
     random.seed(seed)
 

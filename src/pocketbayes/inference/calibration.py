@@ -10,8 +10,10 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
-from pocketbayes.inference.prediction import ClassPasses, Passed, RealPasses, outputs_of, passes_for, scaled
+from pocketbayes.inference.prediction import ClassPasses, Passed, RealPasses, as_inputs, outputs_of, passes_for, scaled
 from pocketbayes.network import Net, members
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import Readout
 
 FACTORS = (1e-3, 1e3)
@@ -45,17 +47,18 @@ def fit_variance_scale(
     """
     from scipy.optimize import minimize_scalar
 
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes).checked()
     parts: list[tuple[list[Passed], Tensor]] = []
-    for x, y in batches(as_source(val), batch_size):
+    for x, y in batches(as_source(val), ask.batch_size):
         target = y.to(members(net)[0].device)
-        parts.append((list(outputs_of(net, x, samples, propagation, seed, classes)), target))
+        parts.append((list(outputs_of(net, as_inputs(x), ask)), target))
     if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
         raise UserError(f"{propagation} propagation gives this network no variance: there is nothing to scale")
 
     def nll(log_factor: float) -> float:
         total = 0.0
         for outputs, y in parts:
-            passes = passes_for(members(net)[0], readout, seed)
+            passes = passes_for(members(net)[0], ask)
             for passed in outputs:
                 passes.add(scaled(passed, math.exp(log_factor)), y if y.is_floating_point() else None)
             total += _nll(passes, y)
@@ -69,7 +72,7 @@ def fit_variance_scale(
 
 
 def _variance(outputs: list[Passed]) -> Tensor:
-    spread = [passed.output.variance.max() for passed in outputs if hasattr(passed.output, "variance")]
+    spread = [passed.output.variance.max() for passed in outputs if isinstance(passed.output, Gaussian)]
     return torch.stack(spread).max() if spread else torch.zeros(())
 
 

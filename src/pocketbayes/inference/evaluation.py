@@ -13,9 +13,10 @@ from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, batches, info_of, size_of
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
 from pocketbayes.inference.other_passes import Density, OtherPasses
-from pocketbayes.inference.prediction import Passes, RealPasses, likelihood_of, run_passes
+from pocketbayes.inference.prediction import Passes, RealPasses, as_inputs, likelihood_of, run_passes
 from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
+from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import Readout
 
 
@@ -56,15 +57,13 @@ def evaluate(
         mutual information over the entropy; `calibrated_nll` and `calibrated_ece` are those after a temperature that
         is fitted on one half of the data and measured on the other, both ways.
     """
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
     source = as_source(data)
     info = info_of(source)
     measures: Measures | None = None
     with display(progress) as bar:
         bar.begin("evaluate", -(-size_of(source) // team.size))
-        for passes, y in stream(
-            net, source, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed, readout=readout,
-            classes=classes, variance_scale=variance_scale, team=team,
-        ):  # fmt: skip
+        for passes, y in answers(net, source, ask, team=team):
             measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
             measures(passes, y)
             bar.advance(len(y))
@@ -88,14 +87,19 @@ def stream(
     team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
     """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
-    for x, y in batches(source, batch_size, start=team.rank, stride=team.size):
-        y = y.to(members(net)[0].device)
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
+    return answers(net, source, ask, on_pass=on_pass, team=team)
+
+
+def answers(
+    net: Net, source: Source, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: Team = ALONE
+) -> Iterator[tuple[Passes, Tensor]]:
+    """Yield the answers to each batch and its targets."""
+    device = members(net)[0].device
+    for x, y in batches(source, ask.batch_size, start=team.rank, stride=team.size):
+        y = y.to(device)
         target = y if y.is_floating_point() or task_of(members(net)[0].likelihood) == "other" else None
-        passes = run_passes(
-            net, x, samples, propagation, seed=seed, target=target, readout=readout, classes=classes,
-            variance_scale=variance_scale, on_pass=on_pass,
-        )  # fmt: skip
-        yield passes, y
+        yield run_passes(net, as_inputs(x), ask, target=target, on_pass=on_pass), y
 
 
 def loss_of(measures: Mapping[str, float]) -> float:

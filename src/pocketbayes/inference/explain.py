@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.inference.prediction import default_propagation
+from pocketbayes.base.randomness import Randomness, pass_seed
+from pocketbayes.inference.prediction import propagation_of
 from pocketbayes.likelihoods import task_of
-from pocketbayes.network import Net, Network, members
+from pocketbayes.network import MODEL_LOCK, Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import read_out
 
 
@@ -37,27 +39,30 @@ def probabilities(
     networks = members(net)
     if task_of(networks[0].likelihood) != "classification":
         raise UserError("explanations are of class probabilities, and this network predicts no classes")
-    how = {network: propagation or default_propagation(network) for network in networks}
-    if "linear" in how.values():
-        raise UserError("propagation='linear' has no gradient with respect to the inputs: use 'moments' or 'sample'")
+    ways = [propagation_of(network, propagation) for network in networks]
+    for way in ways:
+        if not way.differentiable:
+            raise UserError(
+                f"propagation={way.name!r} has no gradient with respect to the inputs: use 'moments' or 'sample'"
+            )
 
     def answer(x: Tensor) -> Tensor:
         parts = []
-        for number, network in enumerate(networks):
-            with network.using(how[network]), evaluating(network), torch.random.fork_rng():
-                share = math.ceil(samples / len(networks)) if network.is_random else 1
-                draws = []
-                for index in range(share):
-                    torch.manual_seed(seed * 1_000_003 + number * share + index)
-                    draws.append(_class_probabilities(network, x))
-                parts.append(torch.stack(draws).mean(0))
+        for number, (network, way) in enumerate(zip(networks, ways)):
+            random = way.draws and network.posterior.noise_size > 0
+            share = math.ceil(samples / len(networks)) if random else 1
+            draws = []
+            for index in range(share):
+                ask = Ask(propagation=way.name, randomness=Randomness(pass_seed(seed, number * share + index)))
+                with MODEL_LOCK, evaluating(network):
+                    draws.append(_class_probabilities(network.answer(x, ask)))
+            parts.append(torch.stack(draws).mean(0))
         return torch.stack(parts).mean(0)
 
     return answer
 
 
-def _class_probabilities(network: Network, x: Tensor) -> Tensor:
-    output = network(x)
+def _class_probabilities(output: Tensor) -> Tensor:
     if isinstance(output, Gaussian):
         return read_out(output.loc, output.variance, how="probit").probs
     probs: Tensor = output.softmax(1)
@@ -146,8 +151,7 @@ def _target(answer: Callable[[Tensor], Tensor], x: Tensor, target: Tensor | None
 
 @contextmanager
 def _seeded(settings: dict[str, Any]) -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(settings.get("seed", 0))
+    with Randomness(settings.get("seed", 0)).redirected():
         yield
 
 

@@ -13,7 +13,6 @@ from pocketbayes.inference.metrics.accumulators import Sums
 from pocketbayes.inference.prediction import Passed, RealPasses
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.propagation.linear.delta import Linearised
 
 DRAWS = 30
 """Outputs that stand for a distribution, of which a likelihood takes one at a time."""
@@ -33,7 +32,7 @@ class OtherPasses(RealPasses):
             return
         assert isinstance(passed.likelihood, Likelihood)
         output, weight = passed.output, passed.weight
-        if isinstance(output, (Linearised, Gaussian)):
+        if isinstance(output, Gaussian):
             output, weight = _draw(output, self.seed), weight / DRAWS
         each = torch.stack([passed.likelihood.log_density(values, target) for values in output]).logsumexp(0)
         each = each + math.log(weight)
@@ -47,9 +46,9 @@ class OtherPasses(RealPasses):
         return replace(prediction, entropy=entropy)
 
 
-def _draw(output: Gaussian | Linearised, seed: int, draws: int = DRAWS) -> Tensor:
+def _draw(output: Gaussian, seed: int, draws: int = DRAWS) -> Tensor:
     """Return outputs (s, n, ...) drawn from their distribution, each number for itself."""
-    mean, var = (output.mean, output.per_output()) if isinstance(output, Linearised) else (output.loc, output.variance)
+    mean, var = output.loc, output.variance
     generator = torch.Generator(mean.device).manual_seed(seed)
     noise = torch.randn(draws, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
     return torch.addcmul(mean, var.sqrt(), noise)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import pass_seed
+from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.inference.answer import Prediction
-from pocketbayes.inference.head import Head
-from pocketbayes.likelihoods import Likelihood, check_output, match_target, task_of
-from pocketbayes.network import TURNS, Net, Network, check_propagation, members, shares
+from pocketbayes.likelihoods import Likelihood, match_target, task_of
+from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import evaluating
-from pocketbayes.propagation import RULES
-from pocketbayes.propagation.linear.delta import Linearised, check_classes
+from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout, read_out
 
 
@@ -37,7 +38,7 @@ class Passed:
         likelihood: The network's own.
     """
 
-    output: Tensor | Linearised
+    output: Tensor
     weight: float = 1.0
     likelihood: nn.Module | None = None
 
@@ -54,7 +55,7 @@ class Passes(ABC):
         """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
 
     def _count(self, passed: Passed) -> None:
-        count = 1 if isinstance(passed.output, (Linearised, Gaussian)) else len(passed.output)
+        count = 1 if isinstance(passed.output, Gaussian) else len(passed.output)
         self.count += count
         self.weight += passed.weight * count
 
@@ -109,17 +110,13 @@ class ClassPasses(Passes):
         """Takes in logits (s, n, classes, ...), or their distribution."""
         self._count(passed)
         output, weight = passed.output, passed.weight
-        if isinstance(output, Linearised):
-            moments = output.mean.float(), output.per_output().float()
-            covariance = None if output.covariance is None else output.covariance.float()
-        elif isinstance(output, Gaussian):
-            moments = output.loc.float(), output.variance.float()
-            covariance = output.covariance.float() if isinstance(output, Correlated) else None
-        else:
+        if not isinstance(output, Gaussian):
             probs = output.float().softmax(2)
             self._take(probs, torch.special.entr(probs).sum(2), weight)
             return
-        read = read_out(*moments, covariance, how=self.readout, seed=self.seed)
+        mean, var = output.loc.float(), output.variance.float()
+        covariance = output.covariance.float() if isinstance(output, Correlated) else None
+        read = read_out(mean, var, covariance, how=self.readout, seed=self.seed)
         self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None], weight)
         self.within = _added(self.within, read.var, weight)
 
@@ -149,8 +146,6 @@ class RealPasses(Passes):
         """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
         self._count(passed)
         output, weight = passed.output, passed.weight
-        if isinstance(output, Linearised):
-            output = Gaussian(output.mean, output.per_output())
         values = output.loc[None] if isinstance(output, Gaussian) else output
         assert isinstance(passed.likelihood, Likelihood)
         mean, noise = passed.likelihood.moments(values.float())
@@ -214,22 +209,11 @@ def predict(
         variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
             validation data; a prediction with one is no longer the posterior's own.
     """
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
     info = members(net)[0].info
-    if isinstance(x, (str, Path)):
-        raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
-    x = as_input(x)
-    if info is not None and tuple(x.shape) == tuple(info.input_shape):
-        raise UserError(f"x is one input {tuple(x.shape)}, not a batch (n, ...): give x[None]")
-    if not len(x):
-        raise UserError("nothing to predict: x is empty")
-
-    def answer(batch: Any) -> Prediction:
-        return run_passes(
-            net, batch, samples, propagation, seed=seed, readout=readout, classes=classes, variance_scale=variance_scale
-        ).summary()
-
+    x = as_inputs(x, info)
     try:
-        prediction = Prediction.cat([answer(batch) for batch in x.split(batch_size)])
+        prediction = Prediction.cat([run_passes(net, batch, ask).summary() for batch in x.split(ask.batch_size)])
     except RuntimeError as error:
         if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
             raise
@@ -255,48 +239,78 @@ def _is_finite(x: ModelInput) -> bool:
     return all(bool(values.isfinite().all()) for values in tensors_of(x))
 
 
+def as_inputs(x: Any, info: Info | None = None) -> ModelInput:
+    """Return inputs (n, ...) as dense tensors: one, or several by name.
+
+    Raises:
+        UserError: If they are not numbers, not a batch, empty, or without values.
+    """
+    if isinstance(x, (str, Path)):
+        raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
+    try:
+        inputs = as_input(_contiguous(x))
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"x must hold numbers (n, ...), but torch cannot read this {type(x).__name__}: {reason}"
+        ) from error
+    for values in tensors_of(inputs):
+        if values.layout != torch.strided:
+            raise UserError("x is a sparse tensor: give x.to_dense()")
+        if values.is_meta:
+            raise UserError("x is on the meta device and has no values")
+        if values.is_complex():
+            raise UserError("x has complex numbers: give real ones, such as x.abs() or torch.view_as_real(x)")
+        if values.ndim == 0:
+            raise UserError("x is a single number, not a batch (n, ...)")
+    if info is not None and tuple(inputs.shape) == tuple(info.input_shape):
+        raise UserError(f"x is one input {tuple(inputs.shape)}, not a batch (n, ...): give x[None]")
+    if not len(inputs):
+        raise UserError("nothing to predict: x is empty")
+    return inputs
+
+
+def _contiguous(x: Any) -> Any:
+    """Copy numpy arrays with negative strides, which torch cannot read."""
+    if isinstance(x, Mapping):
+        return {name: _contiguous(value) for name, value in x.items()}
+    return np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
+
+
 def run_passes(
-    net: Net,
-    x: Tensor,
-    samples: int,
-    propagation: str | None = None,
-    *,
-    seed: int = 0,
-    target: Tensor | None = None,
-    readout: Readout = "sample",
-    classes: str = "predicted",
-    variance_scale: float = 1.0,
-    on_pass: Callable[[], object] | None = None,
+    net: Net, x: ModelInput, ask: Ask, *, target: Tensor | None = None, on_pass: Callable[[], object] | None = None
 ) -> Passes:
-    """The summary of all passes over one batch; `on_pass` is called after each of them, for progress."""
-    if samples < 1:
-        raise UserError(f"samples must be at least 1, not {samples}")
-    check_classes(classes)
-    passes = passes_for(members(net)[0], readout, seed)
-    for passed in outputs_of(net, x, samples, propagation, seed, classes):
+    """Summarise all passes over one batch; `on_pass` is called after each of them, for progress."""
+    passes = passes_for(members(net)[0], ask)
+    for passed in outputs_of(net, x, ask):
         before = passes.count
-        passes.add(scaled(passed, variance_scale), target)
+        passes.add(scaled(passed, ask.variance_scale), target)
         if on_pass is not None:
             for _ in range(passes.count - before):
                 on_pass()
     return passes
 
 
-def passes_for(network: Network, readout: Readout = "sample", seed: int = 0) -> Passes:
+def passes_for(network: Network, ask: Ask) -> Passes:
     """An empty summary for the network's kind of output."""
     task = task_of(network.likelihood)
     if task == "classification":
-        return ClassPasses(readout, seed)
+        return ClassPasses(ask.readout, ask.seed)
     if task == "regression":
         return RealPasses()
     from pocketbayes.inference.other_passes import OtherPasses
 
-    return OtherPasses(seed)
+    return OtherPasses(ask.seed)
 
 
-def default_propagation(network: Network) -> str:
-    """Weight samples for networks trained by local noise, which is cheap to train with but forgets correlations."""
-    return "sample" if network.propagation in ("local", "flipout") else network.propagation
+def propagation_of(network: Network, name: str | None = None) -> Propagation:
+    """Return the propagation of a name; without one, that which predicts best for a network trained as this one."""
+    if name is not None:
+        return find_propagation(name)
+    trained = find_propagation(network.propagation)
+    return trained if trained.predicts_by is None else find_propagation(trained.predicts_by)
 
 
 def scaled(passed: Passed, factor: float) -> Passed:
@@ -304,9 +318,6 @@ def scaled(passed: Passed, factor: float) -> Passed:
     output = passed.output
     if factor == 1:
         return passed
-    if isinstance(output, Linearised):
-        covariance = None if output.covariance is None else factor * output.covariance
-        return replace(passed, output=replace(output, variance=factor * output.variance, covariance=covariance))
     if isinstance(output, Correlated):
         return replace(passed, output=Correlated(output.loc, factor * output.blocks))
     if isinstance(output, Gaussian):
@@ -314,69 +325,35 @@ def scaled(passed: Passed, factor: float) -> Passed:
     raise UserError("variance_scale is for outputs with a variance: use it with propagation='moments' or 'linear'")
 
 
-def outputs_of(net: Net, x: Tensor, samples: int, propagation: str | None, seed: int, classes: str) -> Iterator[Passed]:
-    """What `Passes.add` takes: as many passes of each network, or one that counts as many; one if none draws."""
+def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
+    """Yield what `Passes.add` takes: as many passes of each network, or one that counts as many; one if none draws."""
     networks = members(net)
-    share = math.ceil(samples / len(networks))
-    how = {network: check_propagation(propagation or default_propagation(network)) for network in networks}
-    with TURNS, torch.no_grad(), ExitStack() as stack:
+    share = math.ceil(ask.samples / len(networks))
+    with MODEL_LOCK, torch.no_grad(), ExitStack() as stack:
+        ways = [propagation_of(network, ask.propagation) for network in networks]
         for network in networks:
-            stack.enter_context(network.using(how[network]))
             stack.enter_context(network.posterior.frozen())
             stack.enter_context(evaluating(network))
-        count = share if any(network.is_random for network in networks) else 1
-        for number, (network, weight) in enumerate(zip(networks, shares(net))):
-            inputs, likelihood = _fitting(x, network), network.likelihood
+        random = [way.draws and network.posterior.noise_size > 0 for way, network in zip(ways, networks)]
+        count = share if any(random) else 1
+        for number, (network, way, weight) in enumerate(zip(networks, ways, shares(net))):
             if weight == 0:
                 continue
-            if how[network] == "linear":
-                every = task_of(likelihood) != "classification"  # each number has a variance of its own
-                linear = network.linear(inputs, "all" if every else classes, samples, seed)
-                yield Passed(linear, weight * count, likelihood)
-                continue
-            first = seed * 1_000_003 + number * share
-            if count > 1 and (head := Head.of(network, inputs)):
-                for output in head.draws(range(first, first + count)):
-                    yield Passed(output, weight, likelihood)
-                continue
-            draws = count if network.is_random else 1
-            for index in range(draws):
-                with _seeded(first + index, network.device):
-                    output = _in_parts(network, inputs)
-                yield Passed(
-                    output if isinstance(output, Gaussian) else output[None], weight * count / draws, likelihood
-                )
+            draws = count if random[number] else 1
+            seeds = [pass_seed(ask.seed, number * share + index) for index in range(draws)]
+            # Numbers that are no classes have a variance each.
+            classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
+            own = replace(ask, propagation=way.name, classes=classes)
+            for output in way.passes(network, _fitting(x, network), own, seeds):
+                yield Passed(output, weight * count / draws, network.likelihood)
 
 
-def _in_parts(network: Network, inputs: Tensor) -> Tensor:
-    """One pass, in as many parts as the propagation's memory asks for."""
-    table = RULES.get(network.propagation)
-    if table is None or table.examples is None or len(inputs) <= table.examples:
-        output: Tensor = network(inputs)
-        check_output(output)
-        return output
-    parts = [network(part) for part in inputs.split(table.examples)]
-    if not all(isinstance(part, Correlated) for part in parts):
-        return torch.cat(parts)
-    return Correlated(torch.cat([part.loc for part in parts]), torch.cat([part.blocks for part in parts]))
-
-
-def _fitting(x: Tensor, network: Network) -> Tensor:
+def _fitting(x: ModelInput, network: Network) -> ModelInput:
     """The inputs where the network is, and real numbers in its own type: arrays are often float64."""
     if not x.is_floating_point():
         return x.to(network.device)
     point = next(network.model.parameters(), None)
     return x.to(network.device, network.posterior.moments()[0].dtype if point is None else point.dtype)
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats tracebacks for absent GPUs: 1 ms each
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-        yield
 
 
 def likelihood_of(net: Net) -> Likelihood | None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.randomness import forked
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network, frozen_batch_norm
 from pocketbayes.posteriors.csr import SparseMatrix
-from pocketbayes.posteriors.layout import placed
+from pocketbayes.posteriors.layout import weights_in_place
 
 Batch = Sequence[tuple[Tensor, Tensor]]
 """A batch, in the parts that are held in memory at once."""
@@ -48,10 +49,8 @@ class DenseGradients:
         """
         slots = range(len(self.net.layout.slots))
         groups = [[number] for number in slots] if layerwise else [list(slots)]
-        device = self.net.device
-        forked = [device] if device.type == "cuda" else []
         for group in groups:
-            with torch.random.fork_rng(forked, enabled=group is not groups[-1]):
+            with forked(enabled=group is not groups[-1]):
                 yield from self._of(group)
 
     def _of(self, group: Sequence[int]) -> list[Tensor]:
@@ -78,7 +77,7 @@ class DenseGradients:
         dtype = next(net.posterior.parameters()).dtype
         parts = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batch]
         with torch.no_grad(), frozen_batch_norm(net.model), net.using(self.at):
-            weights = net.weights((parts[0][0],))
+            weights = net.weights(parts[0][0])
         for slot in slots:
             weight = weights[slot.sites[0]]
             dense = weight.dense() if isinstance(weight, SparseMatrix) else weight.detach()
@@ -87,7 +86,7 @@ class DenseGradients:
         size, total = sum(len(y) for _, y in parts), 0.0
         sums: list[Tensor] = []
         for x, y in parts:
-            with frozen_batch_norm(net.model), placed(net.model, weights):
+            with frozen_batch_norm(net.model), weights_in_place(net.model, weights):
                 output = call_model(net.model, x)
             nll = likelihood.nll(output, y) * (len(y) / size)
             found = [gradient.flatten() for gradient in torch.autograd.grad(nll, leaves)]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import forked
 from pocketbayes.data.batches import seed_generators
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.network import Mixture, Net, Network, members
@@ -139,8 +140,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
     """
     fresh = copy.deepcopy(model)
     seed = int(torch.randint(2**62, ()))
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with forked(seed):
         for module in fresh.modules():
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Start, VariationalMethod
-from pocketbayes.network import Network, check_propagation
+from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.layout import Layout
+from pocketbayes.propagation import find_propagation
 
 StdInit = float | Literal["relative", "xavier"]
 
@@ -38,7 +39,7 @@ class MeanFieldVI(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_propagation(self.propagation)
+        find_propagation(self.propagation)
         if self.antithetic and self.propagation != "sample":
             raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
         check_std_init(self.std_init)

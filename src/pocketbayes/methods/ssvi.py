@@ -14,8 +14,9 @@ from pocketbayes.likelihoods import Annealing
 from pocketbayes.methods.base import Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import removal_overlap
-from pocketbayes.network import Network, check_propagation
+from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
+from pocketbayes.propagation import find_propagation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class SSVI(SparseTraining, VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_propagation(self.propagation)
+        find_propagation(self.propagation)
         if self.removal not in SCORES:
             raise UnknownNameError("removal score", self.removal, SCORES)
         if self.prior == "pretrained":

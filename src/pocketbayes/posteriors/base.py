@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.coding import KINDS, UNDECLARED, Coding, check_tensors
 from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
@@ -287,6 +289,13 @@ class Posterior(nn.Module, ABC):
             trainable=sum(p.numel() for p in self.parameters() if p.requires_grad),
             memory_bytes=sum(t.numel() * t.element_size() for t in self.state_dict().values()),
         )
+
+    def new_noise(self, randomness: Randomness) -> Tensor:
+        """Draw the standard normal numbers of one draw."""
+        tensors = itertools.chain(self.parameters(), self.buffers())
+        like = next(tensor for tensor in tensors if tensor.is_floating_point())
+        generator = randomness.on(like.device)
+        return torch.randn(self.noise_size, dtype=like.dtype, device=like.device, generator=generator)
 
     def _noise(self, noise: Tensor | None, like: Tensor) -> Tensor:
         return torch.randn(self.noise_size, dtype=like.dtype, device=like.device) if noise is None else noise

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pocketbayes.base.randomness import Randomness
+
 Op = Callable[..., Any]
 
 
@@ -18,12 +20,16 @@ class RuleTable(ABC):
     Attributes:
         name: The propagation's name, for errors.
         draws: Whether a weight that no rule takes is drawn instead, and two passes differ; else it is refused.
-        examples: How many examples a prediction takes at once, where memory asks for few.
+        takes_matrices: Whether the Gaussians of weights may hold sparse matrices.
     """
 
     name: str
     draws: bool = True
-    examples: int | None = None
+    takes_matrices: bool = False
+
+    def drawing_from(self, randomness: Randomness | None) -> RuleTable:
+        """Return the table that draws from the given source; one that never draws is itself."""
+        return self
 
     def noisy(self, x: Tensor, var: float) -> Gaussian:
         """An input with independent noise of the given variance."""
@@ -152,9 +158,13 @@ def safe_sqrt(var: Tensor) -> Tensor:
     return torch.where(positive, var, 1).sqrt() * positive
 
 
-def noise_like(tensor: Tensor) -> Tensor:
-    """Standard normal noise in the tensor's own memory format, filled flat: drawing into channels_last is 8x slower."""
+def noise_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw standard normal noise in the tensor's own memory format.
+
+    It is filled flat: drawing into channels_last is 8x slower.
+    """
     if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         n, c, h, w = tensor.shape
-        return torch.randn((n, h, w, c), dtype=tensor.dtype, device=tensor.device).permute(0, 3, 1, 2)
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        shape = (n, h, w, c)
+        return torch.randn(shape, dtype=tensor.dtype, device=tensor.device, generator=generator).permute(0, 3, 1, 2)
+    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)

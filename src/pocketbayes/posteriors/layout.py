@@ -208,7 +208,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def placed(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def weights_in_place(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """The weights, by site, in the stripped model within the block; its `parameters()` list them too."""
     sites = [(*_owner(model, site), weight) for site, weight in weights.items()]
     for owner, attribute, weight in sites:

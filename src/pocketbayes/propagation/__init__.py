@@ -1,21 +1,17 @@
-"""Rule tables: how an operation treats a Gaussian, one file or folder per propagation."""
+"""Propagations: how the randomness of weights reaches the outputs, one file or folder each."""
 
-from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.gaussian import RuleTable
-from pocketbayes.propagation.dropout import DROPOUT
-from pocketbayes.propagation.flipout import FLIPOUT
-from pocketbayes.propagation.full import MOMENTS_FULL
-from pocketbayes.propagation.local import LOCAL
-from pocketbayes.propagation.moments import MOMENTS, MOMENTS_EXACT, register_moment_rule
+# In the order in which their names are listed.
+from pocketbayes.propagation.mean import Mean  # isort: skip
+from pocketbayes.propagation.sample import Sample  # isort: skip
+from pocketbayes.propagation.local import LOCAL, Local  # isort: skip
+from pocketbayes.propagation.flipout import FLIPOUT, Flipout  # isort: skip
+from pocketbayes.propagation.moments import MOMENTS, MOMENTS_EXACT, Moments, MomentsExact, register_moment_rule  # isort: skip
+from pocketbayes.propagation.full import MOMENTS_FULL, MomentsFull  # isort: skip
+from pocketbayes.propagation.linear import Linear  # isort: skip
+from pocketbayes.propagation.base import PROPAGATIONS, Ask, Propagation, find_propagation
 
-RULES: dict[str, RuleTable] = {table.name: table for table in (LOCAL, FLIPOUT, MOMENTS, MOMENTS_EXACT, MOMENTS_FULL)}
-
-
-def rules_for(posterior: Posterior, propagation: str) -> RuleTable | None:
-    """Return the rule table of a propagation for a posterior's weights; None where weights are plain values."""
-    if posterior.drops_units and propagation in (LOCAL.name, FLIPOUT.name):
-        return DROPOUT
-    return RULES.get(propagation)
-
-
-__all__ = ["FLIPOUT", "LOCAL", "MOMENTS", "MOMENTS_EXACT", "MOMENTS_FULL", "RULES", "register_moment_rule", "rules_for"]
+__all__ = [
+    "FLIPOUT", "LOCAL", "MOMENTS", "MOMENTS_EXACT", "MOMENTS_FULL", "PROPAGATIONS", "Ask", "Flipout", "Linear", "Local",
+    "Mean", "Moments", "MomentsExact", "MomentsFull", "Propagation", "Sample", "find_propagation",
+    "register_moment_rule",
+]  # fmt: skip

@@ -9,7 +9,7 @@ from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc, shape_per_example
 
 
-class Dropout(LinearRules):
+class DropoutRules(LinearRules):
     """y = op(x z / (1 - p), M), z ~ Bernoulli(1 - p) per example and input unit.
 
     Dropping an input is the same as dropping all weights that start from it, so the marginals of y are exact. The
@@ -27,9 +27,10 @@ class Dropout(LinearRules):
         with torch.no_grad():
             rates = weight.variance / (weight.loc.square() + weight.variance)
             rate = rates.nan_to_num(0.0).amax()  # 0 / 0 where a weight is 0, which tells nothing of the rate
-            kept = torch.rand(shape_per_example(x, call.feature_axis), device=x.device) >= rate
+            shape = shape_per_example(x, call.feature_axis)
+            kept = torch.rand(shape, device=x.device, generator=self.generator(x)) >= rate
             mask = (kept / (1 - rate)).to(x.dtype)
         return call.run(x * mask, weight.loc, loc(call.bias))
 
 
-DROPOUT = Dropout()
+DROPOUT = DropoutRules()

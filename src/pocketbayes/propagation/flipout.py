@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian, noise_like
+from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc, shape_per_example
+from pocketbayes.propagation.local import Local
 
 
-class Flipout(LinearRules):
+class FlipoutRules(LinearRules):
     """y = op(x, M) + op(x * s, S * eps) * r, with signs s per input and r per output of each example."""
 
     name = "flipout"
@@ -18,15 +19,22 @@ class Flipout(LinearRules):
         """Draws the outputs of one linear operation."""
         x, bias = call.input, call.bias
         mean = call.run(x, weight.loc, loc(bias))
-        delta_bias = bias.stddev * noise_like(bias.loc) if isinstance(bias, Gaussian) else None
-        delta = weight.stddev * noise_like(weight.loc)
-        change = call.run(x * _signs(x, call.feature_axis), delta, delta_bias)
-        return mean + change * _signs(change, call.feature_axis)
+        delta_bias = bias.stddev * self.normal(bias.loc) if isinstance(bias, Gaussian) else None
+        delta = weight.stddev * self.normal(weight.loc)
+        change = call.run(x * self._signs(x, call.feature_axis), delta, delta_bias)
+        return mean + change * self._signs(change, call.feature_axis)
+
+    def _signs(self, x: Tensor, feature_axis: int) -> Tensor:
+        """Draw +-1 per example and feature."""
+        shape, generator = shape_per_example(x, feature_axis), self.generator(x)
+        return torch.randint(0, 2, shape, device=x.device, generator=generator).to(x.dtype).mul(2).sub(1)
 
 
-def _signs(x: Tensor, feature_axis: int) -> Tensor:
-    """+-1 per example and feature."""
-    return torch.randint(0, 2, shape_per_example(x, feature_axis), device=x.device).to(x.dtype).mul(2).sub(1)
+FLIPOUT = FlipoutRules()
 
 
-FLIPOUT = Flipout()
+class Flipout(Local):
+    """One draw per batch with random signs per example; weights that drop units drop inputs, as under local noise."""
+
+    name = "flipout"
+    table = FLIPOUT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, noise_like, tensors_in
 
 LINEAR_OPS: dict[Any, int] = {
@@ -58,7 +60,29 @@ class LinearCall:
 
 
 class LinearRules(RuleTable):
-    """Tables with one rule, for operations that are linear in a Gaussian weight."""
+    """Tables with one rule, for operations that are linear in a Gaussian weight.
+
+    Attributes:
+        randomness: What the rule draws from; None for torch's global generator.
+    """
+
+    randomness: Randomness | None = None
+
+    def drawing_from(self, randomness: Randomness | None) -> LinearRules:
+        """Return a table that draws from the given source."""
+        if randomness is None:
+            return self
+        table = copy(self)
+        table.randomness = randomness
+        return table
+
+    def generator(self, like: Tensor) -> torch.Generator | None:
+        """Return the generator for a tensor's device."""
+        return None if self.randomness is None else self.randomness.on(like.device)
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Draw standard normal noise for a tensor."""
+        return noise_like(like, self.generator(like))
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
         """True for the weight and the bias of a linear operation."""
@@ -82,8 +106,11 @@ class LinearRules(RuleTable):
         assert call is not None
         if not isinstance(call.weight, Gaussian):
             assert isinstance(call.bias, Gaussian)
-            return call.run(call.input, call.weight, draw(call.bias))
+            return call.run(call.input, call.weight, self._draw(call.bias))
         return self.apply(call, call.weight)
+
+    def _draw(self, value: Gaussian) -> Tensor:
+        return torch.addcmul(value.loc, value.stddev, self.normal(value.loc))
 
     @abstractmethod
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
@@ -102,8 +129,3 @@ def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
     if x.ndim > -feature_axis:
         shape[0] = x.shape[0]
     return shape
-
-
-def draw(value: Gaussian) -> Tensor:
-    """One draw."""
-    return torch.addcmul(value.loc, value.stddev, noise_like(value.loc))

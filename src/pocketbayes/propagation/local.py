@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian, noise_like, safe_sqrt
+from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.gaussian import Gaussian, RuleTable, safe_sqrt
+from pocketbayes.propagation.base import Ruled
+from pocketbayes.propagation.dropout import DROPOUT
 from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc
 
 
-class Local(LinearRules):
+class LocalRules(LinearRules):
     """y = op(x, M) + sqrt(op(x^2, V)) eps, one noise per example and output.
 
     Positions and tokens get independent noise although they share weights: in a convolution the marginals of y are
@@ -17,6 +22,7 @@ class Local(LinearRules):
     """
 
     name = "local"
+    takes_matrices = True
 
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
         """Draws the outputs of one linear operation."""
@@ -28,11 +34,24 @@ class Local(LinearRules):
                 var = call.run(x.float().square(), weight.variance, bias_var)
         else:
             var = call.run(x.square(), weight.variance, bias_var)
-        return mean + safe_sqrt(var).to(mean.dtype) * noise_like(mean)
+        return mean + safe_sqrt(var).to(mean.dtype) * self.normal(mean)
 
 
 def _half_precision(device: str) -> bool:
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
-LOCAL = Local()
+LOCAL = LocalRules()
+
+
+class Local(Ruled):
+    """Noise on the outputs of linear operations, drawn for each example; weights that drop units drop inputs."""
+
+    name = "local"
+    draws = True
+    predicts_by = "sample"  # local noise is cheap to train with, but forgets correlations
+    table: ClassVar[RuleTable] = LOCAL
+
+    def rules(self, posterior: Posterior) -> RuleTable:
+        """Return the table for the weights of a posterior."""
+        return DROPOUT if posterior.drops_units else self.table

@@ -13,9 +13,10 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map_only
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors.gaussian import METADATA, Gaussian, Op, RuleTable, tensors_in
-from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.posteriors.layout import Layout, weights_in_place
 
 Plan = tuple[bool, ...]
 """Per slot of the layout: does its weight stay Gaussian?"""
@@ -98,8 +99,7 @@ def _run(
 ) -> Any:
     """One pass with these weights that leaves no trace."""
     weights = layout.by_site(views)
-    cuda = [views[0].device] if views[0].device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(cuda), placed(model, weights), _borrowed_buffers(model):
+    with torch.no_grad(), Randomness(0).redirected(), weights_in_place(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
         with forward_ad._set_fwd_grad_enabled(True):  # also under inference_mode
             return call_model(model, *args, **kwargs)

@@ -12,7 +12,7 @@ from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.propagation import MOMENTS_EXACT
+from pocketbayes.propagation import MOMENTS_EXACT, Ask
 from pocketbayes.propagation.readout import Readout, read_out
 
 Mode = Literal["sample", "moments", "mean"]
@@ -56,8 +56,7 @@ class OnePass(nn.Module):
         outputs = []
         for network, part in zip(self.networks, parts):
             assert isinstance(network, Network)
-            with network.using(propagation_of(network, self.mode), noise=part):
-                outputs.append(network(x))
+            outputs.append(network.answer(x, Ask(propagation=propagation_of(network, self.mode), noise=part)))
         return self._real(outputs) if self.noises else self._classes(outputs)
 
     def _classes(self, outputs: list[Tensor]) -> tuple[Tensor, ...]:

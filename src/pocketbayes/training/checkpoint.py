@@ -14,6 +14,7 @@ import torch
 
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.base.randomness import current
 from pocketbayes.files import container
 from pocketbayes.training.settings import Plateau
 
@@ -109,12 +110,14 @@ def _read(path: Path) -> tuple[Progress, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
-    """The generators of torch, numpy and Python."""
+    """Return the state of what this thread draws from, and of numpy's and Python's generators."""
+    own = current()
+    cuda = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (the global generator is what user code may use)
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "torch": torch.get_rng_state() if own is None else own.on("cpu").get_state(),
+        "cuda": [(torch.cuda.default_generators[i] if own is None else own.on(f"cuda:{i}")).get_state() for i in cuda],
         "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
         "python": [version, list(internal), gauss],
     }
@@ -122,9 +125,12 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Sets what `random_state` read."""
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    own = current()
+    (torch.default_generator if own is None else own.on("cpu")).set_state(state["torch"].cpu())
+    if torch.cuda.is_available():
+        for index, value in enumerate(state["cuda"]):
+            generator = torch.cuda.default_generators[index] if own is None else own.on(f"cuda:{index}")
+            generator.set_state(value.cpu())
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
     version, internal, gauss = state["python"]

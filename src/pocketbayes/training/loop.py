@@ -63,6 +63,7 @@ class Loop:
         run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
         run.bar.advance(at.step)
         self.net.train()
+        self.network.forget_draws()
         if self.training.freeze_batch_norm:
             batch_norms_to_eval(self.network)
         for x, y in batches(
@@ -102,16 +103,18 @@ class Loop:
         nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
         kl = self.network.kl()
         if replaced is None and beta and kl.requires_grad:
-            run.fabric.backward(kl * (beta / run.examples))
+            with run.redirection.suspended():
+                run.fabric.backward(kl * (beta / run.examples))
         figures = {"nll": nll, "kl": float(kl.detach())}
         figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
         if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
             self._complain(nll, figures["kl"])
         if replaced is not None:
             return figures
-        if self.training.clip_norm is not None:
-            run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
-        self.optimizer.step()
+        with run.redirection.suspended():
+            if self.training.clip_norm is not None:
+                run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
+            self.optimizer.step()
         method.after_step(self.network, self.optimizer.optimizer, index, total)
         return figures
 
@@ -149,13 +152,16 @@ class Loop:
                 last = part == len(parts) - 1 and sample == samples - 1
                 with (
                     frozen_batch_norm(self.network, sample > 0),
-                    self.network.using(noise=noise),
+                    self.network.using(noise=noise, randomness=run.randomness),
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
-                    with joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext():
+                    # The network draws from the run's randomness by itself; the rest of a pass draws nothing.
+                    joined = joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext()
+                    with run.redirection.suspended(), joined:
                         output = self._output(inputs)
                     nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
-                    run.fabric.backward(nll)
+                    with run.redirection.suspended():
+                        run.fabric.backward(nll)
                 total += float(nll.detach())
         return total
 

@@ -24,6 +24,7 @@ from pocketbayes.base import atomic
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.batches import batches, seed_generators, size_of, steps_per_epoch
 from pocketbayes.files import network_file as artifact
@@ -116,7 +117,12 @@ class FitRun:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def all_stages(self, resume: bool) -> Net:
-        """Trains all stages, from the start or from the checkpoint."""
+        """Train all stages, from the start or from the checkpoint, with random numbers of the run's own."""
+        self.randomness = Randomness(self.seed)
+        with self.randomness.redirected() as self.redirection:
+            return self._all_stages(resume)
+
+    def _all_stages(self, resume: bool) -> Net:
         stages = list(self.method.stages(self.model))
         names = [stage.name for stage in stages]
         for name in self.base.stages:

@@ -2,7 +2,26 @@
 
 from pocketbayes.propagation.full import elementwise, linear, pooling
 from pocketbayes.propagation.full.table import FullMoments, NoFullRuleError, TooLargeError
+from pocketbayes.propagation.moments import Moments
 
 MOMENTS_FULL = FullMoments()
 
-__all__ = ["MOMENTS_FULL", "FullMoments", "NoFullRuleError", "TooLargeError", "elementwise", "linear", "pooling"]
+
+class MomentsFull(Moments):
+    """Mean and full covariance of every activation."""
+
+    name = "moments-full"
+    examples = 16  # the covariance of d activations takes d^2 numbers an example
+    table = MOMENTS_FULL
+
+
+__all__ = [
+    "MOMENTS_FULL",
+    "FullMoments",
+    "MomentsFull",
+    "NoFullRuleError",
+    "TooLargeError",
+    "elementwise",
+    "linear",
+    "pooling",
+]

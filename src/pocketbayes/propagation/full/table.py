@@ -41,7 +41,6 @@ class FullMoments(RuleTable):
 
     name = "moments-full"
     draws = False
-    examples = 16
 
     def noisy(self, x: Tensor, var: float) -> Correlated:
         """An input with independent noise: a block for every entry."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,11 +13,12 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.propagation.base import check_classes, check_output
 from pocketbayes.propagation.linear.gradients import Pass, looped_gradient, run_at
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_plan
 
-CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
 _MEMORY = 1 << 26
 """Numbers in flight at once: 256 MB in single precision."""
 
@@ -51,6 +51,12 @@ class Linearised:
             return (0.5 * self.variance).expand_as(self.mean)
         rest = self.variance.mean(1, keepdim=True).expand_as(self.mean)
         return rest.scatter(1, self.index, self.variance)
+
+    def gaussian(self) -> Gaussian:
+        """Return the outputs as a Gaussian, with their covariances where these are known."""
+        if self.covariance is not None:
+            return Correlated(self.mean, self.covariance[:, None])
+        return Gaussian(self.mean, self.per_output())
 
 
 def linearise(
@@ -91,12 +97,6 @@ def linearise(
     )
 
 
-def check_classes(classes: str) -> None:
-    """Raises for a name that `linearise` does not know."""
-    if classes not in ("predicted", "margin", "all", "covariance") and not re.fullmatch(r"top-[1-9]\d*", classes):
-        raise UserError(f"classes must be {CLASSES}, not {classes!r}")
-
-
 def _chunk(
     model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
 ) -> tuple[Linearised, int]:
@@ -113,7 +113,7 @@ def _chunk(
     if plan is not None:
         with suppress(NotTappedError):
             state = Pass(model, posterior, x, plan)
-    output = state.output.detach() if state else run_at(model, posterior.layout, mean, x)
+    output = check_output(state.output if state else run_at(model, posterior.layout, mean, x)).detach()
     if output.ndim != 2:
         return _by_derivatives(model, posterior, x, output, draws, seed, classes), len(x)
     return _by_gradients(model, posterior, x, state, output, classes), len(x)

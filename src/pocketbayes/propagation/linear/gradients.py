@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.posteriors.layout import Layout, weights_in_place
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
 
 ENOUGH = 8
@@ -250,6 +250,6 @@ def _warn_of_no_gradient(name: str) -> None:
 
 def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
     """The model's output with the weights of a given vector (n,), a differentiable function of it."""
-    with placed(model, layout.by_site(layout.views(flat))):
+    with weights_in_place(model, layout.by_site(layout.views(flat))):
         output: Tensor = call_model(model, x)
     return output

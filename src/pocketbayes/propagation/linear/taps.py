@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from pocketbayes.data.model_inputs import Inputs, ModelInput, call_model
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import METADATA, Op, tensors_in
-from pocketbayes.posteriors.layout import Layout, placed
+from pocketbayes.posteriors.layout import Layout, weights_in_place
 from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
 from pocketbayes.propagation.moments.attention import COMPOSED
 
@@ -126,7 +126,7 @@ class TapPlan:
 
 
 def tapped_pass(
-    model: nn.Module, layout: Layout, mean: Tensor, x: Tensor, slots: Collection[int]
+    model: nn.Module, layout: Layout, mean: Tensor, x: ModelInput, slots: Collection[int]
 ) -> tuple[Any, list[Use | None]]:
     """The model's output at the mean, and the linear operations on these slots in order.
 
@@ -137,7 +137,7 @@ def tapped_pass(
     for number in slots:
         tap = weights[number] = weights[number].as_subclass(_Tap)
         tap.slot, tap.record = number, record
-    with placed(model, layout.by_site(weights)):
+    with weights_in_place(model, layout.by_site(weights)):
         return call_model(model, x), record
 
 

@@ -37,7 +37,7 @@ class NoRuleError(UserError):
         return type(self)(self.propagation, self.operation, f", used in {where}")
 
 
-class Moments(RuleTable):
+class MomentRules(RuleTable):
     """Mean and variance of every activation, all entries taken as independent: no sampling (VDP++).
 
     Every operation has a rule, or is refused by name. Independence is exact within one layer of an MLP. A convolution's

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.network import Network
+from pocketbayes.base.randomness import Randomness
+from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.propagation.linear.taps import Use, tapped_pass
+
+if TYPE_CHECKING:
+    from pocketbayes.network import Network
 
 _AT_ONCE = 1 << 22
 """Numbers in flight at once: 16 MB in single precision."""
@@ -25,21 +30,21 @@ class Head:
     use: Use
 
     @classmethod
-    def of(cls, network: Network, x: Tensor) -> Head | None:
-        """The head under weight samples, or None: other layers are random too, or the model draws noise of its own."""
+    def find(cls, network: Network, x: ModelInput) -> Head | None:
+        """Return the head, or None if other layers are random too or the model draws noise of its own."""
         posterior, layout = network.posterior, network.layout
-        if network.propagation != "sample" or posterior.matrix_slots():
+        if posterior.matrix_slots():
             return None
         slots = posterior.random_slots()
         if len({layout.slots[number].name.rpartition(".")[0] for number in slots}) != 1:
             return None
-        before = _generator_state(network)
-        output, record = tapped_pass(network.model, layout, posterior.weight_means(), x, slots)
+        with Randomness(0).redirected() as redirected:
+            output, record = tapped_pass(network.model, layout, posterior.weight_means(), x, slots)
         (use, *more) = record or [None]
         if use is None or more or use.op is not F.linear or use.weight is None or use.output is not output:
             return None
-        changed = use.version != use.call.input._version or not torch.equal(before, _generator_state(network))
-        return None if changed else cls(posterior, use)
+        changed = use.version != use.call.input._version
+        return None if changed or redirected.drew else cls(posterior, use)
 
     def draws(self, seeds: Sequence[int]) -> Iterator[Tensor]:
         """The outputs (s, b, ...) of a pass for each seed: those of the whole network, but many at a time."""
@@ -70,8 +75,3 @@ class Head:
         for row, seed in zip(noise, seeds):
             row.normal_(generator=generator.manual_seed(seed))
         return noise
-
-
-def _generator_state(network: Network) -> Tensor:
-    device = network.device
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

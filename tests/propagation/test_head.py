@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.inference.head import Head
+from pocketbayes.propagation.head import Head
 from pocketbayes.propagation.linear.gradients import looped_gradient
 from pocketbayes.propagation.linear.taps import make_plan
 
@@ -71,7 +71,7 @@ def changed(layer: nn.Linear, h: Tensor) -> Tensor:
 
 def without_head(net: pb.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> pb.Prediction:
     with monkeypatch.context() as patch:
-        patch.setattr(Head, "of", classmethod(lambda cls, *_: None))
+        patch.setattr(Head, "find", classmethod(lambda cls, *_: None))
         return pb.predict(net, x, samples=7)
 
 
@@ -93,7 +93,7 @@ def test_a_last_layer_among_point_weights_of_a_layout(
     hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All draws at once, or one after the other where memory holds no more."""
-    monkeypatch.setattr("pocketbayes.inference.head._AT_ONCE", at_once)
+    monkeypatch.setattr("pocketbayes.propagation.head._AT_ONCE", at_once)
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h)), hessian), torch.randn(9, 6)
     slow = without_head(net, x, monkeypatch)
@@ -110,13 +110,13 @@ def test_layers_that_are_not_the_end_of_one_flow_run_in_full(
 ) -> None:
     torch.manual_seed(0)
     net, x = last_layer_only(Body(end)), torch.randn(3, 6)
-    assert Head.of(net, x) is None
+    assert Head.find(net, x) is None
     assert torch.equal(pb.predict(net, x, samples=7).std, without_head(net, x, monkeypatch).std)
 
 
 def test_several_random_layers_have_no_head() -> None:
     net = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.MeanFieldVI()).eval()
-    assert Head.of(net, torch.randn(2, 6)) is None
+    assert Head.find(net, torch.randn(2, 6)) is None
     assert net.model.features.runs == 0
 
 

@@ -1,0 +1,249 @@
+"""How randomness goes through a network: one object per way, found by its name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.randomness import Randomness
+from pocketbayes.data.model_inputs import ModelInput
+from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian, RuleTable
+from pocketbayes.propagation.readout import Readout
+
+if TYPE_CHECKING:
+    from pocketbayes.network import Network
+
+CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The settings of a question to a network.
+
+    Attributes:
+        samples: Passes, where passes differ.
+        propagation: The name of the propagation; None for the network's own choice.
+        seed: Of all draws.
+        batch_size: Inputs in flight.
+        readout: How Gaussian logits become probabilities.
+        classes: For "linear", the logits whose variance is computed.
+        variance_scale: A factor for the variance of Gaussian outputs.
+        noise: For a single pass, the noise of its weights; None for fresh noise.
+        randomness: For a single pass, what it draws from; None for torch's global generator.
+    """
+
+    samples: int = 30
+    propagation: str | None = None
+    seed: int = 0
+    batch_size: int = 256
+    readout: Readout = "sample"
+    classes: str = "predicted"
+    variance_scale: float = 1.0
+    noise: Tensor | None = field(default=None, compare=False, repr=False)
+    randomness: Randomness | None = field(default=None, compare=False, repr=False)
+
+    def checked(self) -> Ask:
+        """Return the settings themselves.
+
+        Raises:
+            UserError: If one of them is out of range.
+        """
+        for name in ("samples", "batch_size"):
+            value = _whole(name, getattr(self, name))
+            if value < 1:
+                raise UserError(f"{name} must be at least 1, not {value}")
+        if not -(2**63) <= _whole("seed", self.seed) < 2**63:
+            raise UserError(f"seed must be less than 2**63 in size, not {self.seed}")
+        if self.propagation is not None:
+            find_propagation(self.propagation)
+        if self.readout not in get_args(Readout):
+            raise UnknownNameError("readout", str(self.readout), get_args(Readout))
+        check_classes(self.classes)
+        scale = self.variance_scale
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (math.isfinite(scale) and scale >= 0):
+            raise UserError(f"variance_scale must be a finite number of at least 0, not {scale!r}")
+        return self
+
+
+def _whole(name: str, value: Any) -> int:
+    """Return an integer of Python, numpy or torch as Python's.
+
+    Raises:
+        UserError: If it is anything else.
+    """
+    try:
+        if not isinstance(value, bool):
+            return int(value.__index__())
+    except (AttributeError, TypeError):
+        pass
+    raise UserError(f"{name} must be a whole number, not {value!r}")
+
+
+def check_classes(classes: Any) -> None:
+    """Reject a name that the delta method does not know."""
+    known = ("predicted", "margin", "all", "covariance")
+    if not isinstance(classes, str) or (classes not in known and not re.fullmatch(r"top-[1-9]\d*", classes)):
+        raise UserError(f"classes must be {CLASSES}, not {classes!r}")
+
+
+class Call(NamedTuple):
+    """Several arguments of a model, where a single tensor is the usual input."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the one positional argument itself, or all of them together."""
+        return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
+
+    @staticmethod
+    def unpack(x: Any) -> Call:
+        """Return the arguments that `pack` took."""
+        return x if isinstance(x, Call) else Call((x,), {})
+
+
+class Propagation(ABC):
+    """One way in which the randomness of weights reaches the outputs; a subclass with a `name` is found by it.
+
+    A subclass says how one pass runs. `net.posterior` supplies weights, `net.run_with(weights, x)` runs the model.
+    """
+
+    name: ClassVar[str]
+    draws: ClassVar[bool] = False
+    """Whether two passes differ, so that a prediction takes several."""
+    predicts_by: ClassVar[str | None] = None
+    """The propagation that predicts by default for networks trained with this one, where it is another."""
+    differentiable: ClassVar[bool] = True
+    """Whether outputs, with their variances, have gradients with respect to the inputs."""
+    examples: ClassVar[int | None] = None
+    """How many examples a prediction takes at once, where memory asks for few."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__ and not inspect.isabstract(cls):
+            known = PROPAGATIONS.get(cls.name)
+            if known is not None and (type(known).__module__, type(known).__qualname__) != (
+                cls.__module__,
+                cls.__qualname__,
+            ):
+                raise UserError(f"there is a propagation {cls.name!r} already ({type(known).__qualname__}): rename one")
+            PROPAGATIONS[cls.name] = cls()
+
+    @abstractmethod
+    def run(self, net: Network, x: Any, ask: Ask) -> Any:
+        """Run one pass.
+
+        Args:
+            net: The network, its model stripped of the weights that the posterior covers.
+            x: The input; a `Call` where the model got several arguments.
+            ask: The settings, with what the pass draws from.
+
+        Returns:
+            The model's output, or a `Gaussian` where the pass knows the distribution of the outputs.
+        """
+
+    def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the outputs of one pass per seed: (s, n, ...) of s passes at a time, or Gaussians (n, ...)."""
+        for seed in seeds:
+            output = self._in_parts(net, x, replace(ask, randomness=Randomness(seed)))
+            yield output if isinstance(output, Gaussian) else output[None]
+
+    def _in_parts(self, net: Network, x: ModelInput, ask: Ask) -> Tensor:
+        """Run one pass in as many parts as memory asks for."""
+        if self.examples is None or len(x) <= self.examples:
+            return check_output(net.answer(x, ask))
+        parts = [check_output(net.answer(part, ask)) for part in x.split(self.examples)]
+        blocks = [part.blocks for part in parts if isinstance(part, Correlated)]
+        if len(blocks) < len(parts):
+            return torch.cat(parts)
+        return Correlated(torch.cat([part.loc for part in parts if isinstance(part, Gaussian)]), torch.cat(blocks))
+
+
+PROPAGATIONS: dict[str, Propagation] = {}
+"""Every propagation by name, those of users included."""
+
+
+def find_propagation(name: Any) -> Propagation:
+    """Return the propagation of a name.
+
+    Raises:
+        UnknownNameError: With the known names.
+    """
+    if not isinstance(name, str) or name not in PROPAGATIONS:
+        raise UnknownNameError("propagation", str(name), tuple(PROPAGATIONS))
+    return PROPAGATIONS[name]
+
+
+def check_output(output: object) -> Tensor:
+    """Return a model's output.
+
+    Raises:
+        UserError: If it is not a tensor but, say, a tuple or another library's container.
+    """
+    if not isinstance(output, Tensor):
+        raise UserError(
+            f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
+            "logits or predictions alone"
+        )
+    return output
+
+
+class WeightPropagation(Propagation):
+    """Propagations that run the model once, with weights of their own kind."""
+
+    @abstractmethod
+    def rules(self, posterior: Posterior) -> RuleTable:
+        """Return the table whose operations may meet a weight in a form other than a plain tensor."""
+
+    @abstractmethod
+    def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
+        """Return the weights of one pass, one per slot of the layout."""
+
+    def run(self, net: Network, x: Any, ask: Ask) -> Any:
+        """Run the model with these weights."""
+        return net.run_with(self.weights(net, x, ask), x)
+
+    def matrices(self, net: Network, x: Any) -> list[int]:
+        """Return the slots whose weights may be sparse matrices: the model takes each to one linear operation only."""
+        return [number for number in net.posterior.matrix_slots() if net.plan_for(self.name, x)[number]]
+
+
+def draw_noise(posterior: Posterior, ask: Ask) -> Tensor | None:
+    """Return the noise of a draw: the given one, or fresh numbers; None leaves it to torch's global generator."""
+    if ask.noise is not None or ask.randomness is None:
+        return ask.noise
+    return posterior.new_noise(ask.randomness)
+
+
+class Ruled(WeightPropagation):
+    """Gaussian weights, of which a rule table says what becomes in each operation."""
+
+    table: ClassVar[RuleTable]
+
+    def rules(self, posterior: Posterior) -> RuleTable:
+        """Return the table for the weights of a posterior."""
+        return self.table
+
+    def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
+        """Return Gaussians; where a weight is used otherwise than a rule expects, a draw."""
+        posterior, table = net.posterior, self.rules(net.posterior).drawing_from(ask.randomness)
+        matrices = self.matrices(net, x) if table.takes_matrices else []
+        if table.draws and not posterior.noise_size:
+            return posterior.mean_slots(matrices)
+        stays = net.plan_for(self.name, x)
+        weights: list[Tensor] = [*posterior.gaussian_slots(table, matrices)]
+        if all(stays):
+            return weights
+        drawn = posterior.sample_slots(draw_noise(posterior, replace(ask, noise=None)))
+        return [gaussian if stay else value for stay, gaussian, value in zip(stays, weights, drawn)]
