@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from pocketbayes.network import Network
 from pocketbayes.posteriors.gaussian import Op
-from pocketbayes.posteriors.layout import placed
+from pocketbayes.posteriors.layout import weights_in_place
 from pocketbayes.posteriors.sparse import Sparse
 from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
 
@@ -47,7 +47,7 @@ def training_flops(network: Network, x: Tensor) -> dict[str, float]:
     model = copy.deepcopy(network.model).eval()
     views = [view.requires_grad_() for view in layout.views(posterior.moments()[0].detach())]
     counter = _Counter({id(view): slot.name for view, slot in zip(views, layout.slots)})
-    with torch.enable_grad(), placed(model, layout.by_site(views)), counter:
+    with torch.enable_grad(), weights_in_place(model, layout.by_site(views)), counter:
         model(x)
     products = 2 if network.propagation in ("local", "flipout") and network.is_random else 1
     densities = posterior.densities() if isinstance(posterior, Sparse) else {}

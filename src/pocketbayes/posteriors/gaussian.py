@@ -163,8 +163,10 @@ def noise_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tens
 
     It is filled flat: drawing into channels_last is 8x slower.
     """
+    options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+    if generator is not None:  # torch.compile accepts no generator=None where shapes are dynamic
+        options["generator"] = generator
     if tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last):
         n, c, h, w = tensor.shape
-        shape = (n, h, w, c)
-        return torch.randn(shape, dtype=tensor.dtype, device=tensor.device, generator=generator).permute(0, 3, 1, 2)
-    return torch.randn(tensor.shape, dtype=tensor.dtype, device=tensor.device, generator=generator)
+        return torch.randn((n, h, w, c), **options).permute(0, 3, 1, 2)
+    return torch.randn(tensor.shape, **options)

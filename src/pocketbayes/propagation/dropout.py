@@ -28,7 +28,7 @@ class DropoutRules(LinearRules):
             rates = weight.variance / (weight.loc.square() + weight.variance)
             rate = rates.nan_to_num(0.0).amax()  # 0 / 0 where a weight is 0, which tells nothing of the rate
             shape = shape_per_example(x, call.feature_axis)
-            kept = torch.rand(shape, device=x.device, generator=self.generator(x)) >= rate
+            kept = torch.rand(shape, **self.options(x)) >= rate
             mask = (kept / (1 - rate)).to(x.dtype)
         return call.run(x * mask, weight.loc, loc(call.bias))
 

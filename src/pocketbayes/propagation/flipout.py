@@ -26,8 +26,8 @@ class FlipoutRules(LinearRules):
 
     def _signs(self, x: Tensor, feature_axis: int) -> Tensor:
         """Draw +-1 per example and feature."""
-        shape, generator = shape_per_example(x, feature_axis), self.generator(x)
-        return torch.randint(0, 2, shape, device=x.device, generator=generator).to(x.dtype).mul(2).sub(1)
+        shape = shape_per_example(x, feature_axis)
+        return torch.randint(0, 2, shape, **self.options(x)).to(x.dtype).mul(2).sub(1)
 
 
 FLIPOUT = FlipoutRules()

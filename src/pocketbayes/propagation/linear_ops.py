@@ -80,6 +80,11 @@ class LinearRules(RuleTable):
         """Return the generator for a tensor's device."""
         return None if self.randomness is None else self.randomness.on(like.device)
 
+    def options(self, like: Tensor) -> dict[str, Any]:
+        """Return where to draw for a tensor, as keywords of torch's functions."""
+        generator = self.generator(like)
+        return {"device": like.device} if generator is None else {"device": like.device, "generator": generator}
+
     def normal(self, like: Tensor) -> Tensor:
         """Draw standard normal noise for a tensor."""
         return noise_like(like, self.generator(like))
