@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_GLOBAL_LOCK = threading.Lock()
+_GLOBAL_LOCK = threading.RLock()
 """Held while torch's own generator is borrowed for an operation that accepts no other."""
 _THREAD = threading.local()
 
@@ -95,6 +95,8 @@ class Redirection(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
+        if dict(zip(names, args), **kwargs).get("dropout_p", 1.0) == 0:  # attention that drops nothing
+            return func(*args, **kwargs)
         if "generator" in names:
             place = names.index("generator")
             if kwargs.get("generator") is not None or (place < len(args) and args[place] is not None):
