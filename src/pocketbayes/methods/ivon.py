@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Stage, Start, VariationalMethod
 from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std
-from pocketbayes.network import Network, check_propagation
+from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.priors import Empirical, Normal
+from pocketbayes.propagation import find_propagation
 
 LEARNING_RATE = 0.1
 """Of the run, unless the caller chose another: on the scale of SGD with momentum, not of Adam."""
@@ -56,7 +57,7 @@ class IVON(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_propagation(self.propagation)
+        find_propagation(self.propagation)
         check_std_init(self.std_init)
         if self.prior == "scale-mixture":
             raise UserError("ivon needs a normal prior: set prior='empirical', 'normal' or 'pretrained'")

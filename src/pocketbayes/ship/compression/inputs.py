@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pocketbayes.network import TURNS, Network
-from pocketbayes.posteriors.layout import evaluating, placed
+from pocketbayes.network import MODEL_LOCK, Network
+from pocketbayes.posteriors.layout import evaluating, weights_in_place
 
 ROWS = 8192
 """Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""
@@ -41,7 +41,13 @@ def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Te
     with torch.no_grad():
         weights = net.layout.views(net.posterior.moments()[0].detach())
     watch = _Watch(weights, examples)
-    with torch.no_grad(), TURNS, evaluating(net.model), placed(net.model, net.layout.by_site(weights)), watch:
+    with (
+        torch.no_grad(),
+        MODEL_LOCK,
+        evaluating(net.model),
+        weights_in_place(net.model, net.layout.by_site(weights)),
+        watch,
+    ):
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
             net.model(x.to(net.device))
