@@ -1,0 +1,136 @@
+"""Files of one to four bits a weight: accuracy, NLL and calibrated NLL against bytes, every byte counted.
+
+python benchmarks/pocket_codes.py --data-dir DATA [--only resnet20] [--steps 600] [--seeds 0 1 2]
+
+Networks with given weights (ResNet-20 and ResNet-56 on CIFAR-10) and networks trained here (LeNet-5 and LeNet-300-100
+on MNIST) go through `pb.compress` to a size in bytes. Calibration and choice use training images only; the test images
+(all of them) are touched once per row. A seed decides which training images are used. Beside them: the network as it
+was, and plain rounding per output channel, packed by lzma. Finished rows are kept in results/pocket-codes.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import pocketbayes as pb
+from measure import Rows
+from networks import classifier
+from pocketbayes.posteriors.quantized import rows as channels
+
+NAME = "pocket-codes"
+KEPT = ("accuracy", "nll", "ece", "calibrated_nll", "calibrated_ece", "count")
+WEIGHTS = {"resnet20": "resnet20-12fca82f.th", "resnet56": "resnet56-4bfd9763.th"}
+BUDGETS = {
+    "resnet20": (120_000, 80_000, 76_000, 62_000, 50_000, 40_000),
+    "resnet56": (235_000, 180_000),
+    "lenet5": (15_000, 10_000),
+    "lenet300": (25_000, 15_000),
+}
+TUNED = {"resnet20": (76_000, 62_000, 50_000, 40_000), "resnet56": (), "lenet5": (15_000,), "lenet300": (25_000,)}
+CALIBRATION, VALIDATION = 2000, 1000
+EPOCHS = {"lenet5": 8, "lenet300": 15}
+
+
+class Bench:
+    """One network, its data and its rows."""
+
+    def __init__(self, name: str, data_dir: Path, work: Path, rows: Rows) -> None:
+        self.name, self.data_dir, self.work, self.rows = name, data_dir, work, rows
+        self.data = "cifar10" if name in WEIGHTS else "mnist"
+        self.options: dict[str, Any] = {"val_fraction": 0.0} | ({"mean": "imagenet"} if name in WEIGHTS else {})
+        self.net = self.network()
+        self.test = pb.data.load(self.data, "test", data_dir, **self.options)
+
+    def network(self) -> pb.Network:
+        if self.name in WEIGHTS:
+            model = pb.models.build(self.name)
+            pb.models.load_weights(model, self.data_dir / "weights" / WEIGHTS[self.name])
+            return classifier(model, pb.Deterministic())
+        file = self.work / f"{self.name}.pocket"
+        if not file.exists():
+            train = pb.data.load(self.data, "train", self.data_dir, **self.options)
+            model = pb.models.build(self.name)
+            pb.save(pb.fit("map", model, train, epochs=EPOCHS[self.name], lr=1e-3, progress=False), file)
+        net = pb.load(file)
+        assert isinstance(net, pb.Network)
+        return net
+
+    def measures(self, net: pb.Net) -> dict[str, float]:
+        found = pb.evaluate(net, self.test, samples=1, batch_size=500)
+        return {key: found[key] for key in KEPT if key in found}
+
+    def given(self) -> None:
+        if f"{self.name}, as it was" not in self.rows:
+            size = pb.save(self.net, self.work / "given.pocket")
+            self.rows.keep(f"{self.name}, as it was", {"network": self.name, "bytes": size, **self.measures(self.net)})
+
+    def rounded(self) -> None:
+        """Plain rounding: 2^b steps per output channel, a float scale each, the integers packed by lzma."""
+        for bits in (5, 4, 3):
+            name = f"{self.name}, rounded to {bits} bits"
+            if name in self.rows:
+                continue
+            model = self.net.to_module()
+            layout = pb.Layout.of(model)
+            levels, size = [], sum(4 * p.numel() for p in self.net.model.state_dict().values())
+            for part in channels(layout, layout.read(model)):
+                scale = part.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+                whole = (part / scale).round()
+                levels.append((whole * scale).flatten())
+                size += len(lzma.compress(whole.to(torch.int8).numpy().tobytes(), preset=9)) + 4 * len(part)
+            layout.write(model, torch.cat(levels))
+            row = {"network": self.name, "bytes": size, "bits": 8 * size / layout.size}
+            self.rows.keep(name, row | self.measures(classifier(model, pb.Deterministic())))
+
+    def coded(self, budget: int, seed: int, steps: int) -> None:
+        name = f"{self.name}, {budget / 1000:g} kB, seed {seed}" + (f", {steps} steps" if steps else "")
+        if name in self.rows:
+            return
+        augmented = {"augment": True} if steps and self.name in WEIGHTS else {}
+        size = {} if steps else {"subset": CALIBRATION, "seed": seed}
+        train = pb.data.load(self.data, "train", self.data_dir, **self.options, **augmented, **size)
+        val = pb.data.load(self.data, "train", self.data_dir, subset=VALIDATION, seed=100 + seed, **self.options)
+        folder = self.work / f"{self.name}-{seed}-{steps}"
+        start = time.process_time()
+        found = pb.compress(
+            self.net, train, val, max_bytes=budget, steps=steps, seed=seed, out=folder, samples=1, progress=False
+        )
+        seconds = time.process_time() - start
+        file = self.work / "row.pocket"
+        row = {"network": self.name, "budget": budget, "seed": seed, "steps": steps, "cpu_seconds": seconds}
+        row |= {"bytes": found.save(file), "bits": found.chosen.bits, "how": dict(found.chosen.how)}
+        self.rows.keep(name, row | self.measures(pb.load(file)))
+        print(name, self.rows[name]["bytes"], self.rows[name]["accuracy"], flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=list(BUDGETS))
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="Keeps sweeps and trained networks, to resume from.")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = args.work or Path(scratch)
+        work.mkdir(parents=True, exist_ok=True)
+        rows = Rows(NAME, {"calibration": CALIBRATION, "validation": VALIDATION})
+        for name in args.only:
+            bench = Bench(name, args.data_dir, work, rows)
+            bench.given()
+            bench.rounded()
+            for seed in args.seeds:
+                for budget in TUNED[name] if args.steps else BUDGETS[name]:
+                    bench.coded(budget, seed, args.steps)
+
+
+if __name__ == "__main__":
+    main()
