@@ -35,6 +35,10 @@ def compress(
         str | None,
         typer.Option("--precision", help="Keep the network's own storage as lossless, bfloat16 or int8: no codes."),
     ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=0, help="Steps of training for the files near the budget, its own teacher.")
+    ] = 300,
+    quick: Annotated[bool, typer.Option("--quick", help="No training: seconds to minutes.")] = False,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
     data: Annotated[
@@ -52,12 +56,13 @@ def compress(
     """Make a trained network as small as a budget asks, or as good as a size allows.
 
     Codes the weights by one codebook, from fine to coarse, measures each on the validation data, writes the best file
-    for the budget, and the front of size against quality as FILE.json and FILE.png.
+    for the budget, and the front of size against quality as FILE.json and FILE.png. Everything measured is kept in
+    FILE.sweep: an interrupted sweep resumes, and another budget picks from it.
 
     Examples:
       pocketbayes compress runs/digits-bbb --out small.pocket
       pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
-      pocketbayes compress net.pocket --out small.pocket --max-bytes 80000
+      pocketbayes compress net.pocket --out small.pocket --max-bytes 80000 --quick
     """
     from pocketbayes.base.atomic import write_atomically
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
@@ -89,8 +94,10 @@ def compress(
         max_nll_loss=max_nll_loss,
         max_accuracy_loss=max_accuracy_loss,
         precision=precision,
+        steps=0 if quick else steps,
         samples=samples,
         seed=seed,
+        out=out.with_suffix(".sweep"),
     )
     size = found.save(out)
     result: dict[str, Any] = {"network": str(out), "from": str(file), "bytes": size, **found.to_json()}
@@ -104,7 +111,7 @@ def compress(
     show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
     lost = found.chosen.nll - found.before.nll
     if lost > MUCH_LOST:
-        show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many)")
+        show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many), or more --steps")
     note(f"the front: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
 
 
@@ -129,6 +136,7 @@ def _row(name: str, trial: dict[str, Any]) -> dict[str, Any]:
         "": name,
         "weights": f"codes by {how['units']}" if coded else f"its own, {how['kept']}",
         "lambda": f"{how['lam']:.3g}" if coded else "",
+        "steps": how.get("steps", ""),
         **accuracy,
         "nll": trial["nll"],
         "bits a weight": f"{trial['bits']:.2f}",
