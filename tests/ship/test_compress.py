@@ -110,7 +110,8 @@ def test_plain_models_and_mixtures_are_compressed() -> None:
     both = run(net, max_nll_loss=0.5)
     assert isinstance(both.net, Mixture)
     assert both.weights == 2 * (40 * 24 + 24 * 3)
-    one, two = (network.posterior.centres for network in both.net)
+    whole = next(trial for trial in both.trials if "lam" in trial.how and "members" not in trial.how)
+    one, two = (network.posterior.centres for network in whole.packed.unpack(both.models))
     assert set(one.tolist()) & set(two.tolist())  # one codebook for all members
 
 

@@ -75,6 +75,15 @@ class Packed:
         """Write the file; return its size."""
         return pocket.write(path, self.text, self.parts)
 
+    @property
+    def networks(self) -> int:
+        """The number of networks."""
+        return len(self.text["networks"])
+
+    def first(self, count: int) -> Packed:
+        """Return the mixture of the first `count` networks of a mixture."""
+        return Packed(*packing.first_networks(self.text, self.parts, count))
+
     def unpack(self, model: Models = None) -> Net:
         """Rebuild the network as `load` would from the file."""
         return rebuild(packing.unpack(self.text, self.parts), model)

@@ -105,6 +105,24 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
     return {**text, "networks": heads}, parts
 
 
+def first_networks(
+    text: Mapping[str, Any], parts: Mapping[str, bytes], count: int
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the text and the parts of the first networks of a packed mixture."""
+    bodies = json.loads(zlib.decompress(parts["tree"]))[:count]
+    others = {name: data for name, data in parts.items() if name != "tree"}
+    kept = {name: data for name, data in others.items() if not name[0].isdecimal() or int(name.split(".")[0]) < count}
+    kept = {"tree": zlib.compress(json.dumps(bodies, separators=(",", ":")).encode(), 9), **kept}
+    changed: dict[str, Any] = {**text, "networks": text["networks"][:count]}
+    if "weights" in text:
+        total = sum(text["weights"][:count])
+        changed["weights"] = [weight / total for weight in text["weights"][:count]]
+    changed.pop("stopping", None)  # fitted for all of them
+    if changed.pop("checksums", None) and (checksums := member_checksums(kept, count)) is not None:
+        changed["checksums"] = checksums
+    return changed, kept
+
+
 def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer], skipped: Collection[int] = ()) -> dict[str, Any]:
     """The inverse of `pack`, as far as the precision allows, without the networks of the numbers `skipped`.
 

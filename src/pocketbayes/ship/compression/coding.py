@@ -74,7 +74,8 @@ def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
             own.code(codebook, inputs or [None] * len(own.network.layout)) for own, inputs in zip(weights, moments)
         ]
         made = [own.build(codebook, index) for own, (index, _) in zip(weights, coded)]
-    return Result(Mixture(made) if isinstance(net, Mixture) else made[0], codebook, [values for _, values in coded])
+    found = Mixture(made, net.weights) if isinstance(net, Mixture) else made[0]
+    return Result(found, codebook, [values for _, values in coded])
 
 
 def round_mantissa(values: Tensor, bits: int) -> Tensor:

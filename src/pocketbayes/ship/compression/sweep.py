@@ -30,6 +30,7 @@ from pocketbayes.ship.compression.coding import (
     estimate_bytes,
     round_points,
 )
+from pocketbayes.ship.compression.fewer import losses_of_prefixes, prefix
 from pocketbayes.ship.compression.inputs import input_moments
 from pocketbayes.ship.compression.store import Store
 from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose
@@ -129,7 +130,7 @@ def compress(
         while True:
             chosen = choose(usable, budget, before, sweep.weights)
             assert chosen.packed is not None
-            found = chosen.packed.unpack(sweep.models)
+            found = chosen.packed.unpack(sweep.models[: chosen.packed.networks])
             if chosen is before or sweep.is_finite(found):
                 return Compressed(found, chosen, before, tuple(usable), sweep.weights, sweep.models)
             usable.remove(chosen)
@@ -165,11 +166,28 @@ class _Sweep:
         trial = self.store.find(how)
         if trial is None:
             packed = Packed.of(make(), precision)
-            trial = self.record(packed, packed.unpack(self.models), how)
+            net = packed.unpack(self.models[: packed.networks])
+            trial = self.record(packed, net, how)
+            if isinstance(net, Mixture) and "lam" in how:
+                self.measure_fewer(net, trial)
             self.store.keep(trial)
+        elif isinstance(self.net, Mixture) and "lam" in how:
+            fewer = (self.store.find({**how, "members": n}) for n in range(1, how.get("members", len(self.net))))
+            self.trials += [found for found in fewer if found is not None]
         self.trials.append(trial)
         self.bar.advance(1, bytes=trial.bytes, nll=trial.nll)
         return trial
+
+    def measure_fewer(self, net: Mixture, whole: Trial) -> None:
+        """Measure the mixtures of the first members of a coded one: fewer members may beat fewer bits."""
+        assert whole.packed is not None
+        losses = losses_of_prefixes(net, self.val, self.samples, self.seed)[:-1]
+        for count, (nll, accuracy) in enumerate(losses, 1):
+            packed = whole.packed.first(count)
+            how = {**whole.how, "members": count}
+            trial = Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
+            self.store.keep(trial)
+            self.trials.append(trial)
 
     def record(self, packed: Packed, net: Net, how: dict[str, Any]) -> Trial:
         nll, accuracy = math.inf, None
@@ -202,16 +220,16 @@ class _Sweep:
         round_points(made)
         return made
 
-    def tuned(self, recipe: Recipe, steps: int) -> Trial:
-        """Code the network, train it and measure it."""
-        how = {**asdict(recipe), "steps": steps}
+    def tuned(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
+        """Code the network, or the first members of a mixture, train and measure it."""
+        how = {**asdict(recipe), "steps": steps, **({} if count is None else {"members": count})}
 
         def make() -> Net:
             result = self.code(recipe)
             self.finish(result.net)
             trained = []
             for number, (network, start, values) in enumerate(
-                zip(members(self.net), members(result.net), result.values)
+                zip(members(self.net)[:count], members(result.net), result.values)
             ):
                 self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
                 weights = Weights.of(network, recipe)
@@ -222,7 +240,9 @@ class _Sweep:
                         seed=self.seed, checkpoint=checkpoint, on_step=lambda loss: self.bar.advance(1, loss=loss),
                     )
                 )  # fmt: skip
-            return self.finish(Mixture(trained) if isinstance(self.net, Mixture) else trained[0])
+            if not isinstance(self.net, Mixture):
+                return self.finish(trained[0])
+            return self.finish(Mixture(trained, prefix(self.net, len(trained)).weights))
 
         return self.measure(make, CODED_PRECISION, how)
 
@@ -234,7 +254,7 @@ class _Sweep:
         chosen = choose(coded, budget, before, self.weights)
         lam = chosen.how.get("lam", self.recipe.lam)
         for _ in range(TUNINGS):
-            trial = self.tuned(replace(self.recipe, lam=lam), steps)
+            trial = self.tuned(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
             fits = _fits(trial, budget, before, self.weights)
             if limit is not None:
                 if fits:
@@ -279,7 +299,7 @@ class _Sweep:
         """Measure points next to the one that the budget would choose now, on its far side."""
         before = self.trials[0]
         for _ in range(REFINEMENTS):
-            points = sorted((t for t in self.trials if t.how.get("units") == self.recipe.units), key=lambda t: t.bytes)
+            points = sorted(self.alike(budget), key=lambda t: t.bytes)
             fits = [_fits(trial, budget, before, self.weights) for trial in points]
             if all(fits) or not any(fits):
                 return
@@ -290,6 +310,13 @@ class _Sweep:
             if not 0 <= other < len(points) or _is_close(points[place], budget.limit(self.weights)):
                 return
             self.coded(replace(self.recipe, lam=self.between(points[place], points[other], budget)))
+
+    def alike(self, budget: Budget) -> list[Trial]:
+        """Return the coded trials with the units of the sweep and as many members as the budget would choose now."""
+        coded = [trial for trial in self.trials if trial.how.get("units") == self.recipe.units]
+        fitting = [trial for trial in coded if _fits(trial, budget, self.trials[0], self.weights)]
+        count = choose(fitting, budget, self.trials[0], self.weights).how.get("members") if fitting else None
+        return [trial for trial in coded if trial.how.get("members") == count]
 
     def between(self, fitting: Trial, other: Trial, budget: Budget) -> float:
         """Return the lambda that should meet a size, or the middle of two."""

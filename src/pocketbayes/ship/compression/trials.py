@@ -154,7 +154,7 @@ class Compressed:
             self.trials, Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss), self.before, self.weights
         )
         assert chosen.packed is not None
-        net = chosen.packed.unpack(list(self.models))
+        net = chosen.packed.unpack(list(self.models)[: chosen.packed.networks])
         return Compressed(net, chosen, self.before, self.trials, self.weights, self.models)
 
     def save(self, path: str | Path) -> int:

@@ -1,0 +1,58 @@
+"""Compressing a mixture: how many members, in how many bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import pocketbayes as pb
+from pocketbayes.files.network_file import Packed
+from pocketbayes.network import Mixture, members
+from pocketbayes.ship.compression.fewer import losses_of_prefixes, prefix
+
+WEIGHTS = (0.5, 0.3, 0.2)
+
+
+@pytest.fixture(scope="module")
+def mixture() -> Mixture:
+    torch.manual_seed(0)
+    train = pb.data.load("digits", "train", subset=300)
+    model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[24])
+    net = pb.fit(pb.Ensemble(members=3), model, train, epochs=10, batch_size=32, lr=1e-2, progress=False)
+    return Mixture(members(net), WEIGHTS)
+
+
+def test_losses_of_prefixes_are_those_of_evaluate(mixture: Mixture) -> None:
+    val = pb.data.load("digits", "val")
+    for count, (nll, accuracy) in enumerate(losses_of_prefixes(mixture, val, 3, 0), 1):
+        expected = pb.evaluate(prefix(mixture, count), val)
+        assert nll == pytest.approx(expected["nll"], rel=1e-5)
+        assert accuracy == pytest.approx(expected["accuracy"])
+
+
+def test_first_networks_of_a_packed_mixture_are_its_prefix(mixture: Mixture) -> None:
+    packed = Packed.of(mixture)
+    for count in (1, 2, 3):
+        first, direct = packed.first(count), Packed.of(prefix(mixture, count))
+        assert first.networks == count
+        assert abs(first.size - direct.size) < 40
+        x = torch.randn(5, 1, 8, 8)
+        assert torch.equal(pb.predict(first.unpack(), x).probs, pb.predict(direct.unpack(), x).probs)
+
+
+def test_compress_chooses_the_number_of_members(mixture: Mixture, tmp_path: Path) -> None:
+    train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
+    found = pb.compress(mixture, train, val, max_bytes=9000, progress=False)
+    counts = {trial.how.get("members", 3) for trial in found.trials if "lam" in trial.how}
+    assert counts == {1, 2, 3}
+    sizes = []
+    for budget in (2500, 9000):
+        chosen = found.pick(max_bytes=budget)
+        sizes.append(len(members(chosen.net)))
+        assert chosen.save(tmp_path / "a.pocket") <= budget
+        again = pb.load(tmp_path / "a.pocket")
+        assert pb.evaluate(again, val)["nll"] == pytest.approx(chosen.chosen.nll, rel=1e-5)
+    assert sizes[0] < sizes[1]
+    assert len(found.pick(max_bytes=9000).net.shares()) == sizes[1]
