@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
+from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import Self
 
 from pocketbayes import models
+from pocketbayes.data import collate
+from pocketbayes.data.batches import as_source
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.prediction import predict
-from pocketbayes.methods import Method, make
+from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
+from pocketbayes.methods import METHODS, Method, make
 from pocketbayes.network import Net, members
 from pocketbayes.training import checkpoint
 from pocketbayes.training.fitting import fit
@@ -43,6 +48,9 @@ class _PocketEstimator(BaseEstimator):
         batch_size: int = 32,
         lr: float = 1e-2,
         samples: int = 30,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:
@@ -52,35 +60,80 @@ class _PocketEstimator(BaseEstimator):
         self.batch_size = batch_size
         self.lr = lr
         self.samples = samples
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
         self.random_state = random_state
         self.verbose = verbose
 
     net_: Net
     n_features_in_: int
 
-    def _fit(self, X: Array, y: Array, outputs: int, **known: Any) -> None:
-        """Trains on features and on targets that are class numbers (n,) or real numbers (n, targets).
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters, and with `deep` those of the method as `method__beta` and so on."""
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep and (isinstance(self.method, Method) or (isinstance(self.method, str) and self.method in METHODS)):
+            method = self._method()
+            params |= {f"method__{field.name}": getattr(method, field.name) for field in fields(method)}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; `method__beta=0.1` sets one of the method, which may be given by its name."""
+        nested = {name: params.pop(name) for name in list(params) if name.startswith("method__")}
+        super().set_params(**params)
+        if nested:
+            known = {f"method__{field.name}" for field in fields(self._method())}
+            for name in nested.keys() - known:
+                raise ValueError(
+                    f"{name} is no parameter of method {self._method().name!r}: {', '.join(sorted(known))}"
+                )
+            self.method = replace(
+                self._method(), **{name.removeprefix("method__"): value for name, value in nested.items()}
+            )
+        return self
+
+    def _method(self) -> Method:
+        return make(self.method) if isinstance(self.method, str) else self.method
+
+    def _fit(
+        self, X: Array, y: Array, outputs: int, likelihood: Likelihood, sample_weight: Array | None, **known: Any
+    ) -> None:
+        """Train on features and on targets that are class numbers (n,) or real numbers (n, targets).
 
         Args:
             X: Features as they are.
             y: Targets, standardised.
             outputs: Of the model.
+            likelihood: The noise model.
+            sample_weight: One positive weight a row, or None. Rows are drawn in proportion to their weights: the
+                expected loss is the weighted one.
             **known: What else the network shall know of its data, by the names of `Info`.
         """
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._mean, self._std = X.mean(axis=0), _spread(X)
-        method = make(self.method) if isinstance(self.method, str) else self.method
+        rows = np.random.default_rng(self._seed).permutation(len(X))
+        held_out = self._held_out(len(X))
+        val, kept = rows[:held_out], np.sort(rows[held_out:])
+        train: Any = as_source((self._inputs(X[kept]), torch.from_numpy(y[kept])))
+        if sample_weight is not None:
+            made = torch.Generator().manual_seed(self._seed)
+            sampler = WeightedRandomSampler(sample_weight[kept].tolist(), len(kept), generator=made)
+            train = DataLoader(train, self.batch_size, sampler=sampler, collate_fn=collate)
         before = checkpoint.random_state()  # of torch, numpy and Python, which the caller may go on with
         try:
             torch.manual_seed(self._seed)
             self.net_ = fit(
-                method,
+                self._method(),
                 self._make_model(outputs),
-                (self._inputs(X), torch.from_numpy(y)),
+                train,
+                val=(self._inputs(X[val]), torch.from_numpy(y[val])) if held_out else None,
                 epochs=self.epochs,
                 batch_size=self.batch_size,
                 lr=self.lr,
-                schedule="cosine",
+                schedule="constant" if held_out else "cosine",
+                keep_best=bool(held_out),
+                stop_after=self.n_iter_no_change if held_out else None,
+                likelihood=likelihood,
                 seed=self._seed,
                 progress=None if self.verbose else False,
             )
@@ -90,6 +143,17 @@ class _PocketEstimator(BaseEstimator):
             assert network.info is not None
             mean, std = (tuple(values.tolist()) for values in (self._mean, self._std))
             network.info = replace(network.info, mean=mean, std=std, **known)
+
+    def _held_out(self, rows: int) -> int:
+        """Return how many rows are kept for validation."""
+        if not self.early_stopping:
+            return 0
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must lie between 0 and 1, not {self.validation_fraction}")
+        count = max(1, round(self.validation_fraction * rows))
+        if count >= rows:
+            raise ValueError(f"early_stopping=True needs more than the {rows} rows there are")
+        return count
 
     def _make_model(self, outputs: int) -> nn.Module:
         features = self.n_features_in_
@@ -117,6 +181,11 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         batch_size: Examples per step.
         lr: Learning rate, which falls to 0 along a cosine.
         samples: Passes per prediction.
+        class_weight: A weight in the loss for each label, "balanced" for the inverse of their frequencies, or None.
+        early_stopping: Keeps a part of the rows for validation, stops when their NLL has not fallen for
+            `n_iter_no_change` epochs, and returns the best network; the learning rate then stays constant.
+        validation_fraction: That part.
+        n_iter_no_change: These epochs.
         random_state: Of initial weights, data order and every draw.
         verbose: Shows progress on a terminal.
 
@@ -126,16 +195,47 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         n_features_in_: The number of features.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on features (n, features) and labels (n,)."""
+    def __init__(
+        self,
+        method: str | Method = "bbb",
+        model: str | MakeModel | None = None,
+        *,
+        epochs: int = 100,
+        batch_size: int = 32,
+        lr: float = 1e-2,
+        samples: int = 30,
+        class_weight: Mapping[Any, float] | str | None = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method, model, epochs=epochs, batch_size=batch_size, lr=lr, samples=samples, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, random_state=random_state,
+            verbose=verbose,
+        )  # fmt: skip
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on features (n, features) and labels (n,), each row with a weight if there are any."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
+        X, y, sample_weight = _weighted_rows(X, y, sample_weight)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"a classifier needs at least two classes, the labels have one class: {self.classes_[0]!r}"
             )
-        self._fit(X, numbers.astype(np.int64), len(self.classes_), class_names=tuple(map(str, self.classes_)))
+        weights = None
+        if self.class_weight is not None:
+            weights = torch.from_numpy(compute_class_weight(self.class_weight, classes=self.classes_, y=y)).float()
+        names = tuple(map(str, self.classes_))
+        self._fit(
+            X, numbers.astype(np.int64), len(names), Categorical(weights), sample_weight, classes=len(names),
+            class_names=names,
+        )  # fmt: skip
         return self
 
     def predict(self, X: Any) -> Array:
@@ -156,16 +256,22 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
 
 
 class PocketRegressor(RegressorMixin, _PocketEstimator):
-    """A Bayesian neural network as a regressor of scikit-learn, with Gaussian noise of a learned std.
+    """A Bayesian neural network as a regressor of scikit-learn, with Gaussian noise.
 
     Parameters:
         method: A method, or its registry name.
-        model: A model's name, or a function that makes a module from (features, targets); None for an MLP with one
+        model: A model's name, or a function that makes a module from (features, outputs); None for an MLP with one
             hidden layer.
         epochs: Passes over the data.
         batch_size: Examples per step.
         lr: Learning rate, which falls to 0 along a cosine.
         samples: Passes per prediction.
+        noise: "learned" for one std, "predicted" for one that the network predicts for each row (heteroscedastic), or
+            a given std in units of the standardised targets.
+        early_stopping: Keeps a part of the rows for validation, stops when their NLL has not fallen for
+            `n_iter_no_change` epochs, and returns the best network; the learning rate then stays constant.
+        validation_fraction: That part.
+        n_iter_no_change: These epochs.
         random_state: Of initial weights, data order and every draw.
         verbose: Shows progress on a terminal.
 
@@ -174,15 +280,40 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         n_features_in_: The number of features.
     """
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Trains on features (n, features) and targets (n,) or (n, targets)."""
+    def __init__(
+        self,
+        method: str | Method = "bbb",
+        model: str | MakeModel | None = None,
+        *,
+        epochs: int = 100,
+        batch_size: int = 32,
+        lr: float = 1e-2,
+        samples: int = 30,
+        noise: Literal["learned", "predicted"] | float = "learned",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method, model, epochs=epochs, batch_size=batch_size, lr=lr, samples=samples, early_stopping=early_stopping,
+            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, random_state=random_state,
+            verbose=verbose,
+        )  # fmt: skip
+        self.noise = noise
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on features (n, features) and targets (n,) or (n, targets), each row with a weight if there are any."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        X, y, sample_weight = _weighted_rows(X, y, sample_weight)
         targets = y.reshape(len(y), -1).astype(np.float64)
         self._flat = y.ndim == 1
         self._target_mean, self._target_std = targets.mean(axis=0), _spread(targets)
         scaled = ((targets - self._target_mean) / self._target_std).astype(np.float32)
         known = {"target_mean": tuple(self._target_mean.tolist()), "target_std": tuple(self._target_std.tolist())}
-        self._fit(X, scaled, targets.shape[1], **known)
+        outputs = targets.shape[1] * (2 if self.noise == "predicted" else 1)
+        self._fit(X, scaled, outputs, GaussianNoise(self.noise), sample_weight, **known)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
@@ -205,6 +336,19 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         tags.target_tags.single_output = True
         tags.target_tags.multi_output = True
         return tags
+
+
+def _weighted_rows(X: Array, y: Array, weight: Any) -> tuple[Array, Array, Array | None]:
+    """Check the weights, and leave out rows without any, which must not move means and stds either."""
+    if weight is None:
+        return X, y, None
+    checked: Array = _check_sample_weight(weight, X, dtype=np.float64)
+    if (checked < 0).any():
+        raise ValueError("sample_weight must not be negative")
+    rows = checked > 0
+    if not rows.any():
+        raise ValueError("sample_weight is zero for every row")
+    return X[rows], y[rows], checked[rows]
 
 
 def _spread(values: Array) -> Array:

@@ -35,6 +35,7 @@ class Progress:
         lines: Lines of the metrics file that are final.
         plateau: The state of the plateau schedule.
         best: The lowest validation NLL of the stage.
+        stale: Epochs since then.
     """
 
     stage: int = 0
@@ -45,6 +46,7 @@ class Progress:
     lines: int = 0
     plateau: Plateau = field(default_factory=Plateau)
     best: float = float("inf")
+    stale: int = 0
 
 
 def files(folder: Path) -> list[Path]:

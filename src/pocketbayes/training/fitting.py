@@ -140,6 +140,8 @@ def _refuse_what_does_nothing(
         raise UserError("milestones= needs schedule='milestones'")
     if settings.get("keep_best") and not with_val:
         raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
+    if settings.get("stop_after") is not None and not with_val:
+        raise UserError("stop_after= needs val=, the data that tell when training has stopped to help")
 
 
 def _check_likelihood(likelihood: Any) -> None:

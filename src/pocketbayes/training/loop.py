@@ -215,8 +215,11 @@ class Loop:
             measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
             row |= {f"val_{name}": value for name, value in measures.items()}
         loss = row["loss"] if run.val is None else loss_of(measures)
-        if self.training.keep_best and run.val is not None and loss < at.best:
-            at.best, run.best = loss, copy.deepcopy(artifact.describe(self.network))  # the tensors go on moving
+        at.stale += 1
+        if run.val is not None and loss < at.best:
+            at.best, at.stale = loss, 0
+            if self.training.keep_best:  # training keeps updating these tensors, so copy them
+                run.best = copy.deepcopy(artifact.describe(self.network))
         at.plateau.after_epoch(loss, self.training)
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
         run.record(row)

@@ -42,6 +42,7 @@ def part(name: str) -> Iterator[None]:
 def check_progress(at: Progress, stages: int) -> None:
     """Raises: ValueError: If a run of so many stages is never there."""
     counts = {"stage": at.stage, "epoch": at.epoch, "step": at.step, "lines": at.lines, "waited": at.plateau.waited}
+    counts["stale"] = at.stale
     for name, count in counts.items():
         if type(count) is not int or count < 0:
             raise ValueError(f"{name} is {count!r}")

@@ -239,7 +239,7 @@ class FitRun:
             self._restore_random(tree["random"])
         loop = Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
         good = Snapshot(network, optimizer, self.at) if training.on_nan == "rollback" else None
-        while self.at.epoch < training.epochs:
+        while self.at.epoch < training.epochs and not self._is_stale(training):
             try:
                 loop.epoch()
             except NotFiniteError as error:  # noqa: PERF203 (once an epoch)
@@ -268,6 +268,10 @@ class FitRun:
         net = step(net, self)
         checkpoint.set_random_state(before)
         return net
+
+    def _is_stale(self, training: Training) -> bool:
+        """Return whether the validation NLL has not fallen for as many epochs as the settings allow."""
+        return training.stop_after is not None and self.at.stale >= training.stop_after
 
     def _seed_rank(self, seed: int) -> None:
         """Seeds the noise of this process, which is not that of the others."""

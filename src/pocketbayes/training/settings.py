@@ -60,6 +60,7 @@ class Training:
         workers: Processes that load data.
         val_samples: Passes per example in validation.
         keep_best: Returns the network of the epoch with the lowest validation NLL, not the last.
+        stop_after: Epochs without a lower validation NLL after which a stage ends early; None for never.
         checkpoint_epochs: Epochs between checkpoints.
         checkpoint_steps: Steps between checkpoints within an epoch; None for none.
         checkpoints: How many of them are kept, for the case that the newest is damaged.
@@ -94,6 +95,7 @@ class Training:
     workers: int = 0
     val_samples: int = 5
     keep_best: bool = False
+    stop_after: int | None = None
     checkpoint_epochs: int = 1
     checkpoint_steps: int | None = None
     checkpoints: int = 2
@@ -112,6 +114,8 @@ class Training:
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.stop_after is not None and self.stop_after < 1:
+            raise UserError(f"stop_after must be at least 1 epoch or None, not {self.stop_after}")
         if self.epochs < 0 or not self.lr > 0:
             raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
         if self.strategy != "ddp":
