@@ -11,6 +11,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
 from pocketbayes.inference.answer import Prediction
+from pocketbayes.inference.calibrating import calibrate
 from pocketbayes.inference.calibration import fit_variance_scale
 from pocketbayes.inference.conformal import fit_conformal
 from pocketbayes.inference.describing import describe
@@ -118,6 +119,7 @@ __all__ = [
     "VariationalDropout",
     "WeightSharing",
     "bayesianize",
+    "calibrate",
     "census",
     "compress",
     "curves",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
@@ -62,6 +63,7 @@ class Network(nn.Module):
         input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
         method: The registry name of the method that made it, if one did.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
+        calibration: A temperature and a variance scale that predictions apply, if `calibrate` has fitted them.
         conformal: Scores of held-out data, if `fit_conformal` has measured any.
         first_stds: Some of the stds that training started from, if any did.
         health: How far the stds have learned, as `fit` recorded it.
@@ -90,6 +92,7 @@ class Network(nn.Module):
         self.input_var = float(input_var)
         self.method: str | None = None
         self.info: Info | None = None
+        self.calibration: Calibration | None = None
         self.conformal: Conformal | None = None
         self.first_stds: FirstStds | None = None
         self.health: Health | None = None

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli import (
+    calibrate,
     compress,
     corruptions,
     demo,
@@ -101,6 +102,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "ensemble": ensemble.ensemble,
     "compress": compress.compress,
     "evaluate": evaluate.evaluate,
+    "calibrate": calibrate.calibrate,
     "predict": predict.predict,
     "corruptions": corruptions.corruptions,
     "report": report.report,

@@ -73,6 +73,8 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "prior": {"name": tree["prior"]["name"], **tree["prior"]["config"]},
             "likelihood": tree["likelihood"] and {"name": tree["likelihood"]["name"], **tree["likelihood"]["config"]},
             "data": tree.get("data"),
+            "health": tree.get("health"),
+            "calibration": tree.get("calibration"),
             "census": census_json(posterior.census() + points),
             "weights": _weights(layout, posterior),
             **_sparsity(posterior),
@@ -147,6 +149,8 @@ def _show(found: dict[str, Any]) -> None:
         "prior": _words(network["prior"]),
         "likelihood": _words(network["likelihood"]),
         "data": _data(network["data"]),
+        "stds": _health(network["health"]),
+        "calibration": _words({"name": "fitted", **network["calibration"]} if network["calibration"] else None),
     }
     values = {
         "weights of the model": total["weights"],
@@ -215,6 +219,12 @@ def _words(part: Mapping[str, Any] | None) -> str:
         return ""
     settings = ", ".join(f"{key}={value}" for key, value in part.items() if key != "name" and value is not None)
     return f"{part['name']} ({settings})" if settings else str(part["name"])
+
+
+def _health(found: Mapping[str, Any] | None) -> str:
+    from pocketbayes.inference.health import Health
+
+    return "unknown" if found is None else str(Health(**found)).removeprefix("stds ")
 
 
 def _data(info: Mapping[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from pocketbayes import likelihoods as objective
 from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import Info
@@ -159,6 +160,7 @@ def describe(net: Net) -> dict[str, Any]:
         "propagation": net.propagation,
         "input_var": net.input_var,
         "data": None if net.info is None else net.info.to_json(),
+        **({} if net.calibration is None else {"calibration": asdict(net.calibration)}),
         **({} if net.conformal is None else {"conformal": net.conformal.to_json()}),
     }
 
@@ -214,6 +216,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     )
     net.method = None if tree.get("method") is None else str(tree["method"])
     net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
+    net.calibration = None if tree.get("calibration") is None else Calibration(**tree["calibration"])
     net.conformal = None if tree.get("conformal") is None else Conformal.from_json(tree["conformal"])
     net.health = None if tree.get("health") is None else Health(**tree["health"])
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import pass_seed
 from pocketbayes.data import Info
@@ -286,7 +287,7 @@ def run_passes(
     passes = passes_for(members(net)[0], ask)
     for passed in outputs_of(net, x, ask):
         before = passes.count
-        passes.add(scaled(passed, ask.variance_scale), target)
+        passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration), target)
         if on_pass is not None:
             for _ in range(passes.count - before):
                 on_pass()
@@ -311,6 +312,17 @@ def propagation_of(network: Network, name: str | None = None) -> Propagation:
         return find_propagation(name)
     trained = find_propagation(network.propagation)
     return trained if trained.predicts_by is None else find_propagation(trained.predicts_by)
+
+
+def calibrated(passed: Passed, variance_scale: float, calibration: Calibration | None) -> Passed:
+    """Apply a variance scale that is asked for, else the network's own calibration."""
+    if variance_scale != 1 or calibration is None:
+        return scaled(passed, variance_scale)
+    if isinstance(passed.output, Gaussian):
+        return scaled(passed, calibration.variance_scale)
+    if calibration.temperature == 1 or task_of(passed.likelihood) != "classification":
+        return passed
+    return replace(passed, output=passed.output / calibration.temperature)
 
 
 def scaled(passed: Passed, factor: float) -> Passed:

@@ -19,7 +19,7 @@ from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
 from pocketbayes.posteriors.priors import Empirical, Normal, Prior, ScaleMixture
 
-EMPIRICAL_BETA = 0.05
+EMPIRICAL_BETA = 0.02
 """The weight of the KL from the empirical prior."""
 
 
@@ -176,7 +176,7 @@ class VariationalMethod(Method):
             "normal"; "scale-mixture"; or "pretrained": normal, centred on the weights the network starts from.
             None: "normal" where `prior_std` is given, else "empirical".
         prior_std: The std of the normal prior, and of the mixture's wide part; None for 1.
-        beta: The weight of the KL. None: 1, the evidence lower bound, for a prior that is given, and 0.05 for the
+        beta: The weight of the KL. None: 1, the evidence lower bound, for a prior that is given, and 0.02 for the
             empirical one, which was chosen on validation data (docs/learning.md).
         annealing: How beta is reached. None: "warm-up" where beta is left to the default, else "constant".
         beta_start: Where the linear annealings start.

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
@@ -61,6 +62,13 @@ class OnePass(nn.Module):
 
     def _classes(self, outputs: list[Tensor]) -> tuple[Tensor, ...]:
         logits, logits_var = _moments(outputs)
+        network = self.networks[0]
+        assert isinstance(network, Network)
+        calibration = network.calibration or Calibration()
+        if logits_var is not None:
+            logits_var = logits_var * calibration.variance_scale
+        elif calibration.temperature != 1:
+            logits = logits / calibration.temperature
         if logits_var is None:
             log = torch.log_softmax(logits, 2)
             probs, var, aleatoric = log.exp(), None, -(log.exp() * log).sum(2)

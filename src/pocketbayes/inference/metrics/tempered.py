@@ -60,7 +60,7 @@ class Tempered(Sums):
 
     def temperature(self) -> float:
         """Return the temperature with the lowest NLL over all examples."""
-        return math.exp(_lowest(self.sums["nll"].sum(1)))
+        return math.exp(lowest(self.sums["nll"].sum(1)))
 
     def compute(self) -> dict[str, float]:
         """Return `calibrated_nll` and `calibrated_ece`; nothing where a half is empty."""
@@ -68,7 +68,7 @@ class Tempered(Sums):
             return {}
         total, bins = 0.0, torch.zeros(self.bins, self.sums["tables"].shape[-1], dtype=torch.float64)
         for fitted, measured in ((0, 1), (1, 0)):
-            best = _lowest(self.sums["nll"][:, fitted])
+            best = lowest(self.sums["nll"][:, fitted])
             total += _value_at(self.sums["nll"][:, measured], best)
             nearest = int((TEMPERATURES.log() - best).abs().argmin())
             bins += self.sums["tables"][nearest].view(2, self.bins, -1)[measured]
@@ -82,7 +82,7 @@ def _parabola(values: Tensor, near: int) -> tuple[float, float, float]:
     return (left + right) / 2 - middle, (right - left) / 2, middle
 
 
-def _lowest(values: Tensor) -> float:
+def lowest(values: Tensor) -> float:
     """Return the logarithm of the temperature where a curve over the grid is lowest."""
     grid = TEMPERATURES.log()
     near = int(values.argmin().clamp(1, len(grid) - 2))

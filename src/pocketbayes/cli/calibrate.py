@@ -1,0 +1,63 @@
+"""`pocketbayes calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.output import show, show_json, styled
+
+
+def calibrate(
+    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or the folder of a run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The calibrated file; without it the network's own is replaced.")
+    ] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Other data than those of the run.")] = None,
+    split: Annotated[str, typer.Option("--split", help="The part that calibrates: val, test or train.")] = "val",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes per example.")] = 30,
+    propagation: Annotated[
+        str | None, typer.Option("--propagation", help="Draws get a temperature, moments and linear a variance scale.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    data_dir: DataDir = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the data: data.key=value.")] = None,
+    json: Json = False,
+) -> None:
+    """Fit a temperature or a variance scale on held-out data; the file keeps it and predictions apply it.
+
+    Example:
+      pocketbayes calibrate runs/digits-bbb
+    """
+    from dataclasses import asdict
+
+    from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
+    from pocketbayes.files.network_file import load, save
+    from pocketbayes.inference.calibrating import calibrate as fit_calibration
+    from pocketbayes.inference.evaluation import evaluate
+    from pocketbayes.network import members
+    from pocketbayes.recipes import network_file
+
+    file = network_file(path)
+    net = load(file)
+    part, _ = data_of(file, net, recipe_beside(file), data, settings or [])
+    dataset = load_for(file, net, part, split, data_dir)
+    found = fit_calibration(net, dataset, samples=samples, propagation=propagation, seed=seed)
+    rows = {
+        name: evaluate(one, dataset, samples=samples, propagation=propagation, seed=seed)
+        for name, one in (("before", net), ("after", found))
+    }
+    target = out or file
+    size = save(found, target)
+    calibration = members(found)[0].calibration
+    assert calibration is not None
+    if json:
+        show_json({"file": str(target), "bytes": size, "split": split, "calibration": asdict(calibration), **rows})
+        return
+    words = f"temperature {calibration.temperature:.3f}, variance scale {calibration.variance_scale:.3g}"
+    show(styled("bold", target, f" {words} from {calibration.examples} examples ({split})"))
+    for name in sorted(rows["before"].keys() & {"nll", "ece", "log_likelihood", "coverage95"}):
+        show(f"{name}: {rows['before'][name]:.4f} before, {rows['after'][name]:.4f} after, on the same data")

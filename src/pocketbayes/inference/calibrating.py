@@ -1,0 +1,122 @@
+"""`calibrate` fits a temperature or a variance scale on held-out data, which the network then carries."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.batches import as_source, batches
+from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.inference.metrics.tempered import TEMPERATURES, lowest
+from pocketbayes.inference.prediction import outputs_of
+from pocketbayes.likelihoods import task_of
+from pocketbayes.network import Net, members
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import Ask
+
+RESAMPLES = 200
+MAX_INTERVAL_RATIO = 1.5
+"""The widest interval, upper over lower end, whose middle is taken as it is."""
+
+
+def calibrate(
+    net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
+) -> Net:
+    """Return a copy of the network that answers with calibrated probabilities.
+
+    Draws get a temperature, by which the logits of every pass are divided; moments and linear a factor for the
+    variance of their outputs. Either minimises the NLL of `val`. `predict`, `evaluate`, files and ONNX graphs apply it.
+    Where `val` is too small to fix a temperature, the value nearest to 1 in its interval is taken, with a warning.
+
+    Args:
+        net: A network or mixture of a classifier; for a regression, one that answers with moments.
+        val: Data that the network was not trained on, and will not be judged by.
+        samples: As in `predict`.
+        propagation: As in `predict`: it decides which of the two numbers is fitted.
+        batch_size: Examples in flight.
+        seed: Of the draws.
+    """
+    first = members(net)[0]
+    ask = Ask(samples=samples, propagation=propagation, batch_size=batch_size, seed=seed).checked()
+    plain = copy.deepcopy(net)
+    before = first.calibration or Calibration()
+    for network in members(plain):
+        network.calibration = None
+    x, _ = next(iter(batches(as_source(val), 2)))
+    gaussian = isinstance(next(iter(outputs_of(plain, x, ask))).output, Gaussian)
+    if gaussian:
+        used = propagation or first.propagation
+        factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=batch_size, seed=seed)
+        count = sum(len(y) for _, y in batches(as_source(val), batch_size))
+        found = replace(before, variance_scale=factor, examples=count)
+    elif task_of(first.likelihood) == "classification":
+        found = _fit_temperature(plain, val, ask, before)
+    else:
+        raise UserError(
+            "a temperature is for classes: calibrate a regression with propagation='moments' or 'linear', or use "
+            "pb.fit_conformal"
+        )
+    for network in members(plain):
+        network.calibration = found
+    return plain
+
+
+def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calibration:
+    curves, labels = [], []
+    classes = 0
+    for x, y in batches(as_source(val), ask.batch_size):
+        target = y.to(members(net)[0].device).long()
+        curve, classes = _nll_by_temperature(net, x, target, ask)
+        curves.append(curve)
+        labels.append(y.flatten())
+    nll, seen = torch.cat(curves, 1).cpu(), torch.cat(labels).unique()
+    if nll.shape[1] < 2 or len(seen) < 2:
+        raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")
+    if len(seen) < classes:
+        warnings.warn(
+            f"{classes - len(seen)} of {classes} classes are missing from the calibration data: its temperature says "
+            "nothing of them",
+            stacklevel=4,
+        )
+    fitted = math.exp(lowest(nll.sum(1)))
+    generator = torch.Generator().manual_seed(ask.seed)
+    count = nll.shape[1]
+    resampled = []
+    for _ in range(RESAMPLES):
+        chosen = torch.randint(count, (count,), generator=generator)
+        resampled.append(lowest(nll @ torch.bincount(chosen, minlength=count).to(nll)))
+    low, high = torch.tensor(resampled).quantile(torch.tensor([0.025, 0.975])).exp().tolist()
+    if high / low > MAX_INTERVAL_RATIO:
+        cautious = min(max(1.0, low), high)
+        warnings.warn(
+            f"{count} examples leave the temperature between {low:.2f} and {high:.2f} (95 %): {cautious:.2f} is taken "
+            f"in place of {fitted:.2f}; give more calibration data",
+            stacklevel=4,
+        )
+        fitted = cautious
+    return replace(before, temperature=fitted, temperature_interval=(low, high), examples=count)
+
+
+def _nll_by_temperature(net: Net, x: Any, y: Tensor, ask: Ask) -> tuple[Tensor, int]:
+    """Return `-log mean_s softmax(logits_s / T)[y]` for every temperature of the grid and example, and the classes."""
+    total, weights, classes = torch.zeros(()), 0.0, 0
+    for passed in outputs_of(net, x, ask):
+        output = passed.output
+        assert not isinstance(output, Gaussian)
+        if output.ndim != 3:
+            raise UserError("a temperature is fitted for one answer an example, not for every pixel")
+        classes = output.shape[2]
+        logits = output.double()
+        for_label = logits.gather(2, y.expand(len(logits), -1)[..., None])[..., 0]
+        scores = [(for_label / t - (logits / t).logsumexp(2)).exp().sum(0) for t in TEMPERATURES.tolist()]
+        total = total.to(logits) + passed.weight * torch.stack(scores)
+        weights += passed.weight * len(logits)
+    return -(total / weights).clamp(min=torch.finfo(torch.float64).tiny).log(), classes
