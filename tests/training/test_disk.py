@@ -45,16 +45,18 @@ def empty(disk: Path) -> None:
     (disk / "ballast").unlink()
 
 
-def remount(disk: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", *arguments], check=True)
 
 
 def protect(disk: Path) -> None:
-    remount(disk, "ro")
+    """Turn the disk read-only for all paths that are opened from now on; a run keeps its lock open."""
+    mount("--bind", str(disk), str(disk))
+    mount("-o", "remount,bind,ro", str(disk))
 
 
 def release(disk: Path) -> None:
-    remount(disk, "rw")
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(
