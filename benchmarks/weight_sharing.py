@@ -37,12 +37,13 @@ NAME = "weight-sharing"
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
 BATCH = 500
 """Of test images."""
-MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005}
-PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01}
+PRINTED = {"n_min": 30, "tau_g": 0.15, "tau_v": 1e-3}
+MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005, **PRINTED}
+PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01, **PRINTED}
 
 STEPS = {"epochs": 1, "subset": 12_800}
 
-FEW = {"k": 16, "iterations": 0, "tau_w": 0.3, "gradient_fraction": 0.005, "gradient_batches": 50}
+FEW = {"k": 16, "iterations": 0, "tau_w": 0.3, "gradient_fraction": 0.005, "gradient_batches": 50, **PRINTED}
 """For few Gaussians: K-means alone, which keeps the means closer than EM does."""
 SHORT = {
     "seed": 0,

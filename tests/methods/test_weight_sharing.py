@@ -108,6 +108,27 @@ def test_few_weights_all_become_outliers_with_a_warning() -> None:
     net.posterior.kl(net.prior).backward()
 
 
+def test_weight_sharing_without_gaussians_saves_and_resumes(tmp_path: Path) -> None:
+    method = pb.WeightSharing(n_min=10_000, pretrain_epochs=1)
+    settings = {"out": tmp_path, "progress": False, "batch_size": 16}
+    with pytest.warns(UserWarning, match="all weights are outliers"):
+        pb.fit(method, tiny_model(), tiny_data(), epochs=1, **settings)
+    net = pb.fit(method, tiny_model(), tiny_data(), epochs=2, resume=True, **settings)
+    assert shared(net).gaussians == 0
+    x, y = tiny_data()
+    assert pb.evaluate(pb.load(tmp_path / "model.pocket", tiny_model()), (x, y)) == pytest.approx(pb.evaluate(net, (x, y)))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_weight_sharing_defaults_suit_weights_of_any_scale(scale: float) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(60, 60, bias=False)
+    layer.weight.data.mul_(scale)
+    posterior = shared(pb.bayesianize(layer, pb.WeightSharing(std_init=0.01 * scale)))
+    assert 20 <= posterior.gaussians <= 60
+    assert posterior.outliers <= 0.05 * layer.weight.numel()
+
+
 @pytest.mark.parametrize("k", [2, 16, 200])
 @pytest.mark.parametrize("std", [1e-8, 1e-2])
 def test_training_is_finite_at_any_k_and_std(k: int, std: float) -> None:

@@ -23,7 +23,7 @@ from pocketbayes.plane import (
     survey,
 )
 
-SMALL = PlaneSettings(k=30, n_min=10, bins=3000, iterations=10)
+SMALL = PlaneSettings(k=30, n_min=10, tau_w=0.2, bins=3000, iterations=10)
 
 
 def weights(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +199,7 @@ def test_threads_do_not_change_a_survey() -> None:
 def test_where_every_cluster_is_too_small_all_are_outliers_and_a_warning_says_so() -> None:
     mean, std, _ = weights(100)
     with pytest.warns(UserWarning, match="all weights are outliers"):
-        plane = survey(mean, std)
+        plane = survey(mean, std, settings=PlaneSettings(k=40, n_min=30))
     check(plane, 100)
     assert len(plane.mixture) == 0
     assert len(plane.outliers) == 100
@@ -207,9 +207,16 @@ def test_where_every_cluster_is_too_small_all_are_outliers_and_a_warning_says_so
 
 def test_where_all_are_outliers_by_value_too() -> None:
     with pytest.warns(UserWarning, match="all 50 weights are outliers by value or gradient: raise tau_w"):
-        plane = survey(torch.ones(50), torch.ones(50))
+        plane = survey(torch.ones(50), torch.ones(50), settings=PlaneSettings(tau_w=0.2))
     check(plane, 50)
     assert len(plane.value_outliers) == 50
+
+
+@pytest.mark.parametrize(("n", "k", "n_min"), [(1, 1, 3), (100, 10, 3), (10_000, 100, 10), (5_000_000, 2000, 30)])
+def test_plane_settings_follow_the_number_of_weights(n: int, k: int, n_min: int) -> None:
+    settings = PlaneSettings().for_cloud(torch.full((n,), 0.3))
+    assert (settings.k, settings.n_min, settings.tau_w) == (k, n_min, pytest.approx(1.2))
+    assert PlaneSettings(k=7, n_min=2, tau_w=None).for_cloud(torch.ones(n)) == PlaneSettings(k=7, n_min=2, tau_w=None)
 
 
 @pytest.mark.parametrize("k", [2, 6000])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.digests import tensor_bytes
 from pocketbayes.base.errors import UserError
 
 FORMAT = "pocketbayes-1"
@@ -74,7 +75,7 @@ def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors, key=int):
         tensor = tensors[name]
         digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 

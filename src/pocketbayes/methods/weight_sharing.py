@@ -42,20 +42,21 @@ class WeightSharing(VariationalMethod):
     at their start); the plane, and training of the shared network.
 
     Attributes:
-        k: Gaussians to fit; "bic" lets the Bayesian information criterion choose.
+        k: Gaussians to fit; "auto" for the square root of the number of weights, at most 2000; "bic" lets the Bayesian
+            information criterion choose.
         bits_per_weight: In place of `k`: as many Gaussians as this index entropy allows.
         iterations: EM steps after the K-means start. 0 stays with K-means, which keeps the means closer: the better
             choice for few Gaussians, where EM spends one on the weights with odd stds.
-        tau_w: |mean| above it makes an outlier; None for none.
+        tau_w: |mean| above it makes an outlier; "auto" for 4 times the means' root mean square; None for none.
         gradient_fraction: The fraction of weights with the largest gradients, outliers too; 0 for none.
-        n_min: Smaller clusters are dissolved into outliers.
+        n_min: Smaller clusters are dissolved into outliers; "auto" for a tenth of the mean cluster, from 3 to 30.
         ellipse: "nearest" or "own", the test for ellipse points; None for none.
         neighbours: Gaussians that an ellipse point is blended from.
         keep: The best of these that are kept; None for all.
         merge: "moments", "barycenter" or "paper"; None for no merging.
         tau_d: Largest squared W2 distance of Gaussians that merge; None for relative to the cloud's own scale.
-        tau_g: Largest mean gradient of theirs.
-        tau_v: Largest variance of theirs.
+        tau_g: Largest mean gradient of theirs; None for twice the mean over all weights.
+        tau_v: Largest variance of theirs; None for relative to the cloud.
         reading: Whether tau_g and tau_v bound "value"s or "difference"s.
         scope: One plane for the whole "network", or one for each "layer".
         draw: "shared", "shared-noise" or "independent"; see `Shared`.
@@ -68,19 +69,19 @@ class WeightSharing(VariationalMethod):
     """
 
     name = "2dgbnn"
-    k: int | Literal["bic"] = 2000
+    k: int | Literal["bic", "auto"] = "auto"
     bits_per_weight: float | None = None
     iterations: int = 30
-    tau_w: float | None = 0.2
+    tau_w: float | Literal["auto"] | None = "auto"
     gradient_fraction: float = 0.01
-    n_min: int = 30
+    n_min: int | Literal["auto"] = "auto"
     ellipse: EllipseMode | None = "nearest"
     neighbours: int = 5
     keep: int | None = None
     merge: MergeRule | None = "moments"
     tau_d: float | None = None
-    tau_g: float = 0.15
-    tau_v: float = 1e-3
+    tau_g: float | None = None
+    tau_v: float | None = None
     reading: Reading = "value"
     scope: Literal["network", "layer"] = "network"
     draw: Draw = "shared"

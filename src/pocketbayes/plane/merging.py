@@ -15,8 +15,10 @@ from pocketbayes.plane.mixture import PlaneMixture
 
 Reading = Literal["value", "difference"]
 READINGS: tuple[str, ...] = ("value", "difference")
-# W2 below 1 % of the cloud's root mean square radius: see `merge_all`.
+# W2 below 1 %, and a Gaussian's own radius below 10 %, of the cloud's root mean square radius: see `merge_all`.
 RELATIVE_TAU_D = 1e-4
+RELATIVE_TAU_V = 1e-2
+RELATIVE_TAU_G = 2.0
 NEIGHBOURS = 8
 
 
@@ -42,8 +44,8 @@ def merge_all(
     gradients: Tensor | None = None,
     *,
     tau_d: float | None = None,
-    tau_g: float = 0.15,
-    tau_v: float = 1e-3,
+    tau_g: float | None = None,
+    tau_v: float | None = None,
     how: MergeRule = "moments",
     reading: Reading = "value",
 ) -> tuple[PlaneMixture, Tensor, Tensor]:
@@ -60,8 +62,8 @@ def merge_all(
         tau_d: largest squared distance. The paper's two values are five orders apart, because it is a length of the
             cloud; by default it is 1e-4 times the trace of the cloud's covariance (count-weighted, within and between
             Gaussians), so that scaling all weights changes nothing.
-        tau_g: largest gradient.
-        tau_v: largest variance.
+        tau_g: largest gradient; by default twice the mean over the weights. The paper's 0.15 binds no network we know.
+        tau_v: largest variance; by default 1e-2 times that of the cloud. The paper's 1e-3 does not bind either.
         how: how two become one, see :func:`pocketbayes.plane.merge`.
         reading: ``value``: both Gaussians lie below the thresholds (the paper's text); ``difference``: the difference
             between them does (its algorithm).
@@ -73,9 +75,13 @@ def merge_all(
         raise UnknownNameError("reading of the merge thresholds", reading, READINGS)
     means, covs, weights, counts = mixture.means, mixture.covs, mixture.weights, counts.to(torch.float64)
     mapping = torch.arange(len(means), device=means.device)
-    limit = RELATIVE_TAU_D * _cloud_variance(means, covs, counts) if tau_d is None else tau_d
+    spread = _cloud_variance(means, covs, counts)
+    tau_d = RELATIVE_TAU_D * spread if tau_d is None else tau_d
+    tau_v = RELATIVE_TAU_V * spread if tau_v is None else tau_v
+    if tau_g is None:
+        tau_g = RELATIVE_TAU_G * float((gradients * counts).sum() / counts.sum()) if gradients is not None else 0.0
     while len(means) > 1:
-        first, second = _pairs(means, covs, gradients, limit, tau_g, tau_v, reading)
+        first, second = _pairs(means, covs, gradients, tau_d, tau_g, tau_v, reading)
         if len(first) == 0:
             break
         parts = (means[first], covs[first], counts[first], means[second], covs[second], counts[second])

@@ -7,11 +7,12 @@ other way round), so that these are judged by, and blended from, the Gaussians t
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -30,18 +31,23 @@ from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
 CHUNK = 1 << 20
 # How many Gaussians the histogram must serve where BIC is to choose their number.
 BIC_CELLS_FOR = 2048
+# The relative defaults; see `PlaneSettings.for_cloud`.
+MOST_GAUSSIANS = 2000
+VALUE_OUTLIER_RMS = 4.0
+SMALLEST_CLUSTER, LARGEST_N_MIN = 3, 30
 
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """Every setting of stage 2, with the paper's values where it gives them.
+    """Every setting of stage 2; "auto" is relative to the cloud, see `PlaneSettings.for_cloud`.
 
     Attributes:
-        k: Gaussians to fit (2000 in the paper's text, 6000 in its table), or ``"bic"``.
+        k: Gaussians to fit (2000 in the paper's text, 6000 in its table), ``"bic"`` or ``"auto"``.
         bits_per_weight: instead of ``k``: as many Gaussians as this entropy of the index allows, before merging.
-        tau_w: a larger ``|mean|`` makes a weight an outlier; None for no such outliers.
+        tau_w: a larger ``|mean|`` makes a weight an outlier (0.2 in the paper); None for no such outliers.
         gradient_fraction: this share of the weights with the largest absolute gradients are outliers; 0 for none.
-        n_min: clusters with fewer weights are dissolved into outliers (30 in the text, 20 in the table); 0 for none.
+        n_min: clusters with fewer weights are dissolved into outliers (30 in the text, 20 in the table); 0 for none;
+            ``"auto"`` for a tenth of the mean cluster, from 3 to 30.
         ellipse: ``nearest``: weights outside the ellipses of all Gaussians; ``own``: outside that of their own; None
             for none.
         chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
@@ -57,27 +63,30 @@ class PlaneSettings:
         bins: cells of the histogram; see :func:`fit_mixture`.
     """
 
-    k: int | Literal["bic"] = 2000
+    k: int | Literal["bic", "auto"] = "auto"
     bits_per_weight: float | None = None
-    tau_w: float | None = 0.2
+    tau_w: float | Literal["auto"] | None = "auto"
     gradient_fraction: float = 0.01
-    n_min: int = 30
+    n_min: int | Literal["auto"] = "auto"
     ellipse: EllipseMode | None = "nearest"
     chi2: float = 5.991
     neighbours: int = 5
     keep: int | None = None
     merge: MergeRule | None = "moments"
     tau_d: float | None = None
-    tau_g: float = 0.15
-    tau_v: float = 1e-3
+    tau_g: float | None = None
+    tau_v: float | None = None
     reading: Reading = "value"
     seed: int = 0
     iterations: int = 30
     bins: int | None = None
 
     def __post_init__(self) -> None:
-        if not (self.k == "bic" or (isinstance(self.k, int) and self.k >= 1)):
-            raise UserError(f"k={self.k!r}: give a number of Gaussians of at least 1, or 'bic'")
+        if not (self.k in ("bic", "auto") or (isinstance(self.k, int) and self.k >= 1)):
+            raise UserError(f"k={self.k!r}: give a number of Gaussians of at least 1, 'bic' or 'auto'")
+        for setting in ("tau_w", "n_min"):
+            if isinstance(value := getattr(self, setting), str) and value != "auto":
+                raise UserError(f"{setting}={value!r}: give a number or 'auto'")
         if self.bits_per_weight is not None and self.bits_per_weight <= 0:
             raise UserError(f"bits_per_weight={self.bits_per_weight}: must be above 0")
         if not 0 <= self.gradient_fraction < 1:
@@ -89,6 +98,24 @@ class PlaneSettings:
         ):
             if name is not None and name not in known:
                 raise UnknownNameError(kind, name, known)
+
+    def for_cloud(self, mean: Tensor) -> PlaneSettings:
+        """Return the settings with every "auto" replaced by a number that suits these weights.
+
+        k is the square root of the number of weights, at most 2000; tau_w is 4 times the root mean square of the means;
+        n_min is a tenth of the mean cluster, at least 3 (a Gaussian stores five values, an outlier two) and at most 30.
+        """
+        size = max(len(mean), 1)
+        k = min(round(math.sqrt(size)), MOST_GAUSSIANS) if self.k == "auto" else self.k
+        tau_w = VALUE_OUTLIER_RMS * float(mean.double().square().mean().sqrt()) if self.tau_w == "auto" else self.tau_w
+        clusters = 2**self.bits_per_weight if self.bits_per_weight is not None else k
+        if self.n_min != "auto":
+            n_min = self.n_min
+        elif clusters == "bic":
+            n_min = SMALLEST_CLUSTER
+        else:
+            n_min = min(max(round(0.1 * size / clusters), SMALLEST_CLUSTER), LARGEST_N_MIN)
+        return replace(self, k=k, tau_w=tau_w, n_min=n_min)
 
 
 @dataclass(frozen=True)
@@ -171,7 +198,7 @@ def survey(
         mean: (n,).
         std: (n,).
         gradient: of the loss with respect to the means, averaged over batches, (n,); None for no gradient outliers.
-        settings: the defaults are the paper's.
+        settings: relative to the cloud by default.
         team: processes that hold the same weights and share the work: each summarises its part of the cloud, and the
             summaries, whose size does not depend on the number of weights, are added up.
     """
@@ -180,6 +207,9 @@ def survey(
     if mean.ndim != 1 or mean.shape != std.shape or (gradient is not None and gradient.shape != mean.shape):
         shapes = [None if t is None else tuple(t.shape) for t in (mean, std, gradient)]
         raise UserError(f"mean, std and gradient must be flat and equally long, got the shapes {shapes}")
+    settings = settings.for_cloud(mean)
+    assert settings.tau_w != "auto"
+    assert settings.n_min != "auto"
     timings: dict[str, float] = {}
     with _timed(timings, "outliers", mean.device):
         masks = outliers(mean, gradient, settings.tau_w, settings.gradient_fraction)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.digests import tensor_bytes
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
@@ -95,7 +96,7 @@ def fingerprint(net: nn.Module) -> str:
     found = hashlib.sha256()
     for name, value in sorted(net.state_dict().items()):
         found.update(name.encode())
-        found.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        found.update(tensor_bytes(value))
     return found.hexdigest()
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pocketbayes.base import atomic
+from pocketbayes.base.digests import tensor_bytes
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import Source, size_of
 from pocketbayes.network import Net, members
@@ -147,9 +148,8 @@ def finite(value: Any) -> Any:
 
 
 def _take_in(digest: Any, value: Tensor) -> None:
-    plain = value.detach().cpu().contiguous().reshape(-1)
     digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-    digest.update(plain.view(torch.uint8).numpy().tobytes())
+    digest.update(tensor_bytes(value))
 
 
 def _refuse_to_lose(path: Path, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
