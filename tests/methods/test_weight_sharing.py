@@ -116,7 +116,9 @@ def test_weight_sharing_without_gaussians_saves_and_resumes(tmp_path: Path) -> N
     net = pb.fit(method, tiny_model(), tiny_data(), epochs=2, resume=True, **settings)
     assert shared(net).gaussians == 0
     x, y = tiny_data()
-    assert pb.evaluate(pb.load(tmp_path / "model.pocket", tiny_model()), (x, y)) == pytest.approx(pb.evaluate(net, (x, y)))
+    assert pb.evaluate(pb.load(tmp_path / "model.pocket", tiny_model()), (x, y)) == pytest.approx(
+        pb.evaluate(net, (x, y))
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
