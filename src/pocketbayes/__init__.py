@@ -10,6 +10,7 @@ from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
+from pocketbayes.inference.adaptive import Stopping, fit_stopping
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.calibrating import calibrate
 from pocketbayes.inference.calibration import fit_variance_scale
@@ -114,6 +115,7 @@ __all__ = [
     "Prediction",
     "Rank1VI",
     "RigL",
+    "Stopping",
     "Training",
     "UserError",
     "VariationalDropout",
@@ -131,6 +133,7 @@ __all__ = [
     "export_onnx",
     "fit",
     "fit_conformal",
+    "fit_stopping",
     "fit_variance_scale",
     "from_pretrained",
     "health",

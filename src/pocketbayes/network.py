@@ -63,6 +63,7 @@ class Network(nn.Module):
         input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
         method: The registry name of the method that made it, if one did.
         info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
+        stopping: The rule of adaptive passes, if one was fitted.
         calibration: A temperature and a variance scale that predictions apply, if `calibrate` has fitted them.
         conformal: Scores of held-out data, if `fit_conformal` has measured any.
         first_stds: Some of the stds that training started from, if any did.
@@ -92,6 +93,7 @@ class Network(nn.Module):
         self.input_var = float(input_var)
         self.method: str | None = None
         self.info: Info | None = None
+        self.stopping: dict[str, Any] | None = None
         self.calibration: Calibration | None = None
         self.conformal: Conformal | None = None
         self.first_stds: FirstStds | None = None
@@ -318,6 +320,7 @@ class Mixture(nn.Module):
     Attributes:
         networks: The members.
         weights: The share of each member in the answer, a sum of 1; None for equal shares.
+        stopping: The rule of adaptive passes, if one was fitted.
     """
 
     def __init__(self, networks: Sequence[Network], weights: Sequence[float] | None = None) -> None:
@@ -326,6 +329,7 @@ class Mixture(nn.Module):
             raise UserError("a mixture needs at least one network")
         self.networks = nn.ModuleList(networks)
         self.weights = None if weights is None else _checked_shares(weights, len(networks))
+        self.stopping: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Network]:
         return iter(self.networks)  # type: ignore[arg-type]

@@ -1,13 +1,14 @@
-"""Which members of a damaged mixture file are whole."""
+"""Some of the members of a mixture file: those that are whole, or the first."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pocketbayes.files.pocket import Buffer
 
+MIXTURE_SETTINGS = ("weights", "stopping")
 SMALLEST = 1 << 12
 """Bytes of the smallest mixture that carries a checksum per member."""
 
@@ -22,6 +23,17 @@ def member_checksums(parts: Mapping[str, Buffer], count: int) -> list[str] | Non
         place = int(owner) if owner.isdecimal() and int(owner) < count else count
         sums[place] = zlib.crc32(data, zlib.crc32(name.encode(), sums[place]))
     return [f"{value:08x}" for value in sums]
+
+
+def mixture_settings(text: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """Return what a file says of a mixture as a whole, for the members of these numbers."""
+    found = {name: text[name] for name in MIXTURE_SETTINGS if name in text}
+    if len(kept) < len(text["networks"]):
+        found.pop("stopping", None)  # fitted for all of them
+        if "weights" in found:
+            weights = [found["weights"][number] for number in kept]
+            found["weights"] = [weight / sum(weights) for weight in weights]
+    return found
 
 
 def damaged_members(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> list[int]:

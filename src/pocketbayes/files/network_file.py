@@ -141,8 +141,9 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
 def describe(net: Net) -> dict[str, Any]:
     """The network as a tree of tensors and plain values."""
     if isinstance(net, Mixture):
-        weights = {} if net.weights is None else {"weights": list(net.weights)}
-        return {"networks": [describe(network) for network in net], **weights}
+        known = {"weights": None if net.weights is None else list(net.weights), "stopping": net.stopping}
+        networks = [describe(network) for network in net]
+        return {"networks": networks, **{name: value for name, value in known.items() if value is not None}}
     (net,) = members(net)
     spec = models.spec_of(net.model)
     first = net.first_stds
@@ -160,6 +161,7 @@ def describe(net: Net) -> dict[str, Any]:
         "propagation": net.propagation,
         "input_var": net.input_var,
         "data": None if net.info is None else net.info.to_json(),
+        **({} if net.stopping is None else {"stopping": net.stopping}),
         **({} if net.calibration is None else {"calibration": asdict(net.calibration)}),
         **({} if net.conformal is None else {"conformal": net.conformal.to_json()}),
     }
@@ -171,7 +173,9 @@ def rebuild(tree: Mapping[str, Any], model: Models = None, source: str = "the fi
         if "networks" in tree:
             modules = _one_each(model, len(tree["networks"]))
             networks = [_rebuild_one(item, own, source) for item, own in zip(tree["networks"], modules)]
-            return Mixture(networks, tree.get("weights"))
+            mixture = Mixture(networks, tree.get("weights"))
+            mixture.stopping = tree.get("stopping")
+            return mixture
         if isinstance(model, Sequence):
             (model,) = _one_each(model, 1)
         return _rebuild_one(tree, model, source)
@@ -218,6 +222,7 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
     net.calibration = None if tree.get("calibration") is None else Calibration(**tree["calibration"])
     net.conformal = None if tree.get("conformal") is None else Conformal.from_json(tree["conformal"])
+    net.stopping = tree.get("stopping")
     net.health = None if tree.get("health") is None else Health(**tree["health"])
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
     _load_points(net.model, tree["state"], source)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.files import codec
-from pocketbayes.files.damage import member_checksums
+from pocketbayes.files.damage import MIXTURE_SETTINGS, member_checksums, mixture_settings
 from pocketbayes.files.pocket import Buffer
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.posteriors.coding import UNDECLARED
@@ -90,8 +90,7 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
         "kind": "mixture" if "networks" in tree else "network",
         "precision": asdict(packer.precision),
     }
-    if "weights" in tree:
-        text["weights"] = tree["weights"]
+    text |= {name: tree[name] for name in MIXTURE_SETTINGS if name in tree}
     body = json.dumps(bodies, separators=(",", ":")).encode()
     if len(body) > LARGEST_TREE:
         raise UserError(f"too many networks or layers for one file: their description takes {len(body)} bytes")
@@ -113,14 +112,10 @@ def first_networks(
     others = {name: data for name, data in parts.items() if name != "tree"}
     kept = {name: data for name, data in others.items() if not name[0].isdecimal() or int(name.split(".")[0]) < count}
     kept = {"tree": zlib.compress(json.dumps(bodies, separators=(",", ":")).encode(), 9), **kept}
-    changed: dict[str, Any] = {**text, "networks": text["networks"][:count]}
-    if "weights" in text:
-        total = sum(text["weights"][:count])
-        changed["weights"] = [weight / total for weight in text["weights"][:count]]
-    changed.pop("stopping", None)  # fitted for all of them
-    if changed.pop("checksums", None) and (checksums := member_checksums(kept, count)) is not None:
-        changed["checksums"] = checksums
-    return changed, kept
+    plain = {name: value for name, value in text.items() if name not in (*MIXTURE_SETTINGS, "checksums")}
+    changed = {**plain, **mixture_settings(text, range(count)), "networks": text["networks"][:count]}
+    checksums = member_checksums(kept, count)
+    return changed if checksums is None else {**changed, "checksums": checksums}, kept
 
 
 def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer], skipped: Collection[int] = ()) -> dict[str, Any]:
@@ -153,10 +148,8 @@ def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer], skipped: Collec
     ]
     if text["kind"] != "mixture":
         return networks[0]
-    if "weights" not in text:
-        return {"networks": networks}
-    weights = [weight for number, weight in enumerate(text["weights"]) if number not in skipped]
-    return {"networks": networks, "weights": [weight / sum(weights) for weight in weights] if skipped else weights}
+    kept = [number for number in range(len(heads)) if number not in skipped]
+    return {"networks": networks, **mixture_settings(text, kept)}
 
 
 class _Packer:

@@ -28,6 +28,8 @@ class Prediction:
     Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the
     noise std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
 
+    `passes` is the number of passes that each answer took.
+
     `conformal` holds what `fit_conformal` found for the network, `class_names` what its data say.
     """
 
@@ -37,6 +39,7 @@ class Prediction:
     epistemic: Tensor
     aleatoric: Tensor
     probs: Tensor | None = None
+    passes: Tensor | None = None
     conformal: Conformal | None = None
     class_names: tuple[str, ...] | None = None
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
-from pocketbayes.inference.prediction import ClassPasses, Passed, RealPasses, as_inputs, outputs_of, passes_for, scaled
+from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
+from pocketbayes.inference.prediction import as_inputs, outputs_of, passes_for, scaled
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import Ask

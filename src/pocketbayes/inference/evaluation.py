@@ -11,9 +11,11 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, batches, info_of, size_of
+from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
 from pocketbayes.inference.other_passes import Density, OtherPasses
-from pocketbayes.inference.prediction import Passes, RealPasses, as_inputs, likelihood_of, run_passes
+from pocketbayes.inference.passes import Passes, RealPasses
+from pocketbayes.inference.prediction import as_inputs, likelihood_of, run_passes
 from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
@@ -31,6 +33,7 @@ def evaluate(
     readout: Readout = "sample",
     classes: str = "predicted",
     variance_scale: float = 1.0,
+    adaptive: Any = None,
     on_batch: Callable[[int], object] | None = None,
     team: Team = ALONE,
     progress: Show = "bar",
@@ -47,6 +50,7 @@ def evaluate(
         readout: As in `predict`.
         classes: As in `predict`.
         variance_scale: As in `predict`.
+        adaptive: As in `predict`; the measures have the mean number of `passes` then.
         on_batch: Told the number of examples after each batch, for progress.
         team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
             data, from sums that are merged.
@@ -57,7 +61,7 @@ def evaluate(
         mutual information over the entropy; `calibrated_nll` and `calibrated_ece` are those after a temperature that
         is fitted on one half of the data and measured on the other, both ways.
     """
-    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     source = as_source(data)
     info = info_of(source)
     measures: Measures | None = None
@@ -124,6 +128,9 @@ class Measures:
             elif isinstance(accumulator, Density):
                 assert isinstance(passes, OtherPasses)
                 accumulator.update(passes, y)
+            elif isinstance(accumulator, PassCount):
+                assert prediction.passes is not None
+                accumulator.update(prediction.passes)
             elif isinstance(accumulator, Segmentation):
                 accumulator.update(prediction.mean.argmax(1), y)
             else:
@@ -166,6 +173,8 @@ def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[
     ignore = None if likelihood is None else likelihood.ignore_index
     classes = probs.shape[1]
     accumulators: list[Any] = [Classification(classes, ignore_index=ignore), Tempered(classes, ignore_index=ignore)]
+    if isinstance(passes, Settled):
+        accumulators.append(PassCount())
     if probs.ndim == 4:
         accumulators.append(Segmentation(classes, ignore_index=ignore))
     return Measures(*accumulators)

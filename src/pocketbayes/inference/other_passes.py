@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.metrics.accumulators import Sums
-from pocketbayes.inference.prediction import Passed, RealPasses
+from pocketbayes.inference.passes import Passed, RealPasses
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.posteriors.gaussian import Gaussian
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.errors import UserError
@@ -21,159 +19,13 @@ from pocketbayes.base.randomness import pass_seed
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.inference.answer import Prediction
-from pocketbayes.likelihoods import Likelihood, match_target, task_of
+from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
+from pocketbayes.likelihoods import Likelihood, task_of
 from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.propagation import Ask, Propagation, find_propagation
-from pocketbayes.propagation.readout import Readout, read_out
-
-
-@dataclass(frozen=True)
-class Passed:
-    """The output of one network for a batch.
-
-    Attributes:
-        output: Outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling.
-        weight: What each of these passes counts.
-        likelihood: The network's own.
-    """
-
-    output: Tensor
-    weight: float = 1.0
-    likelihood: nn.Module | None = None
-
-
-class Passes(ABC):
-    """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.weight = 0.0
-
-    @abstractmethod
-    def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
-
-    def _count(self, passed: Passed) -> None:
-        count = 1 if isinstance(passed.output, Gaussian) else len(passed.output)
-        self.count += count
-        self.weight += passed.weight * count
-
-    @abstractmethod
-    def summary(self) -> Prediction:
-        """The prediction so far."""
-
-
-def _added(total: Tensor | None, value: Tensor, weight: float) -> Tensor:
-    return value * weight if total is None else total + value * weight
-
-
-class _RunningMoments:
-    """Welford's mean and variance, in Chan's form for many values: no cancellation however small the variance."""
-
-    def __init__(self) -> None:
-        self.mean: Tensor | None = None
-        self.squares: Tensor | None = None
-
-    def add(self, values: Tensor, weight: float, total: float) -> None:
-        """Takes in values (s, ...) of this weight each, with which the weights sum to `total`."""
-        if len(values) == 1:
-            mean, squares = values[0], torch.zeros_like(values[0])
-        else:
-            squares, mean = torch.var_mean(values, 0, correction=0)
-            squares *= len(values) * weight
-        if self.mean is None or self.squares is None:
-            self.mean, self.squares = mean.clone(), squares
-            return
-        own = len(values) * weight
-        change, share = mean - self.mean, own / total
-        self.mean += change * share
-        self.squares += squares.addcmul_(change, change, value=(1 - share) * own)
-
-    def read(self, total: float) -> tuple[Tensor, Tensor]:
-        assert self.mean is not None
-        assert self.squares is not None
-        return self.mean, self.squares / total
-
-
-class ClassPasses(Passes):
-    """Passes of a classifier, per example or per pixel."""
-
-    def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
-        """Takes how Gaussian logits become probabilities, see `read_out`."""
-        super().__init__()
-        self.readout, self.seed = readout, seed
-        self.probs, self.entropy = _RunningMoments(), _RunningMoments()
-        self.within: Tensor | None = None
-
-    def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in logits (s, n, classes, ...), or their distribution."""
-        self._count(passed)
-        output, weight = passed.output, passed.weight
-        if not isinstance(output, Gaussian):
-            probs = output.float().softmax(2)
-            self._take(probs, torch.special.entr(probs).sum(2), weight)
-            return
-        mean, var = output.loc.float(), output.variance.float()
-        covariance = output.covariance.float() if isinstance(output, Correlated) else None
-        read = read_out(mean, var, covariance, how=self.readout, seed=self.seed)
-        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None], weight)
-        self.within = _added(self.within, read.var, weight)
-
-    def _take(self, probs: Tensor, aleatoric: Tensor, weight: float) -> None:
-        self.probs.add(probs, weight, self.weight)
-        self.entropy.add(aleatoric, weight, self.weight)
-
-    def summary(self) -> Prediction:
-        """Mean probabilities; total entropy = aleatoric + epistemic."""
-        mean, var = self.probs.read(self.weight)
-        var = var if self.within is None else var + self.within / self.weight
-        entropy = torch.special.entr(mean).sum(1)
-        aleatoric = self.entropy.read(self.weight)[0]
-        return Prediction(mean, var.sqrt(), entropy, (entropy - aleatoric).clamp(min=0), aleatoric, probs=mean)
-
-
-class RealPasses(Passes):
-    """Passes of a regression with Gaussian noise, which each network has learned for itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean, self.noise_var = _RunningMoments(), _RunningMoments()
-        self.within: Tensor | None = None
-        self.log_density: Tensor | None = None
-
-    def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
-        self._count(passed)
-        output, weight = passed.output, passed.weight
-        values = output.loc[None] if isinstance(output, Gaussian) else output
-        assert isinstance(passed.likelihood, Likelihood)
-        mean, noise = passed.likelihood.moments(values.float())
-        self.mean.add(mean, weight, self.weight)
-        self.noise_var.add(noise.square(), weight, self.weight)
-        if isinstance(output, Gaussian):
-            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
-            self.within = _added(self.within, var, weight)
-            noise = (var + noise.square()).sqrt()
-        if target is not None:
-            score = (match_target(mean[0], target) - mean) / noise
-            each = (-0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)).logsumexp(0)
-            each = each if weight == 1 else each + math.log(weight)
-            self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
-
-    def log_likelihood(self) -> Tensor:
-        """Return the log density of the targets under the mixture over passes."""
-        assert self.log_density is not None
-        return self.log_density - math.log(self.weight)
-
-    def summary(self) -> Prediction:
-        """Mean; variance = that of the mean over passes + the mean noise variance."""
-        mean, var = self.mean.read(self.weight)
-        var = var if self.within is None else var + self.within / self.weight
-        noise = self.noise_var.read(self.weight)[0]
-        std = (var + noise).sqrt()
-        return Prediction(mean, std, std.log() + 0.5 * math.log(2 * math.pi * math.e), var.sqrt(), noise.sqrt())
+from pocketbayes.propagation.readout import Readout
 
 
 def predict(
@@ -187,6 +39,7 @@ def predict(
     readout: Readout = "sample",
     classes: str = "predicted",
     variance_scale: float = 1.0,
+    adaptive: Any = None,
 ) -> Prediction:
     """p(y | x) averaged over the posterior.
 
@@ -209,8 +62,10 @@ def predict(
             mean variance of those.
         variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
             validation data; a prediction with one is no longer the posterior's own.
+        adaptive: Ask members or draws one after another, and stop early for inputs that are settled: True for the rule
+            that `fit_stopping` has kept in the network, or a rule. The answer says how many `passes` each input took.
     """
-    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     info = members(net)[0].info
     x = as_inputs(x, info)
     try:
@@ -284,6 +139,10 @@ def run_passes(
     net: Net, x: ModelInput, ask: Ask, *, target: Tensor | None = None, on_pass: Callable[[], object] | None = None
 ) -> Passes:
     """Summarise all passes over one batch; `on_pass` is called after each of them, for progress."""
+    if ask.adaptive:
+        from pocketbayes.inference.adaptive import settle
+
+        return settle(net, x, ask)
     passes = passes_for(members(net)[0], ask)
     for passed in outputs_of(net, x, ask):
         before = passes.count
@@ -337,27 +196,52 @@ def scaled(passed: Passed, factor: float) -> Passed:
     raise UserError("variance_scale is for outputs with a variance: use it with propagation='moments' or 'linear'")
 
 
-def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
-    """Yield what `Passes.add` takes: as many passes of each network, or one that counts as many; one if none draws."""
+@dataclass(frozen=True)
+class Turn:
+    """Passes of one network.
+
+    Attributes:
+        network: The network.
+        way: Its propagation.
+        weight: What each pass counts.
+        seeds: Of the passes.
+    """
+
+    network: Network
+    way: Propagation
+    weight: float
+    seeds: tuple[int, ...]
+
+    def run(self, x: ModelInput, ask: Ask) -> Iterator[Passed]:
+        """Yield what `Passes.add` takes; the network's weights are decoded while its passes run."""
+        network = self.network
+        # Numbers that are no classes have a variance each.
+        classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
+        own = replace(ask, propagation=self.way.name, classes=classes)
+        with MODEL_LOCK, torch.no_grad(), network.posterior.frozen(), evaluating(network):
+            for output in self.way.passes(network, _fitting(x, network), own, self.seeds):
+                yield Passed(output, self.weight, network.likelihood)
+
+
+def turns_of(net: Net, ask: Ask) -> list[Turn]:
+    """Return as many passes of each network, or one that counts as many; one of each if none draws."""
     networks = members(net)
     share = math.ceil(ask.samples / len(networks))
-    with MODEL_LOCK, torch.no_grad(), ExitStack() as stack:
-        ways = [propagation_of(network, ask.propagation) for network in networks]
-        for network in networks:
-            stack.enter_context(network.posterior.frozen())
-            stack.enter_context(evaluating(network))
-        random = [way.draws and network.posterior.noise_size > 0 for way, network in zip(ways, networks)]
-        count = share if any(random) else 1
-        for number, (network, way, weight) in enumerate(zip(networks, ways, shares(net))):
-            if weight == 0:
-                continue
-            draws = count if random[number] else 1
-            seeds = [pass_seed(ask.seed, number * share + index) for index in range(draws)]
-            # Numbers that are no classes have a variance each.
-            classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
-            own = replace(ask, propagation=way.name, classes=classes)
-            for output in way.passes(network, _fitting(x, network), own, seeds):
-                yield Passed(output, weight * count / draws, network.likelihood)
+    ways = [propagation_of(network, ask.propagation) for network in networks]
+    random = [way.draws and network.posterior.noise_size > 0 for way, network in zip(ways, networks)]
+    count = share if any(random) else 1
+    turns = []
+    for number, (network, way, weight) in enumerate(zip(networks, ways, shares(net))):
+        draws = count if random[number] else 1
+        seeds = tuple(pass_seed(ask.seed, number * share + index) for index in range(draws))
+        turns.append(Turn(network, way, weight * count / draws, seeds))
+    return [turn for turn in turns if turn.weight > 0]
+
+
+def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
+    """Yield what `Passes.add` takes, network by network: memory holds the decoded weights of one at a time."""
+    for turn in turns_of(net, ask):
+        yield from turn.run(x, ask)
 
 
 def _fitting(x: ModelInput, network: Network) -> ModelInput:

@@ -38,6 +38,7 @@ class Ask:
         readout: How Gaussian logits become probabilities.
         classes: For "linear", the logits whose variance is computed.
         variance_scale: A factor for the variance of Gaussian outputs.
+        adaptive: True, or a rule that tells when an answer is settled before all passes are done.
         noise: For a single pass, the noise of its weights; None for fresh noise.
         randomness: For a single pass, what it draws from; None for torch's global generator.
     """
@@ -49,6 +50,7 @@ class Ask:
     readout: Readout = "sample"
     classes: str = "predicted"
     variance_scale: float = 1.0
+    adaptive: Any = None
     noise: Tensor | None = field(default=None, compare=False, repr=False)
     randomness: Randomness | None = field(default=None, compare=False, repr=False)
 

@@ -18,7 +18,7 @@ from pocketbayes.base.progress import Display
 from pocketbayes.data.batches import Source, info_of, size_of
 from pocketbayes.inference.evaluation import Measures, measures_for, stream
 from pocketbayes.inference.metrics import Classification, HumanAgreement
-from pocketbayes.inference.prediction import Passes
+from pocketbayes.inference.passes import Passes
 from pocketbayes.inference.suite import answers
 from pocketbayes.inference.suite.store import Store, data_print
 from pocketbayes.network import Net

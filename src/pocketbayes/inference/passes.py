@@ -1,0 +1,180 @@
+"""Running sums over the passes of a batch, which answers come from."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.inference.answer import Prediction
+from pocketbayes.likelihoods import Likelihood, match_target
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian
+from pocketbayes.propagation.readout import Readout, read_out
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The output of one network for a batch.
+
+    Attributes:
+        output: Outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling.
+        weight: What each of these passes counts.
+        likelihood: The network's own.
+    """
+
+    output: Tensor
+    weight: float = 1.0
+    likelihood: nn.Module | None = None
+
+
+class Passes(ABC):
+    """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.weight = 0.0
+
+    @abstractmethod
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
+        """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
+
+    def _count(self, passed: Passed) -> None:
+        count = 1 if isinstance(passed.output, Gaussian) else len(passed.output)
+        self.count += count
+        self.weight += passed.weight * count
+
+    @abstractmethod
+    def summary(self) -> Prediction:
+        """The prediction so far."""
+
+    def _passes(self, values: Tensor) -> Tensor:
+        """Return the number of passes of each input."""
+        return torch.full((len(values),), self.count, device=values.device)
+
+
+def _added(total: Tensor | None, value: Tensor, weight: float) -> Tensor:
+    return value * weight if total is None else total + value * weight
+
+
+class _RunningMoments:
+    """Welford's mean and variance, in Chan's form for many values: no cancellation however small the variance."""
+
+    def __init__(self) -> None:
+        self.mean: Tensor | None = None
+        self.squares: Tensor | None = None
+
+    def add(self, values: Tensor, weight: float, total: float) -> None:
+        """Takes in values (s, ...) of this weight each, with which the weights sum to `total`."""
+        if len(values) == 1:
+            mean, squares = values[0], torch.zeros_like(values[0])
+        else:
+            squares, mean = torch.var_mean(values, 0, correction=0)
+            squares *= len(values) * weight
+        if self.mean is None or self.squares is None:
+            self.mean, self.squares = mean.clone(), squares
+            return
+        own = len(values) * weight
+        change, share = mean - self.mean, own / total
+        self.mean += change * share
+        self.squares += squares.addcmul_(change, change, value=(1 - share) * own)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep the inputs of these rows."""
+        assert self.mean is not None
+        assert self.squares is not None
+        self.mean, self.squares = self.mean[rows], self.squares[rows]
+
+    def read(self, total: float) -> tuple[Tensor, Tensor]:
+        assert self.mean is not None
+        assert self.squares is not None
+        return self.mean, self.squares / total
+
+
+class ClassPasses(Passes):
+    """Passes of a classifier, per example or per pixel."""
+
+    def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
+        """Takes how Gaussian logits become probabilities, see `read_out`."""
+        super().__init__()
+        self.readout, self.seed = readout, seed
+        self.probs, self.entropy = _RunningMoments(), _RunningMoments()
+        self.within: Tensor | None = None
+
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
+        """Takes in logits (s, n, classes, ...), or their distribution."""
+        self._count(passed)
+        output, weight = passed.output, passed.weight
+        if not isinstance(output, Gaussian):
+            probs = output.float().softmax(2)
+            self._take(probs, torch.special.entr(probs).sum(2), weight)
+            return
+        mean, var = output.loc.float(), output.variance.float()
+        covariance = output.covariance.float() if isinstance(output, Correlated) else None
+        read = read_out(mean, var, covariance, how=self.readout, seed=self.seed)
+        self._take(read.probs[None], (torch.special.entr(read.probs).sum(1) - read.information)[None], weight)
+        self.within = _added(self.within, read.var, weight)
+
+    def _take(self, probs: Tensor, aleatoric: Tensor, weight: float) -> None:
+        self.probs.add(probs, weight, self.weight)
+        self.entropy.add(aleatoric, weight, self.weight)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep the inputs of these rows, and forget the others."""
+        self.probs.keep(rows)
+        self.entropy.keep(rows)
+        self.within = None if self.within is None else self.within[rows]
+
+    def summary(self) -> Prediction:
+        """Mean probabilities; total entropy = aleatoric + epistemic."""
+        mean, var = self.probs.read(self.weight)
+        var = var if self.within is None else var + self.within / self.weight
+        entropy = torch.special.entr(mean).sum(1)
+        aleatoric = self.entropy.read(self.weight)[0]
+        epistemic = (entropy - aleatoric).clamp(min=0)
+        return Prediction(mean, var.sqrt(), entropy, epistemic, aleatoric, probs=mean, passes=self._passes(mean))
+
+
+class RealPasses(Passes):
+    """Passes of a regression with Gaussian noise, which each network has learned for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.noise_var = _RunningMoments(), _RunningMoments()
+        self.within: Tensor | None = None
+        self.log_density: Tensor | None = None
+
+    def add(self, passed: Passed, target: Tensor | None = None) -> None:
+        """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
+        self._count(passed)
+        output, weight = passed.output, passed.weight
+        values = output.loc[None] if isinstance(output, Gaussian) else output
+        assert isinstance(passed.likelihood, Likelihood)
+        mean, noise = passed.likelihood.moments(values.float())
+        self.mean.add(mean, weight, self.weight)
+        self.noise_var.add(noise.square(), weight, self.weight)
+        if isinstance(output, Gaussian):
+            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
+            self.within = _added(self.within, var, weight)
+            noise = (var + noise.square()).sqrt()
+        if target is not None:
+            score = (match_target(mean[0], target) - mean) / noise
+            each = (-0.5 * score.square() - noise.log() - 0.5 * math.log(2 * math.pi)).logsumexp(0)
+            each = each if weight == 1 else each + math.log(weight)
+            self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
+
+    def log_likelihood(self) -> Tensor:
+        """Return the log density of the targets under the mixture over passes."""
+        assert self.log_density is not None
+        return self.log_density - math.log(self.weight)
+
+    def summary(self) -> Prediction:
+        """Mean; variance = that of the mean over passes + the mean noise variance."""
+        mean, var = self.mean.read(self.weight)
+        var = var if self.within is None else var + self.within / self.weight
+        noise = self.noise_var.read(self.weight)[0]
+        std = (var + noise).sqrt()
+        entropy = std.log() + 0.5 * math.log(2 * math.pi * math.e)
+        return Prediction(mean, std, entropy, var.sqrt(), noise.sqrt(), passes=self._passes(mean))
