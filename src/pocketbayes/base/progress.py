@@ -104,7 +104,9 @@ class Log:
             self._say(self.waiting)
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        from pocketbayes.base.terminal import make_safe
+
+        print(make_safe(text), file=sys.stderr, flush=True)  # noqa: T201
         self.said, self.waiting = self.clock(), None
 
 
@@ -149,15 +151,16 @@ def _log(lines: bool) -> Iterator[Log]:
 
 @contextmanager
 def _bar(lines: bool) -> Iterator[Bar]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from pocketbayes.base.terminal import SafeConsole
+
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=SafeConsole(stderr=True), transient=True) as progress:
         yield Bar(progress, lines=lines)
