@@ -46,7 +46,7 @@ from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import Layout
-from pocketbayes.propagation import register_moment_rule
+from pocketbayes.propagation import Ask, Propagation, register_moment_rule
 from pocketbayes.reporting import report
 from pocketbayes.ship.compression import compress
 from pocketbayes.ship.hub import from_pretrained, push_to_hub, save_pretrained
@@ -93,6 +93,7 @@ __all__ = [
     "SSVI",
     "SWAG",
     "VDP",
+    "Ask",
     "Categorical",
     "Census",
     "Deterministic",
@@ -113,6 +114,7 @@ __all__ = [
     "PocketRegressor",
     "Posterior",
     "Prediction",
+    "Propagation",
     "Rank1VI",
     "RigL",
     "Stopping",

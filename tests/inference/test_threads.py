@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,13 @@ class Pause(nn.Module):
         return x
 
 
+class AlwaysDropout(nn.Module):
+    """Draws from torch's generator in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.3, training=True)
+
+
 def network() -> pb.Network:
     model = nn.Sequential(nn.Linear(3, 4), Pause(), nn.ReLU(), nn.Linear(4, 4), Pause(), nn.Linear(4, 2))
     net = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.1)).eval()
@@ -42,6 +51,85 @@ def test_predictions_equal_the_serial_ones(propagation: str) -> None:
     def call(number: int) -> Tensor:
         return pb.predict(net, x[number : number + 1], samples=3, propagation=propagation, seed=number).mean
 
+    serial = [call(number) for number in range(CALLS)]
+    for one, other in zip(serial, at_once(call)):
+        assert torch.equal(one, other)
+
+
+PROPAGATIONS = (None, "mean", "sample", "local", "flipout", "moments", "moments-exact", "linear")
+
+
+@pytest.mark.parametrize("trained", ["sample", "local", "moments"])
+def test_threads_with_mixed_propagations_equal_the_serial(trained: str) -> None:
+    net, x = network(), torch.randn(CALLS, 3)
+    net.propagation = trained
+
+    def call(number: int) -> Tensor:
+        with net.using("mean"):  # of this thread only
+            net(x[:1])
+        how = PROPAGATIONS[number % len(PROPAGATIONS)]
+        prediction = pb.predict(net, x[number : number + 1], samples=3, propagation=how, seed=number)
+        return torch.cat([prediction.mean, prediction.epistemic[:, None]], 1)
+
+    serial = [call(number) for number in range(CALLS)]
+    for one, other in zip(serial, at_once(call)):
+        assert torch.equal(one, other)
+
+
+def test_threads_leave_torchs_generator_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), AlwaysDropout(), nn.Linear(4, 2))
+    net, x = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.1)), torch.randn(4, 3)
+    before = torch.get_rng_state()
+    one, two = (pb.predict(net, x, samples=3, seed=4) for _ in range(2))
+    assert torch.equal(one.mean, two.mean)
+    assert bool((one.epistemic > 0).all())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fit_beside_predicting_threads_is_the_same() -> None:
+    net = pb.bayesianize(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), pb.MeanFieldVI(std_init=0.1))
+    x = torch.randn(64, 3)
+    y = (x[:, 0] > 0).long()
+
+    def fit() -> list[Tensor]:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+        nn.init.ones_(model[0].weight), nn.init.zeros_(model[0].bias)
+        nn.init.ones_(model[2].weight), nn.init.zeros_(model[2].bias)
+        trained = pb.fit("lrt", model, (x, y), epochs=2, seed=3, batch_size=16, progress=False)
+        return list(trained.state_dict().values())
+
+    alone = fit()
+    stop = threading.Event()
+
+    def predict(number: int) -> None:
+        while not stop.is_set():
+            how = PROPAGATIONS[number % len(PROPAGATIONS)]
+            pb.predict(net, x[:2], samples=2, propagation=how, seed=number)
+            time.sleep(0.002)
+
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(predict, number) for number in range(4)]
+        try:
+            beside = fit()
+        finally:
+            stop.set()
+        for each in running:
+            each.result()
+    for one, other in zip(alone, beside):
+        assert torch.equal(one, other)
+
+
+def test_copies_beside_predicting_threads_are_whole() -> None:
+    net, x = network(), torch.randn(CALLS, 3)
+
+    def call(number: int) -> Tensor:
+        if number % 2:
+            other = copy.deepcopy(net)
+            assert list(other.state_dict()) == names
+            return other.posterior.mean.detach()
+        return pb.predict(net, x[number : number + 1], samples=2, seed=number).mean
+
+    names = list(net.state_dict())
     serial = [call(number) for number in range(CALLS)]
     for one, other in zip(serial, at_once(call)):
         assert torch.equal(one, other)

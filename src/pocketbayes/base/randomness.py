@@ -95,7 +95,7 @@ class Redirection(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
-        if dict(zip(names, args), **kwargs).get("dropout_p", 1.0) == 0:  # attention that drops nothing
+        if "dropout_p" in names and _argument(func, "dropout_p", args, kwargs) == 0:  # attention that drops nothing
             return func(*args, **kwargs)
         if "generator" in names:
             place = names.index("generator")
@@ -123,6 +123,13 @@ class Redirection(TorchDispatchMode):
         with _GLOBAL_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             return func(*args, **kwargs)
+
+
+def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation is given for one of its arguments, or the default."""
+    given = dict(zip((argument.name for argument in func._schema.arguments), args), **kwargs)
+    default = next(argument.default_value for argument in func._schema.arguments if argument.name == name)
+    return given.get(name, default)
 
 
 def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

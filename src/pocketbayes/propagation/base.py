@@ -55,16 +55,16 @@ class Ask:
     randomness: Randomness | None = field(default=None, compare=False, repr=False)
 
     def checked(self) -> Ask:
-        """Return the settings themselves.
+        """Return the settings, numbers of numpy and torch as Python's.
 
         Raises:
             UserError: If one of them is out of range.
         """
+        whole = {name: _whole(name, getattr(self, name)) for name in ("samples", "batch_size", "seed")}
         for name in ("samples", "batch_size"):
-            value = _whole(name, getattr(self, name))
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, not {value}")
-        if not -(2**63) <= _whole("seed", self.seed) < 2**63:
+            if whole[name] < 1:
+                raise UserError(f"{name} must be at least 1, not {whole[name]}")
+        if not -(2**63) <= whole["seed"] < 2**63:
             raise UserError(f"seed must be less than 2**63 in size, not {self.seed}")
         if self.propagation is not None:
             find_propagation(self.propagation)
@@ -74,7 +74,7 @@ class Ask:
         scale = self.variance_scale
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (math.isfinite(scale) and scale >= 0):
             raise UserError(f"variance_scale must be a finite number of at least 0, not {scale!r}")
-        return self
+        return replace(self, samples=whole["samples"], batch_size=whole["batch_size"], seed=whole["seed"])
 
 
 def _whole(name: str, value: Any) -> int:

@@ -1,0 +1,97 @@
+"""Arguments that predict, evaluate and stream refuse, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from pocketbayes.inference.evaluation import stream
+
+X: dict[str, Any] = {
+    "none": None,
+    "empty mapping": {},
+    "ragged": [[1.0, 2.0], [1.0]],
+    "text": "x.npy",
+    "texts": ["a", "b"],
+    "array of texts": np.array(["a", "b"]),
+    "array of objects": np.array([None, {}]),
+    "number": 3.0,
+    "scalar": torch.tensor(3.0),
+    "scalar array": np.float32(3),
+    "meta": torch.ones(2, 3, device="meta"),
+    "sparse": torch.eye(3).to_sparse(),
+    "complex": torch.ones(2, 3, dtype=torch.complex64),
+    "empty": torch.ones(0, 3),
+}
+
+SETTINGS: list[dict[str, Any]] = [
+    *({"batch_size": value} for value in (0, -1, None, 2.5, "3", True)),
+    *({"seed": value} for value in (None, 2**63, -(2**63) - 1, 1.5, "0")),
+    *({"samples": value} for value in (None, "3", 0, -2, 1.5, True)),
+    *({"classes": value} for value in (None, "best", 3, "top-0")),
+    *({"variance_scale": value} for value in (-1, float("nan"), float("inf"), None, "2")),
+    *({"readout": value} for value in (None, "mean")),
+    *({"propagation": value} for value in ("locl", 3, "")),
+]
+
+
+def network(model: nn.Module | None = None) -> pb.Network:
+    torch.manual_seed(0)
+    net = pb.bayesianize(model or nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), pb.MeanFieldVI())
+    assert isinstance(net, pb.Network)
+    return net
+
+
+def refused(call: Any) -> None:
+    with pytest.raises(pb.UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", X)
+def test_predict_refuses_inputs_that_are_no_batch(name: str) -> None:
+    refused(lambda: pb.predict(network(), X[name], samples=1))
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
+    net, data = network(), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
+    refused(lambda: pb.predict(net, data[0], **setting))
+    refused(lambda: pb.evaluate(net, data, **setting))
+    refused(lambda: stream(net, data, **setting))  # type: ignore[arg-type]
+    if "variance_scale" not in setting:
+        refused(lambda: pb.fit_variance_scale(net, data, **setting))
+
+
+def test_predict_takes_negative_strides_and_numpy_numbers() -> None:
+    net, x = network(), np.arange(12, dtype=np.float32).reshape(4, 3)
+    turned = pb.predict(net, x[::-1], np.int64(2), seed=np.int32(1), batch_size=torch.tensor(3))
+    straight = pb.predict(net, torch.from_numpy(x).flip(0), 2, seed=1, batch_size=3)
+    assert torch.equal(turned.mean, straight.mean)
+
+
+@pytest.mark.parametrize("propagation", ["mean", "sample", "local", "linear", "moments"])
+def test_predict_refuses_outputs_that_are_no_tensor(propagation: str) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"a": self.layer(x), "b": x}
+
+    refused(lambda: pb.predict(network(Two()), torch.ones(2, 3), 2, propagation=propagation))
+
+
+@pytest.mark.parametrize("propagation", ["moments", "moments-full", "linear", "sample"])
+def test_predict_warns_of_weights_too_large(propagation: str) -> None:
+    net = network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    with torch.no_grad():
+        net.posterior.mean.fill_(1e30)
+    with pytest.warns(UserWarning, match="not finite"):
+        pb.predict(net, torch.ones(2, 3), 2, propagation=propagation)
