@@ -17,6 +17,7 @@ from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.cli import app
 from pocketbayes.network import Mixture
 from pocketbayes.ship.compression import Compressed, Trial, compress, frontier, sweep
+from pocketbayes.ship.compression.coding import Recipe, code
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,3 +221,17 @@ def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:
         net.posterior.mean.fill_(torch.inf)
     with pytest.raises(NotFiniteAnswersError, match="answers are not finite"):
         pb.evaluate(net, images(9, 0))
+
+
+def test_learned_stds_are_kept_with_the_codes() -> None:
+    """Stds that differ from weight to weight survive; one std per layer would lose them."""
+    torch.manual_seed(0)
+    net = pb.bayesianize(nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3)), pb.MeanFieldVI())
+    assert isinstance(net, pb.Network)
+    with torch.no_grad():
+        net.posterior.rho.copy_(torch.where(torch.arange(net.layout.size) % 3 == 0, -1.5, -6.0))
+    made = code(net, Recipe(0.003, std_units="code"), [None]).net
+    with torch.no_grad():
+        (mean, std), (wanted_mean, wanted_std) = made.posterior.moments(), net.posterior.moments()
+        assert torch.corrcoef(torch.stack([std, wanted_std]))[0, 1] > 0.95
+        assert torch.corrcoef(torch.stack([mean, wanted_mean]))[0, 1] > 0.95

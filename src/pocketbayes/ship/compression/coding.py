@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
+from pocketbayes.plane.plane_codes import PlaneCodebook, fit_plane_codebook, importance_of
 from pocketbayes.posteriors import Coded
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_sizes
 from pocketbayes.ship.compression.feedback import code_with_feedback
@@ -25,6 +27,7 @@ ESTIMATE_WEIGHTS = 1 << 16
 """Weights per layer that an estimate of size is made from."""
 
 Moments = Sequence[Tensor | None]
+AnyCodebook = Codebook | PlaneCodebook
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Result:
     """
 
     net: Net
-    codebook: Codebook
+    codebook: AnyCodebook
     values: Sequence[Tensor]
 
 
@@ -68,14 +71,30 @@ def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
     networks = members(net)
     with torch.no_grad():
         weights = [Weights.of(network, recipe) for network in networks]
-        codebook = fit_codebook(torch.cat([own.scaled for own in weights]), recipe.lam)
-        codebook = replace(codebook, centres=round_mantissa(codebook.centres, BFLOAT16_BITS))
+        codebook = _rounded(_fit(weights, recipe))
         coded = [
             own.code(codebook, inputs or [None] * len(own.network.layout)) for own, inputs in zip(weights, moments)
         ]
         made = [own.build(codebook, index) for own, (index, _) in zip(weights, coded)]
     found = Mixture(made, net.weights) if isinstance(net, Mixture) else made[0]
     return Result(found, codebook, [values for _, values in coded])
+
+
+def _fit(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
+    """Fit one codebook to the weights of all members."""
+    means = torch.cat([own.scaled for own in weights])
+    if recipe.std_units != "code":
+        return fit_codebook(means, recipe.lam)
+    stds, importance = (torch.cat(each) for each in zip(*((own.scaled_std, own.importance) for own in weights)))
+    return fit_plane_codebook(means, stds, importance, recipe.lam)
+
+
+def _rounded(codebook: AnyCodebook) -> AnyCodebook:
+    """Round a codebook to what a file keeps."""
+    centres = round_mantissa(codebook.centres, BFLOAT16_BITS)
+    if isinstance(codebook, PlaneCodebook):
+        return replace(codebook, centres=centres, stds=round_mantissa(codebook.stds, POINT_BITS))
+    return replace(codebook, centres=centres)
 
 
 def round_mantissa(values: Tensor, bits: int) -> Tensor:
@@ -115,21 +134,36 @@ class Weights:
         factor = torch.repeat_interleave(torch.where(scale > 0, scale, 1), torch.tensor(sizes, device=mean.device))
         return cls(network, recipe, mean, std, scale, factor)
 
-    @property
+    @cached_property
     def scaled(self) -> Tensor:
         """The means in units of the codebook."""
         return self.mean / self.factor
 
-    def code(self, codebook: Codebook, moments: Moments) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def scaled_std(self) -> Tensor:
+        """The stds in units of the codebook."""
+        return self.std / self.factor
+
+    @cached_property
+    def importance(self) -> Tensor:
+        """The factor of each weight's distance from its code."""
+        return importance_of(self.scaled_std)
+
+    def choose(self, codebook: AnyCodebook, values: Tensor, places: Tensor) -> Tensor:
+        """Return codes for values, in units of the codebook, of the weights at these places."""
+        if isinstance(codebook, Codebook):
+            return codebook.assign(values)
+        return codebook.assign(values, self.scaled_std[places], self.importance[places])
+
+    def code(self, codebook: AnyCodebook, moments: Moments) -> tuple[Tensor, Tensor]:
         """Return codes (n,), errors fed back, and the values they were given to, in units of the codebook."""
         layout = self.network.layout
         index, values = [], []
         for slot, weight, own in zip(layout.slots, layout.views(self.mean), moments):
-            unit = self.factor[slot.start : slot.stop]
 
-            def assign(values: Tensor, places: Tensor, unit: Tensor = unit) -> tuple[Tensor, Tensor]:
-                factor = unit[places]
-                codes = codebook.assign(values / factor)
+            def assign(values: Tensor, places: Tensor, start: int = slot.start) -> tuple[Tensor, Tensor]:
+                factor = self.factor[start + places]
+                codes = self.choose(codebook, values / factor, start + places)
                 return codes, codebook.centres[codes] * factor
 
             codes, coded = code_with_feedback(weight, own, assign)
@@ -137,11 +171,11 @@ class Weights:
             values.append(coded.flatten())
         return torch.cat(index), torch.cat(values) / self.factor
 
-    def build(self, codebook: Codebook, index: Tensor) -> Network:
+    def build(self, codebook: AnyCodebook, index: Tensor) -> Network:
         """Return a copy of the network with these codes; entries out of use vanish from its codebook."""
         codes, index = torch.unique(index, return_inverse=True)
         units, std_units = self.recipe.units, self.recipe.std_units
-        std = None
+        std = codebook.stds[codes] if isinstance(codebook, PlaneCodebook) else None
         if std_units in ("layer", "filter"):
             std = round_mantissa(_root_mean_square(self.std, unit_sizes(self.network.layout, std_units)), POINT_BITS)
         posterior = Coded(
@@ -185,11 +219,12 @@ def round_points(net: Net) -> None:
 def estimate_bytes(net: Net, recipe: Recipe) -> float:
     """Estimate the bytes of codes and scales, by the entropy of each layer's codes without feedback."""
     weights = [Weights.of(network, recipe) for network in members(net)]
-    codebook = fit_codebook(torch.cat([own.scaled for own in weights]), recipe.lam)
+    codebook = _fit(weights, recipe)
     total = 0.0
     for own in weights:
-        for part in own.network.layout.views(own.scaled):
-            some = part.flatten()[:: max(1, part.numel() // ESTIMATE_WEIGHTS)]
-            total += part.numel() * entropy(torch.bincount(codebook.assign(some))) / 8
+        for slot in own.network.layout.slots:
+            some = torch.arange(slot.start, slot.stop, max(1, slot.size // ESTIMATE_WEIGHTS), device=own.mean.device)
+            codes = own.choose(codebook, own.scaled[some], some)
+            total += slot.size * entropy(torch.bincount(codes)) / 8
         total += len(own.scale)
     return total

@@ -20,7 +20,6 @@ from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.methods import Deterministic
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.posteriors.coded import Units
 from pocketbayes.ship.compression.coding import (
     CODED_PRECISION,
     Recipe,
@@ -41,6 +40,7 @@ LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
 LARGE = 5_000_000
 """Weights above which fewer points are measured: each takes a minute."""
 PROBE = 0.1
+PROBE_HALVINGS = 6
 """Where the units of the codebook are compared, at equal bytes."""
 REFINEMENTS = 3
 """Further points, between the last that fits a budget and the next."""
@@ -250,11 +250,12 @@ class _Sweep:
         """Train where the budget chooses: at a size until it fits, at a loss as coarse as it allows."""
         before = self.trials[0]
         limit = budget.limit(self.weights)
-        coded = [trial for trial in self.trials if trial.how.get("units") == self.recipe.units]
-        chosen = choose(coded, budget, before, self.weights)
+        chosen = choose(self.of_recipe(), budget, before, self.weights)
         lam = chosen.how.get("lam", self.recipe.lam)
+        # Codes in the plane do not move while training; those on a line do.
+        recipe = replace(self.recipe, std_units="layer") if self.recipe.std_units == "code" else self.recipe
         for _ in range(TUNINGS):
-            trial = self.tuned(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
+            trial = self.tuned(replace(recipe, lam=lam), steps, chosen.how.get("members"))
             fits = _fits(trial, budget, before, self.weights)
             if limit is not None:
                 if fits:
@@ -278,28 +279,42 @@ class _Sweep:
                 break
 
     def probes(self) -> list[Recipe]:
-        """Return recipes of about the same size, one for each kind of units."""
+        """Return recipes of about the same size: other units of the codebook, and stds with the codes."""
         has_stds = any(network.has_stds for network in members(self.net))
         first = Recipe(PROBE, "network", "layer" if has_stds else "none")
+        others = [replace(first, units="filter")]
+        if self.weights <= LARGE:
+            others.append(replace(first, units="layer"))
+        if has_stds:
+            others.append(replace(first, std_units="code"))
         target = estimate_bytes(self.net, first)
-        kinds: tuple[Units, ...] = ("filter",) if self.weights > LARGE else ("layer", "filter")
-        found = [first]
-        for units in kinds:
-            low, high = PROBE / 8, PROBE * 8
-            for _ in range(8):
-                middle = math.sqrt(low * high)
-                if estimate_bytes(self.net, replace(first, lam=middle, units=units)) > target:
-                    low = middle
-                else:
-                    high = middle
-            found.append(replace(first, lam=high, units=units))
-        return found
+        return [first, *(self.of_size(recipe, target) for recipe in others)]
+
+    def of_size(self, recipe: Recipe, size: float) -> Recipe:
+        """Return the recipe with the lambda that should give a size."""
+        low, high = PROBE / 8, PROBE * 8
+        for _ in range(PROBE_HALVINGS):
+            middle = math.sqrt(low * high)
+            if estimate_bytes(self.net, replace(recipe, lam=middle)) > size:
+                low = middle
+            else:
+                high = middle
+        return replace(recipe, lam=high)
+
+    def of_recipe(self) -> list[Trial]:
+        """Return the untrained trials that differ from the recipe in lambda and members alone."""
+        wanted = {**asdict(self.recipe), "lam": None, "members": None}
+        return [
+            trial
+            for trial in self.trials
+            if "lam" in trial.how and wanted == {**trial.how, "lam": None, "members": None}
+        ]
 
     def refine(self, budget: Budget) -> None:
         """Measure points next to the one that the budget would choose now, on its far side."""
         before = self.trials[0]
         for _ in range(REFINEMENTS):
-            points = sorted(self.alike(budget), key=lambda t: t.bytes)
+            points = sorted(self.alike(budget), key=lambda trial: trial.bytes)
             fits = [_fits(trial, budget, before, self.weights) for trial in points]
             if all(fits) or not any(fits):
                 return
@@ -313,7 +328,7 @@ class _Sweep:
 
     def alike(self, budget: Budget) -> list[Trial]:
         """Return the coded trials with the units of the sweep and as many members as the budget would choose now."""
-        coded = [trial for trial in self.trials if trial.how.get("units") == self.recipe.units]
+        coded = self.of_recipe()
         fitting = [trial for trial in coded if _fits(trial, budget, self.trials[0], self.weights)]
         count = choose(fitting, budget, self.trials[0], self.weights).how.get("members") if fitting else None
         return [trial for trial in coded if trial.how.get("members") == count]

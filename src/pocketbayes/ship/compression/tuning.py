@@ -22,7 +22,7 @@ from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
 from pocketbayes.network import Network, batch_norms_to_eval
 from pocketbayes.plane.codes import Codebook, renew_codebook
-from pocketbayes.ship.compression.coding import BFLOAT16_BITS, Weights, round_mantissa
+from pocketbayes.ship.compression.coding import BFLOAT16_BITS, AnyCodebook, Weights, round_mantissa
 
 BATCH_SIZE = 96
 RATE = 4e-3
@@ -38,7 +38,7 @@ KIND = "tuning"
 
 def tune(
     weights: Weights,
-    codebook: Codebook,
+    codebook: AnyCodebook,
     values: Tensor,
     start: Network,
     train: Any,
@@ -64,6 +64,8 @@ def tune(
     Returns:
         The trained network, coded.
     """
+    if not isinstance(codebook, Codebook):
+        raise TypeError("codes in the plane are not trained")
     teacher = weights.network
     target = teacher.posterior.moments()[0].detach()
     latent = nn.Parameter(values.clone())
