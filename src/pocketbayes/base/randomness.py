@@ -75,6 +75,7 @@ class Redirection(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.randomness = randomness
         self.drew = False
+        self._suspended = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -82,13 +83,18 @@ class Redirection(TorchDispatchMode):
         return False
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspended(self, enabled: bool = True) -> Iterator[None]:
         """Leave the mode within the block: it costs some microseconds per operation."""
+        if self._suspended or not enabled:
+            yield
+            return
+        self._suspended = True
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             self.__enter__()  # type: ignore[no-untyped-call]
+            self._suspended = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
@@ -55,6 +54,8 @@ class Loop:
     training: Training
     begun: float = field(default_factory=time.monotonic)
     done: int = 0
+    draws_nothing: bool = False
+    """Whether neither likelihood nor KL drew random numbers in the first step of the epoch."""
 
     def epoch(self) -> None:
         """From the step where the run stands to the end of the epoch."""
@@ -64,6 +65,7 @@ class Loop:
         run.bar.advance(at.step)
         self.net.train()
         self.network.forget_draws()
+        self.draws_nothing = False
         if self.training.freeze_batch_norm:
             batch_norms_to_eval(self.network)
         for x, y in batches(
@@ -100,18 +102,20 @@ class Loop:
         total = steps * self.training.epochs
         part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
         replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
-        nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
-        kl = self.network.kl()
-        if replaced is None and beta and kl.requires_grad:
-            with run.redirection.suspended():
-                run.fabric.backward(kl * (beta / run.examples))
-        figures = {"nll": nll, "kl": float(kl.detach())}
-        figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
-        if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
-            self._complain(nll, figures["kl"])
-        if replaced is not None:
-            return figures
+        run.redirection.drew = False
+        with run.redirection.suspended(self.draws_nothing):
+            nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
+            kl = self.network.kl()
+            self.draws_nothing = not run.redirection.drew
         with run.redirection.suspended():
+            if replaced is None and beta and kl.requires_grad:
+                run.fabric.backward(kl * (beta / run.examples))
+            figures = {"nll": nll, "kl": float(kl.detach())}
+            figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
+            if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
+                self._complain(nll, figures["kl"])
+            if replaced is not None:
+                return figures
             if self.training.clip_norm is not None:
                 run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
             self.optimizer.step()
@@ -196,7 +200,7 @@ class Loop:
             raise UserError(f"labels do not fit the model's {output.shape[1]} outputs: {error}") from None
 
     def _draw_noise(self) -> Tensor:
-        return torch.randn(self.network.posterior.noise_size, device=self.run.fabric.device)
+        return self.network.posterior.new_noise(self.run.randomness)
 
     def _set_rate(self, epoch: float) -> None:
         factor = self.training.rate_factor(epoch) * self.run.at.plateau.factor
