@@ -15,6 +15,7 @@ import torch
 
 import pocketbayes as pb
 from fuzz_mutations import damage, lie
+from pocketbayes.base.run_folder import CHECKPOINT_FILE
 from pocketbayes.files import container, pocket
 from pocketbayes.files import network_file as artifact
 from pocketbayes.files.container import METADATA
@@ -88,7 +89,7 @@ def checkpoints(folder: Path) -> list[bytes]:
         optimizer.step()
         tree = {"net": artifact.describe(net), "optimizer": optimizer.state_dict(), "best": None}
         checkpoint.write(folder, checkpoint.Progress(), {**tree, "random": [{"torch": torch.zeros(3)}]})
-        files.append((folder / checkpoint.FILE).read_bytes())
+        files.append((folder / CHECKPOINT_FILE).read_bytes())
     return files
 
 

@@ -22,11 +22,11 @@ import pocketbayes as pb
 from fuzz_mutations import damage, damage_text, lie
 from pocketbayes import models
 from pocketbayes import recipes as config
+from pocketbayes.base.run_folder import CHECKPOINT_FILE, EVALUATION_FILE
 from pocketbayes.cli.inspect import read_run
 from pocketbayes.data import Info, read_inputs
-from pocketbayes.inference.suite import EVALUATION_FILE, read_values
+from pocketbayes.inference.suite import read_values
 from pocketbayes.recipes.studies.run import read_result
-from pocketbayes.training import checkpoint
 
 Mutation = Callable[[bytes, random.Random], bytes]
 DIGITS = Info("digits", "classification", 10, None, (1, 8, 8), (0.5,), (0.5,))
@@ -355,7 +355,7 @@ TREE = tree_mutation(json.loads, to_json)
 CHECKPOINT = (fuzz_pocket.checkpoints, fuzz_pocket.mutate_checkpoint, fuzz_pocket.read_checkpoint)
 READERS: dict[str, Reader] = {
     "network": Reader("mutated.pocket", fuzz_pocket.networks, fuzz_pocket.mutate_network, pb.load),
-    "checkpoint": Reader(checkpoint.FILE, *CHECKPOINT),
+    "checkpoint": Reader(CHECKPOINT_FILE, *CHECKPOINT),
     "recipe": Reader("recipe.yaml", recipes, tree_mutation(yaml.safe_load, to_yaml), read_recipe),
     "metrics": Reader("metrics.jsonl", metrics, mutate_metrics, read_metrics),
     "evaluation": Reader(EVALUATION_FILE, evaluations, TREE, read_evaluation),

@@ -16,7 +16,8 @@ import pytest
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.base.folder_lock import LOCK_FILE, hold
+from pocketbayes.base.folder_lock import hold
+from pocketbayes.base.run_folder import LOCK_FILE
 
 HOLDER = """
 import sys, time

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.randomness import Randomness, current, forked, pass_seed, seed_torch
+from pocketbayes.base.randomness import Randomness, current, forked, seed_torch
+from pocketbayes.base.seeds import pass_seed
 
 DRAWS: dict[str, Callable[[Tensor], Any]] = {
     "rand": lambda x: torch.rand(30),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import pocketbayes as pb
 from pocketbayes import recipes as config
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import CHECKPOINT_FILE
 from pocketbayes.data.folders import read_image
 from pocketbayes.data.formats import read_cifar, read_npy, read_npz, read_svhn
 from pocketbayes.data.matlab import matlab_arrays
@@ -279,7 +280,7 @@ def test_a_stray_file_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
     tree: dict[str, Any] = dict.fromkeys(("net", "optimizer", "random", "best"))
     checkpoint.write(tmp_path, checkpoint.Progress(epoch=2), tree)
     (tmp_path / "checkpoint-copy.safetensors").write_bytes(b"")
-    assert checkpoint.files(tmp_path) == [tmp_path / checkpoint.FILE]
+    assert checkpoint.files(tmp_path) == [tmp_path / CHECKPOINT_FILE]
     found = checkpoint.read(tmp_path)
     assert found is not None
     assert found[0].epoch == 2

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from pocketbayes import recipes as config
-from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes.base.run_folder import EVALUATION_FILE
+from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.recipes.experiment import run
 
 RECIPES = {

@@ -14,8 +14,8 @@ from typing import Any
 
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import LOCK_FILE
 
-LOCK_FILE = ".lock"
 _HELD: dict[Path, tuple[int, int]] = {}
 """Locks of this process, with the process and the thread that hold them: the system's locks are a process's."""
 _HELD_GUARD = threading.Lock()

@@ -178,8 +178,3 @@ def forked(seed: int | None = None, enabled: bool = True) -> Iterator[None]:
             yield
         finally:
             randomness.set_state(before)
-
-
-def pass_seed(seed: int, number: int) -> int:
-    """Return the seed of one pass of a prediction."""
-    return (seed * 1_000_003 + number) % 2**64

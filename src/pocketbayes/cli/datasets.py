@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import RECIPE_FILE
 
 if TYPE_CHECKING:
     from pocketbayes.data import Dataset
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def recipe_beside(file: Path) -> Recipe | None:
     """The recipe of the run that a network's file lies in."""
-    from pocketbayes.recipes import RECIPE_FILE, read
+    from pocketbayes.recipes import read
 
     return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
 
@@ -101,9 +102,7 @@ def _coded(outcome: Outcome) -> Outcome:
     import time
     from dataclasses import replace
 
-    from pocketbayes.files.network_file import MODEL_FILE
     from pocketbayes.network import members
-    from pocketbayes.recipes import RECIPE_FILE
     from pocketbayes.recipes.experiment import measure
     from pocketbayes.ship.compression import compress
 
@@ -121,7 +120,7 @@ def _coded(outcome: Outcome) -> Outcome:
 
 def _evaluate(outcome: Outcome) -> None:
     """The parts of a report that an evaluation gives, small enough for a demo."""
-    from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+    from pocketbayes.inference.suite import evaluate_suite
     from pocketbayes.recipes.experiment import about
 
     recipe, test = outcome.recipe, outcome.recipe.data.load(outcome.split)  # type: ignore[arg-type]

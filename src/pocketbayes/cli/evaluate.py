@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import note, show, show_json
 
@@ -170,9 +171,6 @@ def _document_file(file: Path, out: Path | None, propagation: str | None) -> Pat
 
     The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`.
     """
-    from pocketbayes.files.network_file import MODEL_FILE
-    from pocketbayes.inference.suite import EVALUATION_FILE
-
     of_run, way = file.name == MODEL_FILE, "" if propagation is None else f"{propagation}."
     if out is None and of_run:
         return file.parent / f"{way}{EVALUATION_FILE}"

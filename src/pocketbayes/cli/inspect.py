@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.base.run_folder import METRICS_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
 
@@ -111,8 +112,7 @@ def _sparsity(posterior: Posterior) -> dict[str, Any]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
-    from pocketbayes.recipes import RECIPE_FILE, read
-    from pocketbayes.training.run import METRICS_FILE
+    from pocketbayes.recipes import read
 
     found: dict[str, Any] = {}
     if (folder / RECIPE_FILE).is_file():

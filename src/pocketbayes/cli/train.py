@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
 
@@ -58,7 +59,7 @@ def train(
       pocketbayes train --method ensemble --model lenet5 --data mnist --workers 5
     """
     from pocketbayes.base.process_group import is_first
-    from pocketbayes.recipes import RECIPE_FILE, check, override, read_tree
+    from pocketbayes.recipes import check, override, read_tree
     from pocketbayes.recipes.experiment import run
     from pocketbayes.training import checkpoint
 
@@ -98,7 +99,6 @@ def train(
 
 
 def _show(outcome: Outcome, json: bool) -> None:
-    from pocketbayes.files.network_file import MODEL_FILE
     from pocketbayes.reporting.table import shown, table
 
     folder = outcome.folder
@@ -111,7 +111,6 @@ def _show(outcome: Outcome, json: bool) -> None:
 
 
 def _name(recipe: str | None, parts: list[str]) -> str:
-    from pocketbayes.recipes import RECIPE_FILE
 
     if recipe is None:
         return "-".join(Path(part).stem.replace(":", "-") for part in parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.randomness import seed_torch
+from pocketbayes.base.seeds import derive_seed, seed_generators
 from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
 from pocketbayes.data.memory import Arrays
@@ -113,7 +112,7 @@ def batches(
     chunks = [chunk[rank::world].tolist() or chunk[:1].tolist() for chunk in order.split(batch_size)[start::stride]]
     generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
     if workers:
-        seeds = [hash((shuffle_seed or 0, start + number * stride, rank)) for number in range(len(chunks))]
+        seeds = [derive_seed(shuffle_seed or 0, start + number * stride, rank) for number in range(len(chunks))]
         chunks = [_Chunk(chunk, seed) for chunk, seed in zip(chunks, seeds)]
     loader = DataLoader(
         _Seeded(source) if workers else source,
@@ -152,7 +151,7 @@ class _Chunk(list[int]):
 
     def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
         super().__init__(rows)
-        self.seed = seed & 0x7FFFFFFF
+        self.seed = seed
 
 
 class _Seeded(TorchDataset):
@@ -181,13 +180,6 @@ def epoch_order(size: int, seed: int | None) -> Tensor:
     if seed is None:
         return torch.arange(size)
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
-
-
-def seed_generators(seed: int) -> None:
-    """Seed what this thread draws from, and the generators of numpy and Python: a transform may use any of them."""
-    seed_torch(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
-    random.seed(seed)
 
 
 def _as_float(x: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.digests import tensor_bytes
+from pocketbayes.base.digests import SIZE, take_in
 from pocketbayes.base.errors import UserError
 
 FORMAT = "pocketbayes-1"
@@ -71,11 +71,9 @@ def read(path: str | Path, kind: str) -> Any:
 
 
 def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{json.dumps(tree)}\n".encode(), digest_size=16)
+    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{json.dumps(tree)}\n".encode(), digest_size=SIZE)
     for name in sorted(tensors, key=int):
-        tensor = tensors[name]
-        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor_bytes(tensor))
+        take_in(digest, tensors[name])
     return digest.hexdigest()
 
 

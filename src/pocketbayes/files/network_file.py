@@ -21,6 +21,7 @@ from pocketbayes.base.arguments import check_path
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
 from pocketbayes.files.damage import damaged_members
@@ -32,8 +33,6 @@ from pocketbayes.posteriors.layout import Layout
 
 Models = nn.Module | Sequence[nn.Module] | None
 KIND = "network"
-MODEL_FILE = "model.pocket"
-"""In the folder of a run."""
 MALFORMED = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError),
     *(RuntimeError, OverflowError, MemoryError, zlib.error),

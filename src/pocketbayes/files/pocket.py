@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.digests import SIZE
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.container import METADATA
 
@@ -174,7 +175,7 @@ def _compact(value: Any) -> str:
 
 def _digest(pieces: Iterable[Buffer]) -> str:
     """BLAKE2b of the file, which has zeros in place of the checksum's digits."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=SIZE)
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()

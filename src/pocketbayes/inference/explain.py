@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.randomness import Randomness, pass_seed
+from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.seeds import pass_seed
 from pocketbayes.inference.prediction import propagation_of
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import MODEL_LOCK, Net, members

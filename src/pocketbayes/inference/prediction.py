@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.randomness import pass_seed
+from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.inference.answer import Prediction

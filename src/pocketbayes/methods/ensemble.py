@@ -11,7 +11,7 @@ from torch import nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import forked
-from pocketbayes.data.batches import seed_generators
+from pocketbayes.base.seeds import derive_seed, seed_generators
 from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.layout import Layout
@@ -177,7 +177,7 @@ def _on_own_noise(number: int, step: Step | None) -> Step:
     """The step after seeding the noise of a member, so that it does not depend on the members before it."""
 
     def apply(net: Net, run: Run) -> Net:
-        seed_generators(hash((run.seed, number)) & 0x7FFFFFFF)
+        seed_generators(derive_seed(run.seed, number))
         return net if step is None else step(net, run)
 
     return apply

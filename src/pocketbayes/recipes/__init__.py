@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pocketbayes.recipes.files import RECIPE_FILE, names, network_file, override, read_tree
+from pocketbayes.recipes.files import names, network_file, override, read_tree
 from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart
 from pocketbayes.recipes.recipe import Recipe, check, check_data, load_like, read
 
 __all__ = [
-    "RECIPE_FILE",
     "DataPart",
     "LikelihoodPart",
     "MethodPart",

@@ -17,22 +17,21 @@ from pocketbayes.base.errors import NoSplitError, UserError
 from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.process_group import ALONE, Team, is_first
 from pocketbayes.base.progress import Show, display
-from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.base.run_folder import CHECKPOINT_FILE, EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.inference.evaluation import evaluate
-from pocketbayes.inference.suite.store import EVALUATION_FILE, values_file
+from pocketbayes.inference.suite.store import values_file
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import Method, VariationalMethod
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.network import Net
 from pocketbayes.posteriors import Census
-from pocketbayes.recipes import RECIPE_FILE, DataPart, Recipe, read
+from pocketbayes.recipes import DataPart, Recipe, read
 from pocketbayes.training import checkpoint
 from pocketbayes.training.beta_search import search_beta
 from pocketbayes.training.fitting import fit
-from pocketbayes.training.run import METRICS_FILE
 from pocketbayes.training.settings import Training, begun_otherwise
 
-RUN_FILES = (RECIPE_FILE, METRICS_FILE, checkpoint.FILE, MODEL_FILE)
+RUN_FILES = (RECIPE_FILE, METRICS_FILE, CHECKPOINT_FILE, MODEL_FILE)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.files.network_file import MODEL_FILE
+from pocketbayes.base.run_folder import MODEL_FILE, RECIPE_FILE
 from pocketbayes.training import checkpoint
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-RECIPE_FILE = "recipe.yaml"
 MOST_TEXT = 1 << 16
 """Characters of YAML, of which more would take seconds to read; a recipe has some hundreds."""
 

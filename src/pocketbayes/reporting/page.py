@@ -6,10 +6,11 @@ import base64
 import hashlib
 import html
 import json
-import math
 import re
 from importlib import resources
 from typing import Any
+
+from pocketbayes.base.plain import finite
 
 SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "weights", "plane", "sections")
 """In the order in which they run; page.js, which puts them to use, comes last."""
@@ -46,6 +47,4 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    return finite(value, digits=7) if value is None or isinstance(value, bool | int | float | str) else str(value)

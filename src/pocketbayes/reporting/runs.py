@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 
 PARTS = (
     "network", "method", "model", "data", "split", "samples", "propagation", "seed", "measures", "census", "bytes",
@@ -51,8 +52,6 @@ class Run:
     @property
     def evaluation_file(self) -> Path:
         """Where its evaluation is, if there is one: in the run's folder, or beside the network's file."""
-        from pocketbayes.inference.suite import EVALUATION_FILE
-
         if self.path.is_dir():
             return self.path / EVALUATION_FILE
         if self.path.suffix == ".json":
@@ -110,9 +109,6 @@ def is_number(value: Any) -> bool:
 
 def _places(path: Path) -> list[Path]:
     """The path itself if it is a run, else the runs in the folder."""
-    from pocketbayes.files.network_file import MODEL_FILE
-    from pocketbayes.inference.suite import EVALUATION_FILE
-
     if not path.exists():
         raise UserError(f"no run {path}: neither a folder nor a file")
     if path.name in (MODEL_FILE, EVALUATION_FILE):
@@ -130,10 +126,6 @@ def _places(path: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    from pocketbayes.files.network_file import MODEL_FILE
-    from pocketbayes.inference.suite import EVALUATION_FILE
-    from pocketbayes.recipes import RECIPE_FILE
-    from pocketbayes.training.run import METRICS_FILE
 
     return any((folder / name).is_file() for name in (MODEL_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE))
 
@@ -153,8 +145,6 @@ def _stem(path: Path) -> str:
 
 
 def _read(path: Path, name: str) -> Run:
-    from pocketbayes.files.network_file import MODEL_FILE
-    from pocketbayes.training.run import METRICS_FILE
 
     run = Run(name, path)
     run.evaluation = _evaluation(run)
@@ -174,7 +164,7 @@ def _read(path: Path, name: str) -> Run:
 
 
 def _recipe(run: Run, folder: Path) -> dict[str, Any]:
-    from pocketbayes.recipes import RECIPE_FILE, read_tree
+    from pocketbayes.recipes import read_tree
 
     if not (folder / RECIPE_FILE).is_file():
         return {}

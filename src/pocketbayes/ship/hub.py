@@ -17,11 +17,11 @@ from torch import nn
 from pocketbayes import models
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files.network_file import load, save
 from pocketbayes.network import Net, members
 
-FILE = "model.pocket"
 FACTS = "config.json"
 CARD = "README.md"
 TASKS = {"segmentation": "image-segmentation", "regression": "tabular-regression"}
@@ -37,7 +37,7 @@ def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float
     """
     folder = Path(folder)
     checked = _checked(figures or {})
-    size = save(net, folder / FILE)
+    size = save(net, folder / MODEL_FILE)
     facts = _facts(net, size)
     for name, text in ((FACTS, json.dumps(facts, indent=2)), (CARD, _card(facts, members(net)[0].info, checked))):
         write_atomically(folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
@@ -93,11 +93,16 @@ def from_pretrained(
         local_files_only: Takes what was downloaded before, and asks nobody.
     """
     if Path(name).is_dir():
-        return load(Path(name) / FILE, model)
+        return load(Path(name) / MODEL_FILE, model)
     hub, token = _library(), _checked_token(token)
     try:
         path = hub.hf_hub_download(
-            str(name), FILE, revision=revision, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+            str(name),
+            MODEL_FILE,
+            revision=revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
         )
     except (hub.errors.HfHubHTTPError, hub.errors.HFValidationError, hub.errors.LocalEntryNotFoundError) as error:
         first = str(error).strip().splitlines()[0].replace(token or "\n", "***")
@@ -181,7 +186,7 @@ def _card(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, flo
         "print(answer.mean, answer.epistemic, answer.aleatoric)",
         "```",
         "",
-        f"`{FILE}` holds no code: nothing in it is executed. Inputs are normalised as in training.",
+        f"`{MODEL_FILE}` holds no code: nothing in it is executed. Inputs are normalised as in training.",
         "",
     ]
     return "\n".join(lines)

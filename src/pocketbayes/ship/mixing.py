@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.evaluation import evaluate
@@ -86,11 +87,11 @@ def _read(part: Part, model: nn.Module | None) -> Net:
         raise UserError(f"a member must be a network, a model or a path, not a {type(part).__name__}")
     path = Path(part)
     if path.is_dir():
-        finished = path / network_file.MODEL_FILE
+        finished = path / MODEL_FILE
         if finished.is_file():
             return network_file.load(finished, model)
         if not (begun := checkpoint.files(path)):
-            raise UserError(f"{path} holds neither {network_file.MODEL_FILE} nor a checkpoint: give a run's folder")
+            raise UserError(f"{path} holds neither {MODEL_FILE} nor a checkpoint: give a run's folder")
         warnings.warn(f"{path} is an unfinished run: its last checkpoint is taken", stacklevel=3)
         path = begun[0]
     if path.suffix == ".pocket" or not path.is_file():

@@ -15,11 +15,11 @@ import torch
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.randomness import current
+from pocketbayes.base.run_folder import CHECKPOINT_FILE
 from pocketbayes.files import container
 from pocketbayes.training.settings import Plateau
 
 KIND = "checkpoint"
-FILE = "checkpoint.safetensors"
 
 
 @dataclass
@@ -53,7 +53,7 @@ def files(folder: Path) -> list[Path]:
     """The checkpoints of a folder, the newest first."""
     ages = {path: path.stem.partition("-")[2] for path in folder.glob("checkpoint-*.safetensors")}
     older = sorted((path for path in ages if ages[path].isdecimal()), key=lambda path: int(ages[path]))
-    return [path for path in (folder / FILE, *older) if path.is_file()]
+    return [path for path in (folder / CHECKPOINT_FILE, *older) if path.is_file()]
 
 
 def has_begun(folder: Path) -> bool:
@@ -64,13 +64,13 @@ def has_begun(folder: Path) -> bool:
 def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
     """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
     before = files(folder)
-    with atomic.writing(folder / FILE):
+    with atomic.writing(folder / CHECKPOINT_FILE):
         for path in before[max(kept - 1, 0) :]:
-            if path.name != FILE:  # the newest is replaced in one step below
+            if path.name != CHECKPOINT_FILE:  # the newest is replaced in one step below
                 path.unlink()
         for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
             path.replace(folder / f"checkpoint-{age}.safetensors")
-    container.write(folder / FILE, {"progress": asdict(progress), **tree}, KIND)
+    container.write(folder / CHECKPOINT_FILE, {"progress": asdict(progress), **tree}, KIND)
 
 
 def read(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import signal
 import threading
 import warnings
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.digests import tensor_bytes
+from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
@@ -93,11 +92,7 @@ def gradient_is_finite(network: Network) -> bool:
 
 def fingerprint(net: nn.Module) -> str:
     """A hash of all parameters and buffers: equal on ranks that agree."""
-    found = hashlib.sha256()
-    for name, value in sorted(net.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor_bytes(value))
-    return found.hexdigest()
+    return digest_tensors(sorted(net.state_dict().items()))
 
 
 def not_finite_member(net: Net) -> str | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import JointBatchNorm
 from pocketbayes.base.progress import time_left
+from pocketbayes.base.seeds import derive_seed
 from pocketbayes.data.batches import batches, share, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
@@ -71,7 +72,7 @@ class Loop:
         for x, y in batches(
             run.train,
             self.training.batch_size,
-            shuffle_seed=hash((run.seed, at.stage, at.epoch)) & 0x7FFFFFFF,
+            shuffle_seed=derive_seed(run.seed, at.stage, at.epoch),
             start=at.step,
             rank=run.team.rank,
             world=run.team.size,

@@ -25,10 +25,11 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
 from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.run_folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE
+from pocketbayes.base.seeds import derive_seed, rank_seed, seed_generators, turn_seed
 from pocketbayes.data import Info
-from pocketbayes.data.batches import batches, seed_generators, size_of, steps_per_epoch
+from pocketbayes.data.batches import batches, size_of, steps_per_epoch
 from pocketbayes.files import network_file as artifact
-from pocketbayes.files.network_file import MODEL_FILE
 from pocketbayes.inference.health import FirstStds, Health, StdsNotLearnedWarning, health, measure_health
 from pocketbayes.likelihoods import Likelihood, default_likelihood
 from pocketbayes.methods import Method, Stage
@@ -47,8 +48,6 @@ from pocketbayes.training.checks import (
 from pocketbayes.training.loop import Loop
 from pocketbayes.training.resume import check_optimizer, check_progress, check_random, part
 from pocketbayes.training.settings import Training, begun_otherwise
-
-METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass
@@ -105,7 +104,7 @@ class FitRun:
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass over the training data, in their own order or one that the seed and the turn decide."""
-        seed = (self.seed + 1_000_003 * turn) & 0x7FFFFFFF if shuffle else None
+        seed = turn_seed(self.seed, turn) if shuffle else None
         for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
             yield x.to(self.fabric.device), y.to(self.fabric.device)
 
@@ -264,7 +263,7 @@ class FitRun:
         if step is None or self.team.size == 1:
             return net if step is None else step(net, self)
         before = checkpoint.random_state()
-        seed_generators(hash((self.seed, self.at.stage, self.at.begun)) & 0x7FFFFFFF)
+        seed_generators(derive_seed(self.seed, self.at.stage, self.at.begun))
         net = step(net, self)
         checkpoint.set_random_state(before)
         return net
@@ -276,7 +275,7 @@ class FitRun:
     def _seed_rank(self, seed: int) -> None:
         """Seeds the noise of this process, which is not that of the others."""
         if self.team.rank:
-            seed_generators(seed + 7919 * self.team.rank)
+            seed_generators(rank_seed(seed, self.team.rank))
 
     def _restore_random(self, states: Sequence[dict[str, Any]]) -> None:
         """The generators as they were; where there are more or fewer processes now, the run goes on with new noise."""
@@ -286,7 +285,7 @@ class FitRun:
         counts = f"the checkpoint is of {len(states)} processes, this run of {self.team.size}"
         warnings.warn(f"{counts}: it goes on, but not bit for bit", stacklevel=2)
         checkpoint.set_random_state(states[0])
-        self._seed_rank(hash((self.seed, self.at.stage, self.at.epoch, self.at.step)) & 0x7FFFFFFF)
+        self._seed_rank(derive_seed(self.seed, self.at.stage, self.at.epoch, self.at.step))
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -371,7 +370,7 @@ class FitRun:
         if self.folder is None or not self.fabric.is_global_zero:
             return
         path = self.folder / METRICS_FILE
-        for written in (path, self.folder / checkpoint.FILE, self.folder / MODEL_FILE):
+        for written in (path, self.folder / CHECKPOINT_FILE, self.folder / MODEL_FILE):
             atomic.remove_leftovers(written)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(lines) > self.at.lines:  # in one step: a run may be killed here too

@@ -16,11 +16,11 @@ from torch import nn
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show, display
+from pocketbayes.base.run_folder import METRICS_FILE, MODEL_FILE
 from pocketbayes.files import network_file
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.training import checkpoint
-from pocketbayes.training.run import METRICS_FILE
 
 RETRIES = 3
 """How often a job is started again after the process or machine that ran it has died."""
@@ -93,7 +93,7 @@ def fit_members(
         folder = Path(scratch) if out is None else out.absolute()
         folders = [folder / f"member-{number}" for number in range(1, method.members + 1)]
         for own in folders if not resume else ():
-            for path in (*checkpoint.files(own), own / METRICS_FILE, own / network_file.MODEL_FILE):
+            for path in (*checkpoint.files(own), own / METRICS_FILE, own / MODEL_FILE):
                 path.unlink(missing_ok=True)
         calls = [(fit, method.member(number), model, train, own, dict(settings)) for number, own in enumerate(folders)]
         bar.begin("members", method.members)
@@ -107,7 +107,7 @@ def fit_members(
         if out is not None:
             everything = b"".join(records[number] for number in range(method.members))
             write_atomically(out / METRICS_FILE, lambda file: file.write(everything))
-            network_file.save(net, out / network_file.MODEL_FILE)
+            network_file.save(net, out / MODEL_FILE)
     return net
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from pocketbayes.inference.suite.comparison import compare, over_seeds
 from pocketbayes.inference.suite.run import SHIFTS, evaluate_suite
-from pocketbayes.inference.suite.store import EVALUATION_FILE, read_document, read_values
+from pocketbayes.inference.suite.store import read_document, read_values
 
 __all__ = [
-    "EVALUATION_FILE",
     "SHIFTS",
     "compare",
     "evaluate_suite",

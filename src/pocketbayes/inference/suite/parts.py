@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from pocketbayes.base.digests import SIZE, tensor_bytes
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
@@ -250,4 +251,4 @@ def _mean(values: Tensor) -> float | None:
 def _print(values: Tensor) -> str:
     import hashlib
 
-    return hashlib.blake2b(values.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(tensor_bytes(values), digest_size=SIZE).hexdigest()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pocketbayes.base import atomic
-from pocketbayes.base.digests import tensor_bytes
+from pocketbayes.base.digests import SIZE, take_in
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.plain import finite
 from pocketbayes.data.batches import Source, size_of
 from pocketbayes.network import Net, members
 
 FORMAT = 1
-EVALUATION_FILE = "evaluation.json"
 VALUES_SUFFIX = ".safetensors"
 SETTINGS = "settings"
 COSTLY = ("ood", "shift")
@@ -117,13 +116,13 @@ def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
 
 def network_print(net: Net) -> str:
     """A fingerprint of everything that a prediction depends on."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=SIZE)
     for network in members(net):
         digest.update(f"{type(network.posterior).__name__} {network.propagation}".encode())
         for name, value in network.state_dict().items():
             digest.update(name.encode())
             if isinstance(value, Tensor):
-                _take_in(digest, value)
+                take_in(digest, value)
     return digest.hexdigest()
 
 
@@ -131,25 +130,11 @@ def data_print(source: Source) -> str:
     """A fingerprint of a data set: its size, and some rows spread over it."""
     data: Any = source.dataset if isinstance(source, DataLoader) else source
     count = size_of(source)
-    digest = hashlib.blake2b(str(count).encode(), digest_size=16)
+    digest = hashlib.blake2b(str(count).encode(), digest_size=SIZE)
     for index in torch.linspace(0, count - 1, min(count, _ROWS_IN_PRINT)).long().tolist():
         for value in data[index]:
-            _take_in(digest, torch.as_tensor(value))
+            take_in(digest, torch.as_tensor(value))
     return digest.hexdigest()
-
-
-def finite(value: Any) -> Any:
-    """Plain values for JSON, which knows neither NaN nor infinity: null in their place."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _take_in(digest: Any, value: Tensor) -> None:
-    digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-    digest.update(tensor_bytes(value))
 
 
 def _refuse_to_lose(path: Path, kept: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 
 from pocketbayes import data
 from pocketbayes.base.progress import Show
+from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.files import network_file as artifact
-from pocketbayes.files.network_file import MODEL_FILE
-from pocketbayes.inference.suite import EVALUATION_FILE, evaluate_suite
+from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Net
 from pocketbayes.recipes import Recipe, check, load_like
