@@ -807,7 +807,7 @@ def test_a_process_warns_in_one_line_and_a_standardised_table_is_answered_in_its
     ask = ("train", "--method", "map", "--model", "mlp", "--data", tmp_path / "table.npz", "--json", "--out")
     _, stderr = (running := process(*ask, tmp_path / "raw", "--epochs", 1)).communicate()
     assert running.returncode == 0
-    first, second = stderr.splitlines()
+    first, second = (line for line in stderr.splitlines() if line.startswith("warning"))  # progress aside
     assert first.startswith("warning: features as large as 10")
     assert second.startswith("warning: targets as large as 1.1")
 
@@ -836,7 +836,7 @@ def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
     stdout, stderr = running.communicate()
     assert running.returncode == 130
     assert stdout == ""
-    assert stderr == f"stopped; go on with: pocketbayes train --out {out} --resume\n"
+    assert stderr.endswith(f"stopped; go on with: pocketbayes train --out {out} --resume\n")
 
 
 @pytest.mark.slow
@@ -887,7 +887,8 @@ def test_data_given_by_name_are_scaled_as_the_network_s_own(table: Path, monkeyp
     given = ["--data", table / "table.npz", "--out", table / "given"]
     (same,) = call_json("evaluate", table / "run", *given, "--ood", table / "other.npz")["results"]
     assert same["measures"] == own["measures"]
-    chosen = call_json("predict", table / "run", table / "other.npz", "--target-risk", 0.4, *given[:2])
+    with pytest.warns(UserWarning, match="stds from its mean in training"):
+        chosen = call_json("predict", table / "run", table / "other.npz", "--target-risk", 0.4, *given[:2])
     assert chosen["abstention"]["risk"] <= 0.4
     assert chosen["predictions"][0]["name"] == "high"
     smaller = call_json("compress", table / "run", *given[:2], "--out", table / "small.pocket", "--max-nll-loss", 0.1)

@@ -25,7 +25,7 @@ CANNOT_PASS: dict[str, str] = {
     "on a row of weight two and on two rows agree in expectation, not bit for bit",
     **dict.fromkeys(
         ("check_methods_sample_order_invariance", "check_methods_subset_invariance"),
-        "answers agree to 1e-6, not to the 1e-7 asked for: in single precision a product of other rows rounds otherwise",
+        "answers agree to 1e-6, not 1e-7: in single precision a product of other rows rounds otherwise",
     ),
 }
 """Checks that an estimator cannot pass, by name, with the reason."""

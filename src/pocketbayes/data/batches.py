@@ -18,6 +18,7 @@ from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, describe_inputs, split_batch
+from pocketbayes.data.out_of_depth import feature_range
 from pocketbayes.data.tensors import as_tensor
 from pocketbayes.data.validate import warn_of_odd_targets
 
@@ -191,8 +192,9 @@ def _as_float(x: Any) -> Any:
 
 def _info_of(x: ModelInput, y: Tensor) -> Info:
     shape, several = tuple(x.shape[1:]), describe_inputs(x)
+    reach = feature_range(x) if isinstance(x, Tensor) else None
     if y.is_floating_point():
-        return Info("arrays", "regression", None, None, shape, inputs=several)
+        return Info("arrays", "regression", None, None, shape, inputs=several, range=reach)
     classes = int(y.max()) + 1 if len(y) else 0
     task: Task = "segmentation" if y.ndim == 3 else "classification"
-    return Info("arrays", task, classes, None, shape, inputs=several)
+    return Info("arrays", task, classes, None, shape, inputs=several, range=reach)

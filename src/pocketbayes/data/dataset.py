@@ -16,7 +16,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.normalise import Normalise
 
 Task = Literal["classification", "regression", "segmentation"]
-LATE_FIELDS = frozenset({"interpolation", "inputs"})
+LATE_FIELDS = frozenset({"interpolation", "inputs", "range"})
 """Fields of `Info` that files of older versions do not have."""
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 """Pillow's."""
@@ -41,6 +41,7 @@ class Info:
             out; `None` where the whole picture is scaled, whatever its shape.
         interpolation: Pictures from files: how they are scaled, by Pillow's name.
         inputs: Models of several inputs: the name, type and shape of each; `input_shape` is the first's.
+        range: Tables that are not standardised: the smallest and largest number among the features.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Info:
     crop_fraction: float | None = None
     interpolation: str = "bilinear"
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    range: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for files; a field that came later stands in them only where it differs from usual."""

@@ -14,6 +14,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
+from pocketbayes.data.out_of_depth import warn_of_picture
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +70,9 @@ def _read_image(path: Path, info: Info | None) -> Array:
     channels, height, width = info.input_shape
     if channels not in (1, 3):
         raise UserError(f"{path}: the network takes images of {channels} channels; give it arrays (.npy or .npz)")
-    image = read_image(path, "L" if channels == 1 else "RGB")
+    picture = read_image(path, None)
+    warn_of_picture(picture, path, info)
+    image = picture.convert("L" if channels == 1 else "RGB")
     if info.crop_fraction is not None:
         cropped: Array = centre_crop((height, width), info.crop_fraction, info.interpolation)(image).numpy()
         return cropped

@@ -74,7 +74,7 @@ class Arrays(Dataset):
         x, y = (self.x - torch.tensor(mean)) / torch.tensor(std), self.y
         if y.is_floating_point():
             y = (y - torch.tensor(target_mean)) / torch.tensor(target_std)
-        info = replace(self.info, mean=mean, std=std, target_mean=target_mean, target_std=target_std)
+        info = replace(self.info, range=None, mean=mean, std=std, target_mean=target_mean, target_std=target_std)
         return Arrays(x, y, info)
 
     def unscaled(self) -> Arrays:

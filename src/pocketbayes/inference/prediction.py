@@ -18,6 +18,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
+from pocketbayes.data.out_of_depth import warn_of_values
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
@@ -78,6 +79,8 @@ def predict(
             f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
         ) from error
     _warn_if_not_finite(prediction, x)
+    if info is not None and isinstance(x, Tensor):
+        warn_of_values(x, info)
     names = info.class_names if info is not None else None
     return replace(prediction, conformal=members(net)[0].conformal, class_names=names)
 
