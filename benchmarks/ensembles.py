@@ -18,7 +18,7 @@ import torch
 import pocketbayes as pb
 
 MEMBERS = 5
-TRAINING: dict[str, Any] = {"epochs": 12, "batch_size": 128, "lr": 2e-3, "schedule": "cosine"}
+TRAINING: dict[str, Any] = {"epochs": 5, "batch_size": 128, "lr": 3e-3, "schedule": "cosine"}
 
 
 def train(data_dir: Path, runs: Path) -> None:
