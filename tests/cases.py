@@ -100,3 +100,11 @@ class Smooth(nn.Module):
 def smooth() -> nn.Module:
     torch.manual_seed(4)
     return Smooth()
+
+
+def untrained(case: Case) -> pb.Network | pb.Mixture:
+    """The network of a case as training starts with it; `bayesianize` refuses methods that need data."""
+    net = case.make().init(tiny_model()).eval()
+    for network in net if isinstance(net, pb.Mixture) else [net]:
+        network.method = case.name
+    return net

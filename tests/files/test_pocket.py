@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from cases import CASES, Case, tiny_data, tiny_model
+from cases import CASES, Case, tiny_data, tiny_model, untrained
 from pocketbayes.base.errors import UserError
 from pocketbayes.files import network_file as artifact
 from pocketbayes.files import packing, pocket
@@ -18,11 +18,6 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.network import members
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-
-
-def untrained(case: Case) -> pb.Net:
-    torch.manual_seed(0)
-    return pb.bayesianize(tiny_model(), case.make())
 
 
 def lenet(method: pb.Method | None = None) -> pb.Network:

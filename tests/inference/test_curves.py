@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from cases import CASES, Case, tiny_data, tiny_model
+from cases import CASES, Case, tiny_data, tiny_model, untrained
 from pocketbayes.inference import curves
 from pocketbayes.network import members
 
@@ -37,7 +37,7 @@ def test_the_two_criteria_differ_and_points_are_never_noise() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_network_can_be_pruned(case: Case) -> None:
-    net = pb.bayesianize(tiny_model(), case.make())
+    net = untrained(case)
     small = curves.pruned(net, 0.9)
     for before, after in zip(members(net), members(small)):
         gone = after.posterior.moments()[0] == 0

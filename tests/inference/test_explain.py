@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from cases import CASES, Case, tiny_data, tiny_model
+from cases import CASES, Case, tiny_data, tiny_model, untrained
 from pocketbayes.inference import explain
 
 
@@ -34,7 +34,7 @@ def test_saliency_is_the_gradient_of_the_probability(propagation: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_network_is_explained(case: Case) -> None:
-    net = pb.bayesianize(tiny_model(), case.make())
+    net = untrained(case)
     x = tiny_data(3)[0]
     assert explain.saliency(net, x, samples=2).shape == x.shape
     assert float(explain.saliency(net, x, samples=2).max()) > 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from cases import CASES, Case, tiny_data, tiny_model
+from cases import CASES, Case, tiny_data, tiny_model, untrained
 from pocketbayes.network import members
 from pocketbayes.training import checkpoint
 
@@ -92,7 +92,7 @@ def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
 @each_case
 def test_training_lowers_the_loss(case: Case, tmp_path: Path) -> None:
     net = fitted(case)
-    start = pb.bayesianize(tiny_model(), case.make())
+    start = untrained(case)
     for network in members(start):
         network.likelihood = pb.Categorical()
     assert pb.evaluate(net, tiny_data())["nll"] < pb.evaluate(start, tiny_data())["nll"]
@@ -204,7 +204,7 @@ def test_the_projection_of_a_gradient_has_the_variance_of_draws(case: Case) -> N
 @each_case
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout", "moments", "moments-exact"])
 def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: str) -> None:
-    network = members(pb.bayesianize(tiny_model(), case.make()))[0]
+    network = members(untrained(case))[0]
     x = tiny_data()[0]
     with network.using(propagation):
         output = network(x)

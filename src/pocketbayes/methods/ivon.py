@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Stage, Start, VariationalMethod
-from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std
+from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
 from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.base import softplus_inverse
@@ -86,7 +86,7 @@ class IVON(VariationalMethod):
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return one stage, at a rate on SGD's scale."""
-        return (Stage("train", settings={"lr": LEARNING_RATE}),)
+        return (Stage("train", begin=stds_at_begin(self.std_init, model), settings={"lr": LEARNING_RATE}),)
 
     def kl_weight(self, progress: float) -> float:
         """Return 0: the KL acts through the optimiser's own step."""

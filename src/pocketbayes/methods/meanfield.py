@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import Start, VariationalMethod
-from pocketbayes.network import Network
+from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.curvature import curvature_stds, diagonal_curvature, set_stds
+from pocketbayes.network import Net, Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.propagation import find_propagation
 
-StdInit = float | Literal["relative", "xavier"]
+StdInit = float | Literal["relative", "curvature", "xavier"]
+CURVATURE_BATCHES = 8
+"""Training batches that the curvature of a start is measured on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +33,15 @@ class MeanFieldVI(VariationalMethod):
         propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"
             (Wen et al. 2018).
         std_init: "relative", `std_scale` times the root mean square of each layer's weights; the first std of every
-            weight; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as 2DGBNN starts. A network that
-            has stds keeps them.
+            weight; "curvature", `1 / sqrt(N h + d)` with h the diagonal Fisher information on some batches and
+            `d^-1/2` as "relative"; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as 2DGBNN starts. A
+            network that has stds keeps them.
         std_scale: See `std_init`.
     """
 
     propagation: Literal["sample", "local", "flipout"] = "sample"
     std_init: StdInit = "relative"
-    std_scale: float = 0.1
+    std_scale: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,11 +69,31 @@ class MeanFieldVI(VariationalMethod):
             propagation=self.propagation,
         )
 
+    def stages(self, model: nn.Module) -> Sequence[Stage]:
+        """Return one stage; stds from curvature are measured at its beginning."""
+        return (Stage("train", begin=stds_at_begin(self.std_init, model)),)
+
+
+def stds_at_begin(init: StdInit, model: nn.Module) -> Callable[[Net, Run], Net] | None:
+    """Return what gives a stage's network its stds from curvature, where that is asked for and it has none."""
+    known = isinstance(model, Network) and model.has_stds
+    return None if init != "curvature" or known else begin_with_curvature
+
+
+def begin_with_curvature(net: Net, run: Run) -> Net:
+    """Replace stds s by `1 / sqrt(N h + 1 / s^2)`."""
+    assert isinstance(net, Network)
+    curvature, _ = diagonal_curvature(net, itertools.islice(run.batches(shuffle=True), CURVATURE_BATCHES))
+    with torch.no_grad():
+        precision = net.posterior.moments()[1].square().reciprocal()
+    set_stds(net.posterior, curvature_stds(curvature, run.examples, precision))
+    return net
+
 
 def check_std_init(init: object) -> None:
     """Reject a start that stds cannot have."""
-    if init not in ("xavier", "relative") and not (isinstance(init, (int, float)) and init > 0):
-        raise UserError(f"std_init must be a positive number, 'relative' or 'xavier', not {init!r}")
+    if init not in ("relative", "curvature", "xavier") and not (isinstance(init, (int, float)) and init > 0):
+        raise UserError(f"std_init must be a positive number, 'relative', 'curvature' or 'xavier', not {init!r}")
 
 
 def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1) -> Tensor:
@@ -76,8 +102,9 @@ def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1
     Args:
         layout: The weights' layout.
         mean: The first means, (n,).
-        init: One number for all; "relative", `relative` times the root mean square of each layer's weights; or
-            "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out).
+        init: One number for all; "relative", `relative` times the root mean square of each layer's weights, from which
+            "curvature" starts too, until there are data; or "xavier", |u| with u uniform in
+            +-0.01 / sqrt(n_in + n_out).
         relative: See `init`.
     """
     if isinstance(init, (int, float)):
@@ -86,7 +113,7 @@ def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1
     for slot in layout.slots:
         receptive = torch.Size(slot.shape[2:]).numel()
         fan_in = slot.shape[1] if len(slot.shape) > 1 else 0
-        if init == "relative":
+        if init != "xavier":
             scale = float(mean[slot.start : slot.stop].square().mean().sqrt())
             usual = (max(fan_in, 1) * receptive) ** -0.5  # for layers that start at 0
             parts.append(mean.new_full((slot.size,), relative * (scale or usual)))

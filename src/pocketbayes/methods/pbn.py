@@ -84,6 +84,11 @@ class PBN(VariationalMethod):
             return (partial,)
         return (Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()), partial)
 
+    def at_most_sensitive(self, model: nn.Module, score: Tensor) -> Network:
+        """Build the partial network of a model whose random weights are those with the largest scores."""
+        start = Start.of(model, self.bayesian_bias, self.select)
+        return self._partial(start, self._choose(score, start.layout))
+
     def kl_weight(self, progress: float) -> float:
         """Beta from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
         return super().kl_weight(progress) * self.kl_scale

@@ -12,7 +12,7 @@ from torch import nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import GaussianLoss, Likelihood, check_gaussian_loss
 from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
-from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std
+from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors import MeanField, RowStds
 from pocketbayes.propagation import MOMENTS_FULL
@@ -73,9 +73,14 @@ class DensityPropagation(VariationalMethod):
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """One stage, its likelihood told which loss a Gaussian output has."""
-        return (Stage("train", begin=self._set_loss),)
+        measure = stds_at_begin(self.std_init, model)
 
-    def _set_loss(self, net: Net, run: Run) -> Net:
+        def begin(net: Net, run: Run) -> Net:
+            return self._set_loss(net if measure is None else measure(net, run))
+
+        return (Stage("train", begin=begin),)
+
+    def _set_loss(self, net: Net) -> Net:
         for network in members(net):
             assert isinstance(network.likelihood, Likelihood)
             network.likelihood.gaussian_loss = self.loss

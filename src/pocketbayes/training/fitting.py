@@ -23,9 +23,10 @@ from pocketbayes.data.description import describe_source
 from pocketbayes.data.memory import Arrays
 from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
-from pocketbayes.methods import Method
+from pocketbayes.methods import SWAG, Deterministic, Laplace, Method, VariationalMethod
 from pocketbayes.network import Net, Network, members
 from pocketbayes.training.checks import Signals, TrainingError
+from pocketbayes.training.posthoc import with_curvature_stds
 from pocketbayes.training.run import FitRun
 from pocketbayes.training.settings import Training
 
@@ -195,13 +196,52 @@ def _method(method: Any, model: Any, **settings: Any) -> Method:
     return methods.make(method, **settings) if isinstance(method, str) else method
 
 
-def bayesianize(model: nn.Module, method: Method | str = "bbb", **settings: Any) -> Net:
-    """Makes a model Bayesian by a method, untrained; the model itself stays as it is."""
+def bayesianize(
+    model: nn.Module,
+    method: Method | str = "bbb",
+    *,
+    data: Any = None,
+    val: Any = None,
+    examples: float | None = None,
+    delta: float | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Net:
+    """Make a model Bayesian by a method, without training; the model itself stays as it is.
+
+    Args:
+        model: A module, or a Network trained by another method.
+        method: A method, or its registry name.
+        data: Data like those that the model was trained on: the stds then come from the curvature of the likelihood,
+            `1 / sqrt(N h + delta)`. "laplace" and "swag" need them. None: stds as the method starts training with.
+        val: Data whose NLL chooses delta; None for `data`.
+        examples: N, the number of examples that the model was trained on; None for the size of `data`.
+        delta: The prior precision; None for the best of a grid by NLL.
+        seed: Of what is drawn.
+        **settings: Of the method, where it is given by name.
+    """
     method = _method(method, model, **settings)
-    net = method.init(model).eval()
+    if data is None:
+        for name, value in {"val": val, "examples": examples, "delta": delta}.items():
+            if value is not None:
+                raise UserError(f"{name}= is for stds from curvature, which need data=")
+        if isinstance(method, Laplace | SWAG):
+            raise UserError(
+                f"{method.name} takes its stds from data: pb.bayesianize(model, {method.name!r}, data=train), or "
+                "pb.fit to train the model too"
+            )
+        net = method.init(model).eval()
+        for network in members(net):
+            network.first_stds = FirstStds.of(network.posterior)
+    elif isinstance(method, Laplace | SWAG):
+        start = model if isinstance(model, Network) else Deterministic().init(model)
+        return fit(method, start, data, seed=seed, progress=False)
+    elif isinstance(method, VariationalMethod):
+        net = with_curvature_stds(method, model, data, val=val, examples=examples, delta=delta, seed=seed)
+    else:
+        raise UserError(f"{method.name!r} has no stds that data could set: leave out data=")
     for network in members(net):
         network.method = method.name
-        network.first_stds = FirstStds.of(network.posterior)
     return net
 
 

@@ -1,0 +1,93 @@
+"""Stds from curvature: the diagonal of the Fisher information, for every storage and without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.likelihoods import Likelihood, task_of
+from pocketbayes.network import Network
+from pocketbayes.posteriors import MeanField, Partial, Posterior, RowStds, Sparse
+from pocketbayes.posteriors.base import softplus_inverse
+from pocketbayes.posteriors.layout import evaluating
+
+CHUNK = 8
+"""Examples whose gradients are summed before they are squared: fewer make better estimates of more passes."""
+
+
+def diagonal_curvature(
+    network: Network, batches: Iterable[tuple[Tensor, Tensor]], *, chunk: int = CHUNK, seed: int = 0
+) -> tuple[Tensor, int]:
+    """Return the mean over examples of `(d log p(y~ | x) / dw)^2`, (n,), and the number of examples.
+
+    The labels y~ are drawn from the network's own answers, which makes this the diagonal of the Fisher information and,
+    for classes and Gaussian noise, of the generalised Gauss-Newton matrix. Gradients at drawn labels have mean 0 and
+    are independent between examples, so the square of their sum over a few examples has the expectation of the sum of
+    squares: one backward pass does for `chunk` examples, in the memory of training and for any layer.
+
+    Args:
+        network: A network with a likelihood; its posterior mean is where the curvature is measured.
+        batches: Pairs (x, y) on the network's device, of which only x is used.
+        chunk: Examples a backward pass.
+        seed: Of the labels.
+    """
+    likelihood = network.likelihood
+    assert isinstance(likelihood, Likelihood), "curvature needs a likelihood"
+    with torch.no_grad():
+        mean = network.posterior.moments()[0].clone()
+    total, examples = torch.zeros_like(mean), 0
+    generator = torch.Generator(device=mean.device).manual_seed(seed)
+    with evaluating(network):
+        for x, _ in batches:
+            for part in x.split(chunk):
+                flat = mean.clone().requires_grad_()
+                output = network.run_at(flat, part)
+                loss = likelihood.nll(output, _draw_targets(likelihood, output.detach(), generator)) * len(part)
+                total += torch.autograd.grad(loss, flat)[0].square()
+                examples += len(part)
+    if not examples:
+        raise UserError("no data to measure curvature on")
+    if not bool(total.isfinite().all()):
+        raise UserError("the curvature is not finite: the network's answers overflow on these data; check its inputs")
+    return total / examples, examples
+
+
+def _draw_targets(likelihood: Likelihood, output: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw targets from the network's own predictive distribution."""
+    if not bool(output.isfinite().all()):
+        raise UserError("no curvature: the network's answers are not finite; its weights or inputs are too large")
+    task = task_of(likelihood)
+    if task == "classification":
+        probs = output.float().softmax(1).movedim(1, -1)
+        drawn = torch.multinomial(probs.reshape(-1, probs.shape[-1]), 1, generator=generator)
+        return drawn.view(probs.shape[:-1])
+    if task == "regression":
+        mean, noise = likelihood.moments(output)
+        return mean + noise * torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    raise UserError(f"curvature is known for classes and Gaussian noise, not for {type(likelihood).__name__}")
+
+
+def curvature_stds(curvature: Tensor, examples: float, delta: float | Tensor) -> Tensor:
+    """Return `1 / sqrt(N h + delta)`."""
+    if not bool((torch.as_tensor(delta) > 0).all()):
+        raise UserError(f"delta, the prior precision, must be positive, not {delta}")
+    return (examples * curvature + delta).rsqrt()
+
+
+@torch.no_grad()
+def set_stds(posterior: Posterior, std: Tensor) -> None:
+    """Give the random weights of a storage their entries of `std`, (n,)."""
+    if isinstance(posterior, Partial | Sparse) and posterior.rho is not None:
+        posterior.rho.copy_(softplus_inverse(std[posterior.index.long()]))
+    elif isinstance(posterior, MeanField):
+        posterior.rho.copy_(softplus_inverse(std))
+    elif isinstance(posterior, RowStds):
+        sums = torch.zeros_like(posterior.rho).index_add(0, posterior.row, std)
+        posterior.rho.copy_(softplus_inverse(sums / torch.bincount(posterior.row)))
+    else:
+        raise UserError(
+            f"the storage {posterior.name!r} takes no stds from curvature: mean-field, partial, sparse and shared do"
+        )

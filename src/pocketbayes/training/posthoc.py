@@ -1,0 +1,104 @@
+"""Stds without training: curvature on some data, and a prior precision chosen by NLL."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.batches import Source, as_source, batches, size_of
+from pocketbayes.inference.evaluation import evaluate, loss_of
+from pocketbayes.likelihoods import default_likelihood
+from pocketbayes.methods import PBN, MeanFieldVI, Method, Start, WeightSharing
+from pocketbayes.methods.curvature import curvature_stds, diagonal_curvature, set_stds
+from pocketbayes.network import Network
+
+MAX_EXAMPLES = 1024
+"""Examples that curvature is measured on."""
+JUDGES = 512
+"""Examples whose NLL chooses the prior precision."""
+PRIOR_SCALES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003)
+"""Prior stds that are tried, in units of the weights' root mean square."""
+
+
+def with_curvature_stds(
+    method: Method,
+    model: nn.Module,
+    data: Any,
+    *,
+    val: Any = None,
+    examples: float | None = None,
+    delta: float | None = None,
+    seed: int = 0,
+) -> Network:
+    """Return the network of a method with `std = 1 / sqrt(N h + delta)`, h the diagonal Fisher information.
+
+    Args:
+        method: One with a mean-field, row-wise, partial, sparse or shared storage.
+        model: A trained model or Network.
+        data: Some hundred examples like those that the model was trained on.
+        val: Data whose NLL chooses delta; None for `data`.
+        examples: N, the examples that the model was trained on; None for the size of `data`.
+        delta: The prior precision; None for the best of a grid by NLL.
+        seed: Of the drawn labels and weights.
+    """
+    source = as_source(data)
+    count = float(size_of(source)) if examples is None else float(examples)
+    used = min(size_of(source), MAX_EXAMPLES)
+    if not count >= used:
+        raise UserError(f"examples={examples} is smaller than the {used} examples that curvature is measured on")
+    if delta is not None and not delta > 0:
+        raise UserError(f"delta, the prior precision, must be positive, not {delta}")
+    start = Start.of(model, method.bayesian_bias, method.select)
+    field = MeanFieldVI(bayesian_bias=method.bayesian_bias, select=method.select).init(model).eval()
+    if field.likelihood is None:
+        _, y = next(iter(batches(source, 1)))
+        field.likelihood = default_likelihood("regression" if y.is_floating_point() else "classification")
+    curvature, _ = diagonal_curvature(field, _some(source, MAX_EXAMPLES, field.device), seed=seed)
+    scale = float(start.mean.square().mean().sqrt()) or 1.0
+    deltas = [(factor * scale) ** -2 for factor in PRIOR_SCALES] if delta is None else [delta]
+    judges = _head(source if val is None else as_source(val))
+    best: tuple[float, Network] | None = None
+    for tried in deltas:
+        network = _network(method, model, field, curvature, curvature_stds(curvature, count, tried))
+        nll = loss_of(evaluate(network, judges, samples=8, seed=seed)) if len(deltas) > 1 else 0.0
+        if best is None or nll < best[0]:
+            best = nll, network
+    assert best is not None
+    return best[1]
+
+
+def _network(method: Method, model: nn.Module, field: Network, curvature: Tensor, std: Tensor) -> Network:
+    """Build the network of a method with given stds."""
+    set_stds(field.posterior, std)
+    if isinstance(method, WeightSharing):
+        network = method.init(field)
+    elif isinstance(method, PBN):
+        network = method.at_most_sensitive(field, curvature)
+        set_stds(network.posterior, std)
+    else:
+        made = method.init(model)
+        if not isinstance(made, Network):
+            raise UserError(f"{method.name!r} makes a mixture: give its members stds from curvature one by one")
+        set_stds(made.posterior, std)
+        network = made
+    network.likelihood = field.likelihood
+    return network.eval()
+
+
+def _some(source: Source, most: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    seen = 0
+    for x, y in batches(source, 64, shuffle_seed=0):
+        if seen >= most:
+            return
+        yield x[: most - seen].to(device), y[: most - seen].to(device)
+        seen += len(x)
+
+
+def _head(source: Source) -> tuple[Tensor, Tensor]:
+    parts = list(itertools.islice(batches(source, 64, shuffle_seed=1), JUDGES // 64))
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
