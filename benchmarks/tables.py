@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import corruption_tables
+import headline_tables
 import pbn_tables
 import peer_tables
 import pocket_tables
@@ -187,6 +188,7 @@ TABLES: Tables = {
     "ssvi-resnet20": ("ssvi-resnet20", ssvi_cifar10),
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
+    **headline_tables.TABLES,
     **study_tables.TABLES,
     **pbn_tables.TABLES,
     **pocket_tables.TABLES,

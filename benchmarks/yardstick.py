@@ -24,10 +24,12 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import RESULTS, write_result
 from networks import given_resnet20
+from pocketbayes.files.packing import Precision
 from pocketbayes.inference.metrics import Classification, calibrated_nll, dee, ood_scores, temperature
 from pocketbayes.posteriors import MeanField
 
 SAMPLES = 10
+INT8, INT5 = (Precision(means=level, points="bfloat16") for level in ("int8", "int5"))
 OUTSIDE = ("svhn", "cifar100")
 CONSTANT_STD = 0.1
 """The control's std, relative to the std of each layer's weights."""
@@ -49,7 +51,7 @@ def noisy(net: pb.Network) -> pb.Network:
     return pb.Network(net.to_module(), MeanField(net.layout, mean, std))
 
 
-def rounded(net: pb.Network, precision: str) -> pb.Network:
+def rounded(net: pb.Network, precision: Precision) -> pb.Network:
     """Return the network as a file of lower precision gives it back."""
     with tempfile.TemporaryDirectory() as folder:
         pb.save(net, Path(folder) / "net.pocket", precision=precision)
@@ -58,17 +60,17 @@ def rounded(net: pb.Network, precision: str) -> pb.Network:
     return again
 
 
-def file_bytes(net: pb.Network, precision: str) -> int:
+def file_bytes(net: pb.Network, precision: str | Precision) -> int:
     with tempfile.TemporaryDirectory() as folder:
         return pb.save(net, Path(folder) / "net.pocket", precision=precision)
 
 
-def rows(data_dir: Path) -> dict[str, tuple[Callable[[], pb.Network], str]]:
+def rows(data_dir: Path) -> dict[str, tuple[Callable[[], pb.Network], str | Precision]]:
     """Return how each row's network is made, and the precision of its file."""
     return {
         "map": (lambda: pretrained(data_dir), "lossless"),
-        "map, rounded to int8": (lambda: rounded(pretrained(data_dir), "int8"), "int8"),
-        "map, rounded to int5": (lambda: rounded(pretrained(data_dir), "int5"), "int5"),
+        "map, rounded to int8": (lambda: rounded(pretrained(data_dir), INT8), INT8),
+        "map, rounded to int5": (lambda: rounded(pretrained(data_dir), INT5), INT5),
         "map + constant std": (lambda: noisy(pretrained(data_dir)), "lossless"),
     }
 

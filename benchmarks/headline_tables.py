@@ -1,0 +1,120 @@
+"""The table and the picture of README: one network, ensembles and their coded files, ResNet-20 on CIFAR-10.
+
+python benchmarks/headline_tables.py draws docs/figures/headline.png; tables.py writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from measure import FIGURES, RESULTS
+from pocketbayes.inference.metrics import dee
+from pocketbayes.reporting.figures.style import PALETTE, canvas, save
+from table_parts import Result, Table, Tables
+
+KEYS = ("accuracy", "nll", "calibrated_nll", "svhn_auroc")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: What it is.
+        kind: "fp32", "control", "one" or "members": what the picture draws alike.
+        bytes: Of the file.
+        figures: The measures by name; what was not measured is missing.
+        seeds: How many runs the measures are means of.
+    """
+
+    name: str
+    kind: str
+    bytes: float
+    figures: dict[str, float]
+    seeds: int = 1
+
+
+def rows_of(results: Result) -> list[Row]:
+    """Collect the rows that have been measured."""
+    given = results.get("yardstick", {}).get("rows", {})
+    members = results.get("members", {}).get("rows", {})
+    rows = []
+    if "map" in given:
+        one = _renamed(given["map"])
+        size = given["map"]["bytes"]
+        rows.append(Row("one FP32 network", "fp32", size, one))
+        rows.append(Row("+ temperature", "control", size, {**one, "nll": one["calibrated_nll"]}))
+        if control := given.get("map + constant std"):
+            rows.append(Row("+ constant std (control)", "control", control["bytes"], _renamed(control)))
+        for count in ("2", "5", "10"):
+            if count in members:
+                name = f"{count} independent FP32 networks"
+                rows.append(Row(name, "fp32", int(count) * size, members[count], members[count]["subsets"]))
+    rows += _coded(results.get("pocket-codes", {}).get("rows", {}))
+    for name, row in results.get("coded-members", {}).get("rows", {}).items():
+        count = name.split(" ")[0]
+        if int(count) > 1:
+            rows.append(Row(f"{count} networks, coded", "members", row["bytes"], row))
+    return rows
+
+
+def _renamed(row: dict[str, Any]) -> dict[str, float]:
+    return {**row, "svhn_auroc": row["svhn_max_probability_auroc"]}
+
+
+def _coded(rows: dict[str, dict[str, Any]]) -> list[Row]:
+    """Group the coded files of ResNet-20 by budget and steps, means over seeds."""
+    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for row in rows.values():
+        if row["network"] == "resnet20" and "budget" in row:
+            groups.setdefault((row["budget"], row["steps"]), []).append(row)
+    made = []
+    for (budget, steps), group in sorted(groups.items(), reverse=True):
+        means = {key: statistics.fmean(row[key] for row in group) for key in (*KEYS[:3], "bytes")}
+        name = f"one network, coded, {budget // 1000} kB, " + (f"{steps} steps" if steps else "no training")
+        made.append(Row(name, "one", means.pop("bytes"), means, len(group)))
+    return made
+
+
+def headline(results: Result) -> Table:
+    """Make the table: bytes, accuracy, NLL as it is and calibrated, deep ensemble equivalent, AUROC."""
+    curve = results.get("members", {}).get("curve", [])
+    rows = []
+    for row in rows_of(results):
+        worth = dee(row.figures["calibrated_nll"], curve) if curve else math.nan
+        cells = [f"{row.bytes:,.0f}", f"{100 * row.figures['accuracy']:.2f}"]
+        cells += [f"{row.figures[key]:.3f}" if key in row.figures else "" for key in KEYS[1:3]]
+        cells += ["10+" if math.isinf(worth) else f"{worth:.1f}"]
+        cells += [f"{row.figures['svhn_auroc']:.3f}" if "svhn_auroc" in row.figures else "", str(row.seeds)]
+        rows.append([row.name, *cells])
+    head = ["", "bytes", "accuracy", "NLL", "calibrated NLL", "DEE", "AUROC, SVHN", "runs"]
+    return head, rows
+
+
+def draw(results: Result) -> None:
+    """Draw calibrated NLL against bytes."""
+    rows = rows_of(results)
+    figure, axes = canvas(size=(7.2, 4.2))
+    looks = {
+        "fp32": ("independent FP32 networks", PALETTE[6], "o-"),
+        "one": ("one network, coded", PALETTE[0], "s-"),
+        "members": ("several networks, coded", PALETTE[1], "D-"),
+    }
+    for kind, (label, colour, mark) in looks.items():
+        points = sorted((row.bytes / 1000, row.figures["calibrated_nll"]) for row in rows if row.kind == kind)
+        if points:
+            axes.plot(*zip(*points), mark, color=colour, label=label)
+    axes.set(xscale="log", xlabel="bytes of the file, kB (log scale)", ylabel="calibrated NLL, 10 000 test images")
+    axes.set_title("ResNet-20 on CIFAR-10")
+    axes.legend()
+    print(save(figure, FIGURES / "headline.png"))
+
+
+TABLES: Tables = {"headline": ("*", headline)}
+
+if __name__ == "__main__":
+    draw({path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")})
