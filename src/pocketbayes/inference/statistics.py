@@ -79,11 +79,10 @@ def paired_t(first: Any, second: Any) -> PairedTest:
 
     d = _differences(first, second)
     interval = mean_interval(d)
-    error = float(d.std(ddof=1)) / math.sqrt(len(d))
-    if error == 0:  # the same difference everywhere: none at all, or no chance in it
+    if d.std() == 0:  # the same difference everywhere: none at all, or no chance in it
         p = 1.0 if interval.mean == 0 else 0.0
     else:
-        p = float(2 * stats.t.sf(abs(interval.mean) / error, len(d) - 1))
+        p = float(stats.ttest_1samp(d, 0.0).pvalue)
     return PairedTest("paired t", interval.mean, interval.low, interval.high, p, len(d))
 
 
@@ -118,13 +117,11 @@ def anova(groups: Mapping[str, Sequence[float]]) -> Anova:
     if count < 2 or not all(len(group) for group in values) or total <= count:
         sizes = {name: len(group) for name, group in zip(groups, values)}
         raise UserError(f"ANOVA needs two groups or more, and more values than groups: it has {sizes}")
-    grand = np.concatenate(values).mean()
-    between = sum(len(group) * (group.mean() - grand) ** 2 for group in values) / (count - 1)
-    within = sum(((group - group.mean()) ** 2).sum() for group in values) / (total - count)
-    if within == 0:
-        return Anova(math.inf if between else 0.0, 0.0 if between else 1.0, count - 1, total - count)
-    f = float(between / within)
-    return Anova(f, float(stats.f.sf(f, count - 1, total - count)), count - 1, total - count)
+    if all(np.ptp(group) == 0 for group in values):  # no variance within: scipy gives NaN or warns
+        differ = np.ptp(np.concatenate(values)) > 0
+        return Anova(math.inf if differ else 0.0, 0.0 if differ else 1.0, count - 1, total - count)
+    found = stats.f_oneway(*values)
+    return Anova(float(found.statistic), float(found.pvalue), count - 1, total - count)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
