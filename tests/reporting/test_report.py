@@ -25,7 +25,7 @@ from pocketbayes.reporting import drawing
 from pocketbayes.reporting.build import document, gather
 from pocketbayes.reporting.leaderboard import leaderboard
 from pocketbayes.reporting.page import as_data, render
-from pocketbayes.reporting.runs import PARTS, Run, read_runs
+from pocketbayes.reporting.runs import PARTS, RunFolder, read_runs
 from pocketbayes.reporting.weights import GAP, POINT, codes_of, plane_of, tiled
 
 Change = Callable[[Path, Any], None]
@@ -179,12 +179,12 @@ JSON = st.recursive(
     st.dictionaries(st.sampled_from(PARTS), JSON), st.dictionaries(st.sampled_from(["method", "data", "seed"]), JSON)
 )
 def test_evaluations_of_any_kind_make_a_page(evaluation: dict[str, Any], recipe: dict[str, Any]) -> None:
-    run = Run("a", Path("a"), evaluation={"measures": {"nll": 1.0}, **evaluation}, recipe=recipe)
-    render(document([run, Run("b", Path("b"), evaluation=evaluation)]), "a")
+    run = RunFolder("a", Path("a"), evaluation={"measures": {"nll": 1.0}, **evaluation}, recipe=recipe)
+    render(document([run, RunFolder("b", Path("b"), evaluation=evaluation)]), "a")
 
 
 def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
-    run = Run("a", Path("a"), evaluation={"reliability": {"confidence": 3}})
+    run = RunFolder("a", Path("a"), evaluation={"reliability": {"confidence": 3}})
     with pytest.raises(UserError, match="figure reliability"):
         drawing.draw([run], tmp_path)
 
@@ -240,8 +240,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 # -- leaderboard, weights, plane --------------------------------------------------------------------------------------
 
 
-def made_up(name: str, data: str = "digits", **measures: float) -> Run:
-    return Run(name, Path(name), evaluation={"measures": measures, "data": {"name": data}, "split": "test"})
+def made_up(name: str, data: str = "digits", **measures: float) -> RunFolder:
+    return RunFolder(name, Path(name), evaluation={"measures": measures, "data": {"name": data}, "split": "test"})
 
 
 def test_best_values_are_marked_among_equal_data_only() -> None:
@@ -343,7 +343,7 @@ def test_every_figure_is_drawn(runs_dir: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_figures_are_written_in_three_formats(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    run = Run("a/b", Path("a"), epochs=[{"nll": 2.0, "kl": 0.0}, {"nll": 1.0, "kl": 3.0}])
+    run = RunFolder("a/b", Path("a"), epochs=[{"nll": 2.0, "kl": 0.0}, {"nll": 1.0, "kl": 3.0}])
     run.weights = {"layers": [{"name": "w", "present": 1.0, "random": 0.5}]}
     files = drawing.draw([run], tmp_path)
     names = [f"{stem}.{ending}" for stem in ("training", "layers-a-b") for ending in ("png", "svg", "pdf")]

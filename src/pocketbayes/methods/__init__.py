@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.methods.base import Method, Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Method, Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.methods.int8 import Int8
@@ -62,9 +62,9 @@ __all__ = [
     "Method",
     "Rank1VI",
     "RigL",
-    "Run",
     "Stage",
     "Start",
+    "TrainingContext",
     "VariationalDropout",
     "VariationalMethod",
     "WeightSharing",

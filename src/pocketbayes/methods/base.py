@@ -23,7 +23,7 @@ EMPIRICAL_BETA = 0.02
 """The weight of the KL from the empirical prior."""
 
 
-class Run(Protocol):
+class TrainingContext(Protocol):
     """What a stage may use of the run it is part of."""
 
     seed: int
@@ -55,6 +55,11 @@ class Stage:
         begin: Makes the network that the stage trains, from what came before.
         network: The part that is trained: the whole, or a member of a mixture.
         end: Makes the result of the stage.
+        step: Something in place of an optimiser step, see `Method.replace_step`.
+        after_step: Called with the network, the optimiser, the number of steps that are over, and the stage's total.
+        after_epoch: Called with the network and the epoch's number; returns figures for the epoch's record.
+
+    The last three are the method's own where a stage has none.
     """
 
     name: str
@@ -62,9 +67,12 @@ class Stage:
     settings: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     method: Method | None = None
-    begin: Callable[[Net, Run], Net] | None = None
+    begin: Callable[[Net, TrainingContext], Net] | None = None
     network: Callable[[Net], Network] = lambda net: _the_network(net)
-    end: Callable[[Net, Run], Net] | None = None
+    end: Callable[[Net, TrainingContext], Net] | None = None
+    step: Callable[..., float | None] | None = None
+    after_step: Callable[[Network, torch.optim.Optimizer, int, int], None] | None = None
+    after_epoch: Callable[[Network, int], Mapping[str, Any] | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +138,7 @@ class Method(ABC):
     def replace_step(
         self,
         net: Network,
-        run: Run,
+        run: TrainingContext,
         batch: Sequence[tuple[Tensor, Tensor]],
         optimizer: torch.optim.Optimizer,
         step: int,

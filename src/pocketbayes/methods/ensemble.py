@@ -12,7 +12,7 @@ from torch import nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import forked
 from pocketbayes.base.seeds import derive_seed, seed_generators
-from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
+from pocketbayes.methods.base import DerivedMethod, Method, Stage, TrainingContext
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.layout import Layout
 
@@ -155,7 +155,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
     return fresh
 
 
-Step = Callable[[Net, Run], Net]
+Step = Callable[[Net, TrainingContext], Net]
 
 
 def _on_member(number: int, step: Step | None) -> Step | None:
@@ -163,7 +163,7 @@ def _on_member(number: int, step: Step | None) -> Step | None:
     if step is None:
         return None
 
-    def apply(net: Net, run: Run) -> Net:
+    def apply(net: Net, run: TrainingContext) -> Net:
         networks = members(net)
         changed = step(networks[number], run)
         assert isinstance(changed, Network)
@@ -176,7 +176,7 @@ def _on_member(number: int, step: Step | None) -> Step | None:
 def _on_own_noise(number: int, step: Step | None) -> Step:
     """The step after seeding the noise of a member, so that it does not depend on the members before it."""
 
-    def apply(net: Net, run: Run) -> Net:
+    def apply(net: Net, run: TrainingContext) -> Net:
         seed_generators(derive_seed(run.seed, number))
         return net if step is None else step(net, run)
 

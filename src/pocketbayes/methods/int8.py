@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import DerivedMethod, Method, Run, Stage
+from pocketbayes.methods.base import DerivedMethod, Method, Stage, TrainingContext
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors.quantized import Quantized, check_sigma_bits
@@ -57,7 +57,7 @@ class Int8(DerivedMethod):
         *first, last = self.base.stages(model)
         return [*(replace(s, method=self.base) for s in first), replace(last, method=self.base, end=self._end)]
 
-    def _end(self, net: Net, run: Run) -> Network:
+    def _end(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
         return quantized(net, self.sigma_bits)
 

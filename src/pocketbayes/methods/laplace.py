@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
-from pocketbayes.methods.base import Method, Run, Stage
+from pocketbayes.methods.base import Method, Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.sensitivity import largest
 from pocketbayes.network import Net, Network
@@ -82,7 +82,7 @@ class Laplace(Method):
             return (Stage("laplace", epochs=0, end=self._end),)
         return (Stage("train", end=self._end),)
 
-    def _end(self, net: Net, run: Run) -> Network:
+    def _end(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
         problem = _Problem.of(net, run)
         with warnings.catch_warnings():
@@ -174,12 +174,12 @@ class _Problem:
 
     module: nn.Module
     network: Network
-    run: Run
+    run: TrainingContext
     kind: str
     noise: float
 
     @classmethod
-    def of(cls, network: Network, run: Run) -> _Problem:
+    def of(cls, network: Network, run: TrainingContext) -> _Problem:
         module, likelihood = network.to_module().eval(), network.likelihood
         with torch.no_grad():
             output = module(next(run.batches())[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.curvature import curvature_stds, diagonal_curvature, set_stds
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors import MeanField
@@ -74,13 +74,13 @@ class MeanFieldVI(VariationalMethod):
         return (Stage("train", begin=stds_at_begin(self.std_init, model)),)
 
 
-def stds_at_begin(init: StdInit, model: nn.Module) -> Callable[[Net, Run], Net] | None:
+def stds_at_begin(init: StdInit, model: nn.Module) -> Callable[[Net, TrainingContext], Net] | None:
     """Return what gives a stage's network its stds from curvature, where that is asked for and it has none."""
     known = isinstance(model, Network) and model.has_stds
     return None if init != "curvature" or known else begin_with_curvature
 
 
-def begin_with_curvature(net: Net, run: Run) -> Net:
+def begin_with_curvature(net: Net, run: TrainingContext) -> Net:
     """Replace stds s by `1 / sqrt(N h + 1 / s^2)`."""
     assert isinstance(net, Network)
     curvature, _ = diagonal_curvature(net, itertools.islice(run.batches(shuffle=True), CURVATURE_BATCHES))

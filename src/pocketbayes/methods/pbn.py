@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Net, Network
@@ -93,7 +93,7 @@ class PBN(VariationalMethod):
         """Beta from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
         return super().kl_weight(progress) * self.kl_scale
 
-    def _begin_partial(self, net: Net, run: Run) -> Network:
+    def _begin_partial(self, net: Net, run: TrainingContext) -> Network:
         start = Start.of(net)
         if self.sensitivity == "random" or self.sensitivity == "first-layer" or self.sensitivity == "last-layer":
             score = torch.rand_like(start.mean)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.methods.addition import Batch, DenseGradients
-from pocketbayes.methods.base import Method, Run, Start
+from pocketbayes.methods.base import Method, Start, TrainingContext
 from pocketbayes.methods.sensitivity import largest
 from pocketbayes.methods.sparsity import Distribution, layer_counts
 from pocketbayes.network import Network
@@ -159,7 +159,7 @@ class SparseTraining(Method):
     def replace_step(
         self,
         net: Network,
-        run: Run,
+        run: TrainingContext,
         batch: Batch,
         optimizer: torch.optim.Optimizer,
         step: int,
@@ -223,7 +223,9 @@ class SparseTraining(Method):
         free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
         return [free] if free else []
 
-    def _passes(self, net: Network, run: Run, batch: Batch, step: int, weight: float = 1.0) -> DenseGradients:
+    def _passes(
+        self, net: Network, run: TrainingContext, batch: Batch, step: int, weight: float = 1.0
+    ) -> DenseGradients:
         """The step's batch, or with others in an order of the step's own."""
 
         def batches() -> Iterator[Batch]:

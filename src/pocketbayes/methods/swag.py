@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import Method, Run, Stage
+from pocketbayes.methods.base import Method, Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.recalibration import replace_statistics
 from pocketbayes.network import Net, Network
@@ -58,27 +58,29 @@ class SWAG(Method):
         fixed = {"schedule": "constant", "warmup_epochs": 0.0, "keep_best": False}
         if self.swag_lr is not None:
             fixed["lr"] = self.swag_lr
-        collect = Stage("collect", epochs=self.swag_epochs, fixed=fixed, begin=self._begin, end=self._end)
+        collect = Stage(
+            "collect", epochs=self.swag_epochs, fixed=fixed, begin=self._begin, end=self._end, after_epoch=_collect
+        )
         return (collect,) if isinstance(model, Network) else (Stage("train"), collect)
 
-    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
-        """Collects the weights, in the stage that does."""
-        if isinstance(net.posterior, Trajectory):
-            net.posterior.collect(_flat_points(net.model, net.posterior.mean))
-
-    def _begin(self, net: Net, run: Run) -> Network:
+    def _begin(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
         mean = net.posterior.moments()[0]
         trajectory = Trajectory(net.layout, mean, self.rank, _flat_points(net.model, mean).numel())
         return Network(net.model, trajectory, likelihood=net.likelihood, propagation="mean")
 
-    def _end(self, net: Net, run: Run) -> Network:
+    def _end(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
         assert isinstance(net.posterior, Trajectory)
         _set_points(net.model, net.posterior.points)
         swag = Network(net.model, net.posterior.gaussian(self.scale), likelihood=net.likelihood)
         replace_statistics(swag, run.batches(shuffle=True))
         return swag
+
+
+def _collect(net: Network, epoch: int) -> None:
+    assert isinstance(net.posterior, Trajectory)
+    net.posterior.collect(_flat_points(net.model, net.posterior.mean))
 
 
 def _flat_points(model: nn.Module, like: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.layout import Layout
@@ -63,7 +63,7 @@ class VariationalDropout(VariationalMethod):
         """Return one stage of training, at whose end weights are removed."""
         return (Stage("train", end=self._prune),)
 
-    def _prune(self, net: Net, run: Run) -> Network:
+    def _prune(self, net: Net, run: TrainingContext) -> Network:
         """Keep the weights whose log alpha is at most the threshold; a layer keeps at least its clearest weight."""
         assert isinstance(net, Network)
         with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import GaussianLoss, Likelihood, check_gaussian_loss
-from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors import MeanField, RowStds
@@ -75,7 +75,7 @@ class DensityPropagation(VariationalMethod):
         """One stage, its likelihood told which loss a Gaussian output has."""
         measure = stds_at_begin(self.std_init, model)
 
-        def begin(net: Net, run: Run) -> Net:
+        def begin(net: Net, run: TrainingContext) -> Net:
             return self._set_loss(net if measure is None else measure(net, run))
 
         return (Stage("train", begin=begin),)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pocketbayes import plane
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import ALONE, Team
-from pocketbayes.methods.base import Run, Stage, Start, VariationalMethod
+from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.meanfield import MeanFieldVI, StdInit, first_std
 from pocketbayes.methods.sensitivity import sensitivities
@@ -133,15 +133,22 @@ class WeightSharing(VariationalMethod):
                 )
             )
         stages.append(
-            Stage("shared", settings={"lr": 1e-4, "std_lr": 1e-4}, begin=self._begin_shared, end=_drop_points)
+            Stage(
+                "shared",
+                settings={"lr": 1e-4, "std_lr": 1e-4},
+                begin=self._begin_shared,
+                end=_drop_points,
+                after_epoch=self._refresh,
+            )
         )
         return stages
 
-    def after_epoch(self, net: Network, stage: str, epoch: int) -> None:
-        """Lets weights change to the Gaussian under which their old mean and std are most probable."""
+    def _refresh(self, net: Network, epoch: int) -> None:
+        """Let weights change to the Gaussian under which their old mean and std are most probable."""
         posterior = net.posterior
+        assert isinstance(posterior, Shared)
         due = self.refresh_epochs is not None and (epoch + 1) % self.refresh_epochs == 0
-        if due and isinstance(posterior, Shared) and posterior.points is not None:
+        if due and posterior.points is not None:
             refresh(posterior, self.neighbours, self.keep)
 
     def _mean_field(self) -> MeanFieldVI:
@@ -162,7 +169,7 @@ class WeightSharing(VariationalMethod):
         names = set(PlaneSettings.__dataclass_fields__) & set(self.__dataclass_fields__)
         return PlaneSettings(seed=seed, **{name: getattr(self, name) for name in names})
 
-    def _begin_shared(self, net: Net, run: Run) -> Network:
+    def _begin_shared(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
         start = Start.of(net)
         gradient = None
@@ -259,7 +266,7 @@ def refresh(posterior: Shared, neighbours: int, keep: int | None = None) -> None
     posterior.reassign(index, *(_widen(rows, width) for rows in plane.blend(own, mixture, neighbours, keep)))
 
 
-def _drop_points(net: Net, run: Run) -> Net:
+def _drop_points(net: Net, run: TrainingContext) -> Net:
     assert isinstance(net, Network)
     assert isinstance(net.posterior, Shared)
     net.posterior.points = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.reporting.runs import Paths, Run, read_runs
+from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 
 
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
@@ -32,7 +32,7 @@ class Written:
 
     page: Path
     figures: list[Path]
-    runs: list[Run]
+    runs: list[RunFolder]
 
 
 def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Written:
@@ -50,7 +50,7 @@ def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Wr
     return Written(out, [] if figures is None else draw(found, Path(figures)), found)
 
 
-def gather(paths: Paths) -> list[Run]:
+def gather(paths: Paths) -> list[RunFolder]:
     """The runs with what their files say and what their answers cost."""
     found = read_runs(paths)
     for run in found:
@@ -59,7 +59,7 @@ def gather(paths: Paths) -> list[Run]:
     return found
 
 
-def document(runs: list[Run]) -> dict[str, Any]:
+def document(runs: list[RunFolder]) -> dict[str, Any]:
     """All that a page shows, as plain values."""
     import torch
 
@@ -80,7 +80,7 @@ def document(runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def tests_of(runs: list[Run]) -> dict[str, Any]:
+def tests_of(runs: list[RunFolder]) -> dict[str, Any]:
     """Paired tests between the runs and means over seeds, by their places; of those whose evaluations allow them."""
     from pocketbayes.inference.suite import compare, over_seeds, read_values
 
@@ -103,7 +103,7 @@ def tests_of(runs: list[Run]) -> dict[str, Any]:
     return {"pairs": pairs, "seeds": groups, "anova": anovas}
 
 
-def _look_inside(run: Run, file: Path) -> None:
+def _look_inside(run: RunFolder, file: Path) -> None:
     from pocketbayes.files import network_file as artifact
     from pocketbayes.reporting.cost import cost_of
     from pocketbayes.reporting.weights import weights_of
@@ -119,7 +119,7 @@ def _look_inside(run: Run, file: Path) -> None:
         run.problems.append(f"its cost cannot be measured: {error}")
 
 
-def _run_json(run: Run) -> dict[str, Any]:
+def _run_json(run: RunFolder) -> dict[str, Any]:
     import yaml
 
     from pocketbayes.reporting.weights import picture_json

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pocketbayes.base.errors import UserError
 from pocketbayes.reporting.figures.style import FORMATS
 from pocketbayes.reporting.leaderboard import inside, values_of
-from pocketbayes.reporting.runs import Run
+from pocketbayes.reporting.runs import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Drawing = tuple[str, Callable[[], "Figure"]]
 
 
-def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+def draw(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
     """Writes every figure that the runs have numbers for as PNG, SVG and PDF; returns the files."""
     from pocketbayes.reporting.figures import save
 
@@ -32,7 +32,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     return written
 
 
-def _drawings(runs: Sequence[Run]) -> Iterator[Drawing]:
+def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
     from pocketbayes.reporting.figures import calibration, layers, ood, pareto, shift, training
 
     def known(*path: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pocketbayes.reporting.runs import Run, is_number
+from pocketbayes.reporting.runs import RunFolder, is_number
 from pocketbayes.reporting.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PERCENT, SHOWN, shown
 
 OOD_SCORE = "entropy"
@@ -36,7 +36,7 @@ class Column:
     about: str
 
 
-def leaderboard(runs: Sequence[Run]) -> dict[str, Any]:
+def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
     """Columns and rows as plain values; a column appears if some run knows its value.
 
     Best values are marked among runs measured on the same data only.
@@ -56,7 +56,7 @@ def leaderboard(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def values_of(run: Run) -> dict[str, float]:
+def values_of(run: RunFolder) -> dict[str, float]:
     """What a run shows on the leaderboard."""
     values = shown(run.measures)
     sets = run.evaluation.get("ood")
@@ -74,7 +74,7 @@ def values_of(run: Run) -> dict[str, float]:
     return values | {name: value for name, value in sizes.items() if is_number(value)}
 
 
-def measured_on(run: Run) -> str:
+def measured_on(run: RunFolder) -> str:
     """The data and split in words; empty where nothing was measured."""
     if not run.measures:
         return ""

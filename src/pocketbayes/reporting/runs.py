@@ -24,7 +24,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass
-class Run:
+class RunFolder:
     """One network with all that is known of it.
 
     Attributes:
@@ -82,7 +82,7 @@ class Run:
         return numbers(self.evaluation.get("measures"))
 
 
-def read_runs(paths: Paths) -> list[Run]:
+def read_runs(paths: Paths) -> list[RunFolder]:
     """All runs at the paths: folders of runs, folders that hold such folders, .pocket files, evaluations (.json).
 
     Raises:
@@ -144,9 +144,9 @@ def _stem(path: Path) -> str:
     return name if path.is_dir() else name.removesuffix(path.suffix).removesuffix(".evaluation")
 
 
-def _read(path: Path, name: str) -> Run:
+def _read(path: Path, name: str) -> RunFolder:
 
-    run = Run(name, path)
+    run = RunFolder(name, path)
     run.evaluation = _evaluation(run)
     file = path / MODEL_FILE if path.is_dir() else path
     if path.suffix == ".json":
@@ -163,7 +163,7 @@ def _read(path: Path, name: str) -> Run:
     return run
 
 
-def _recipe(run: Run, folder: Path) -> dict[str, Any]:
+def _recipe(run: RunFolder, folder: Path) -> dict[str, Any]:
     from pocketbayes.recipes import read_tree
 
     if not (folder / RECIPE_FILE).is_file():
@@ -175,7 +175,7 @@ def _recipe(run: Run, folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _epochs(run: Run, file: Path) -> list[dict[str, Any]]:
+def _epochs(run: RunFolder, file: Path) -> list[dict[str, Any]]:
     """The rows of training, thinned evenly where there are very many; a line cut short by a crash is left out."""
     if not file.is_file():
         return []
@@ -192,7 +192,7 @@ def _epochs(run: Run, file: Path) -> list[dict[str, Any]]:
     return [row for place, row in enumerate(rows) if place % step == 0 or place == len(rows) - 1]
 
 
-def _evaluation(run: Run) -> dict[str, Any]:
+def _evaluation(run: RunFolder) -> dict[str, Any]:
     from pocketbayes.inference.suite import read_document
 
     file = run.evaluation_file

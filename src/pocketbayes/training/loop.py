@@ -102,7 +102,8 @@ class Loop:
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = steps * self.training.epochs
         part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
-        replaced = method.replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
+        replace_step = run.stage.step or method.replace_step
+        replaced = replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
         run.redirection.drew = False
         with run.redirection.suspended(self.draws_nothing):
             nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
@@ -120,7 +121,7 @@ class Loop:
             if self.training.clip_norm is not None:
                 run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
             self.optimizer.step()
-        method.after_step(self.network, self.optimizer.optimizer, index, total)
+        (run.stage.after_step or method.after_step)(self.network, self.optimizer.optimizer, index, total)
         return figures
 
     def _complain(self, nll: float, kl: float) -> None:
@@ -211,7 +212,10 @@ class Loop:
     def _close_epoch(self, steps: int) -> None:
         run, at = self.run, self.run.at
         run.team.average_batch_norm(self.network)
-        noted = self.method.after_epoch(self.network, run.stage.name, at.epoch)
+        if run.stage.after_epoch is None:
+            noted = self.method.after_epoch(self.network, run.stage.name, at.epoch)
+        else:
+            noted = run.stage.after_epoch(self.network, at.epoch)
         row: dict[str, Any] = {"stage": run.stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
         row["lr"] = self.optimizer.param_groups[0]["lr"]
