@@ -20,6 +20,13 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a slow machine shows progress must not decide what stderr holds."""
+    monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", float("inf"))
+    monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", float("inf"))
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder with real data, or a skip that says how to get one."""

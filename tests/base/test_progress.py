@@ -34,7 +34,9 @@ def test_nothing_is_shown_inside_or_by_another_process(monkeypatch: Any) -> None
         assert isinstance(bar, Silent)
 
 
-def test_log_tells_time_left_of_long_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_tells_time_left_of_long_work(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", 2.0)
+    monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", 10.0)
     now = 0.0
     log = Log(clock=lambda: now)
     log.line("epoch 1")

@@ -212,3 +212,12 @@ def test_predicted_output_variance_is_the_sum_of_squared_gradients_times_varianc
     with torch.no_grad():
         drawn = torch.stack([net(x) for _ in range(3000)]).var(0)
     torch.testing.assert_close(predicted, drawn, rtol=0.15, atol=1e-5)
+
+
+def test_largest_takes_the_first_of_equal_scores() -> None:
+    from pocketbayes.methods.sensitivity import largest
+
+    score = torch.randint(0, 5, (200,), generator=torch.Generator().manual_seed(0)).float()
+    for count in (0, 1, 37, 200):
+        expected = torch.sort(score, descending=True, stable=True).indices[:count].sort().values
+        assert torch.equal(largest(score, count), expected)

@@ -412,7 +412,7 @@ def test_several_inputs_names_of_models_and_real_labels_are_told_of() -> None:
     ("y", "message"),
     [
         (torch.tensor([0.0, 1.0] * 30), "2 whole numbers as floats.*y.long"),
-        (torch.arange(60), "60 whole numbers in 60 rows.*give floats"),
+        (10 * torch.arange(60), "60 whole numbers in 60 rows.*give floats"),
         (torch.tensor([1, 2] * 30), "labels begin at 1"),
     ],
 )

@@ -25,8 +25,9 @@ class UnknownNameError(UserError):
         import difflib
 
         names = sorted(str(k) for k in known)  # type: ignore[attr-defined]
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        spelled = {each.lower(): each for each in names}  # 'PBN' means 'pbn'
+        close = difflib.get_close_matches(str(name).lower(), spelled, n=1)
+        hint = f"did you mean {spelled[close[0]]!r}? " if close else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}{advice}known are {', '.join(names)}")
 
 

@@ -15,6 +15,7 @@ from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.inference.calibration import fit_variance_scale
+from pocketbayes.inference.conformal import fit_conformal
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, lowest
 from pocketbayes.inference.prediction import outputs_of
 from pocketbayes.likelihoods import task_of
@@ -35,6 +36,7 @@ def calibrate(
     Draws get a temperature, by which the logits of every pass are divided; moments and linear a factor for the
     variance of their outputs. Either minimises the NLL of `val`. `predict`, `evaluate`, files and ONNX graphs apply it.
     Where `val` is too small to fix a temperature, the value nearest to 1 in its interval is taken, with a warning.
+    Scores of `val` are kept too: `Prediction.sets(level)` and `interval(level)` cover `level`, see `fit_conformal`.
 
     Args:
         net: A network or mixture of a classifier; for a regression, one that answers with moments.
@@ -51,7 +53,8 @@ def calibrate(
     for network in members(plain):
         network.calibration = None
     x, _ = next(iter(batches(as_source(val), 2)))
-    gaussian = isinstance(next(iter(outputs_of(plain, x, ask))).output, Gaussian)
+    output = next(iter(outputs_of(plain, x, ask))).output
+    gaussian = isinstance(output, Gaussian)
     if gaussian:
         used = propagation or first.propagation
         factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=batch_size, seed=seed)
@@ -65,8 +68,10 @@ def calibrate(
             "pb.fit_conformal"
         )
     for network in members(plain):
-        network.calibration = found
-    return plain
+        network.calibration, network.conformal = found, None
+    if output.ndim > (2 if gaussian else 3):  # one answer a pixel has no sets
+        return plain
+    return fit_conformal(plain, val, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed)
 
 
 def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calibration:

@@ -47,7 +47,8 @@ def fit_conformal(
         elif answer.probs.ndim > 2:
             raise UserError("the network answers for every pixel: sets are for one answer an example")
         else:
-            scores.append(1 - answer.probs.gather(1, y[:, None]).squeeze(1))
+            known = (y >= 0) & (y < answer.probs.shape[1])  # the others are ignored in training too
+            scores.append(1 - answer.probs[known].gather(1, y[known, None]).squeeze(1))
     found = Conformal.of(kind, torch.cat(scores).double().tolist(), samples, propagation)
     for network in members(net):
         network.conformal = found

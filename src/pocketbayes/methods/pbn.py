@@ -38,8 +38,9 @@ class PBN(VariationalMethod):
             "first-layer" or "last-layer".
         scope: Whether the largest scores are taken over the whole "network" or within each "layer".
         sensitivity_batches: Training batches that the score is averaged over; None for all.
-        pretrain_epochs: Epochs of the deterministic network; None for the run's. 0 takes the model as it is: a trained
-            one, or a random start.
+        pretrain_epochs: Epochs of the deterministic network that is trained first. None: as many as the second stage
+            has (`epochs=`), so that the run takes twice as long. 0 takes the model as it is: a trained one, or a random
+            start.
         rho_mean: Mean of the first rho; std = softplus(rho).
         rho_std: Std of the first rho.
         kl_scale: Factor on beta; the paper writes beta KL without 1/N, which is `kl_scale=N`.

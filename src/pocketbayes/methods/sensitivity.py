@@ -75,7 +75,14 @@ def sensitivities(
 
 def largest(score: Tensor, count: int) -> Tensor:
     """The positions of exactly `count` largest scores, ascending; of equal scores the first ones."""
-    return torch.sort(score, descending=True, stable=True).indices[:count].sort().values
+    if count <= 0:
+        return torch.empty(0, dtype=torch.int64, device=score.device)
+    least = score.topk(min(count, len(score)), sorted=False).values.min()
+    if bool(least.isnan()):  # which compares with nothing
+        return torch.sort(score, descending=True, stable=True).indices[:count].sort().values
+    above = (~(score <= least)).nonzero().flatten()
+    equal = (score == least).nonzero().flatten()[: count - len(above)]
+    return torch.cat([above, equal]).sort().values
 
 
 def largest_per_slot(score: Tensor, layout: Layout, rate: float) -> Tensor:
