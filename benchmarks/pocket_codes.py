@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(BUDGETS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--budgets", type=int, nargs="*", help="In place of the usual ones.")
     parser.add_argument("--work", type=Path, help="Keeps sweeps and trained networks, to resume from.")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -128,7 +129,7 @@ def main() -> None:
             bench.given()
             bench.rounded()
             for seed in args.seeds:
-                for budget in TUNED[name] if args.steps else BUDGETS[name]:
+                for budget in args.budgets or (TUNED if args.steps else BUDGETS)[name]:
                     bench.coded(budget, seed, args.steps)
 
 

@@ -50,6 +50,7 @@ class Coded(Posterior):
             if value not in get_args(kinds):
                 raise UnknownNameError("unit", value, get_args(kinds))
         self.units, self.std_units = units, std_units
+        self.packed: nn.Module | None = None  # the codes in a form for graphs
         self.index: Tensor
         self.scale: Tensor
         self.std: Tensor
@@ -71,7 +72,7 @@ class Coded(Posterior):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The entries of the codebook times the scales of the units."""
-        codes = self.index.int()
+        codes = self.index.int() if self.packed is None else self.packed()
         scale = self.spread(self.scale, self.units)
         mean = self.centres.index_select(0, codes) * scale
         if self.std_units == "none":

@@ -22,9 +22,11 @@ from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.model_inputs import Inputs, ModelInput, accepted, as_input, made_up, tensors_of
 from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.posteriors import Coded
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation.moments.attention import UNTRACEABLE
 from pocketbayes.propagation.readout import Readout
+from pocketbayes.ship.onnx_codes import pack_codes_for_graph
 from pocketbayes.ship.onnx_pass import Mode, OnePass
 
 if TYPE_CHECKING:
@@ -118,7 +120,10 @@ def _check(mode: str, samples: int, readout: str) -> None:
 
 def _ready(network: Network) -> Network:
     """A copy in single precision on the CPU, in evaluation mode."""
-    return copy.deepcopy(network).cpu().float().eval()
+    ready = copy.deepcopy(network).cpu().float().eval()
+    if isinstance(ready.posterior, Coded):
+        pack_codes_for_graph(ready.posterior)
+    return ready
 
 
 def _example(network: Network, example: Any) -> ModelInput:
@@ -269,7 +274,9 @@ def _serialise(model: onnx_ir.Model) -> bytes:
 
     model.producer_name, model.producer_version = "pocketbayes", version("pocketbayes")
     try:
-        data: bytes = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
+        proto = onnx_ir.to_proto(model)
+        del proto.graph.value_info[:]  # shapes that every runtime infers, and a fifth of a small file
+        data: bytes = proto.SerializeToString(deterministic=True)
     except ValueError as error:
         raise UserError(f"the graph is too large for one ONNX file (2 GB): {error}") from error
     return data

@@ -1,0 +1,75 @@
+"""Codes in a graph, in few bits: the frequent ones short, the others behind an escape."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.posteriors import Coded
+from pocketbayes.posteriors.quantized import pack, unpack
+
+WIDTHS = (1, 2, 4, 8)
+"""Bits of a token; a byte holds whole ones."""
+LEVELS = 3
+"""Lists that codes are spread over at most."""
+MAX_CODES = 256
+
+
+class PackedCodes(nn.Module):
+    """Codes as tokens of a fixed width: the most frequent ones, and a token that sends to a further list.
+
+    A runtime has no entropy coder. A few widths come near to one, and are undone by operations that every runtime has.
+    """
+
+    tokens: Tensor
+    frequent: Tensor
+
+    def __init__(self, index: Tensor, widths: Sequence[int]) -> None:
+        """Take the codes (n,) and the width of each list."""
+        super().__init__()
+        width, *others = widths
+        self.width, self.size = width, len(index)
+        self.escape = 2**width - 1 if others else 2**width
+        ranked = torch.bincount(index.long()).argsort(descending=True, stable=True)
+        frequent = ranked[: self.escape]
+        token = torch.full((len(ranked),), self.escape % 256, dtype=torch.uint8)
+        token[frequent] = torch.arange(len(frequent)).to(torch.uint8)
+        tokens = token[index.long()]
+        self.register_buffer("tokens", pack(tokens, width))
+        self.register_buffer("frequent", torch.cat([frequent, frequent.new_zeros(1)]).int())
+        self.rest: PackedCodes | None = None
+        if others and bool((tokens == self.escape).any()):
+            self.rest = PackedCodes(index[tokens == self.escape], others)
+
+    def forward(self) -> Tensor:
+        """Return the codes (n,), int32."""
+        tokens = unpack(self.tokens, self.width, self.size).int()
+        codes = self.frequent.index_select(0, tokens)
+        if self.rest is None:
+            return codes
+        is_escape = (tokens == self.escape).int()
+        place = (torch.cumsum(is_escape, 0) - 1).clamp(min=0).int()
+        return torch.where(is_escape.bool(), self.rest().index_select(0, place), codes)
+
+
+def packed_bits(counts: Tensor, widths: Sequence[int]) -> float:
+    """Return the bits that the lists take; infinity where the last is too narrow."""
+    left = counts.sort(descending=True).values
+    total = 0.0
+    for width in widths[:-1]:
+        total += float(left.sum()) * width
+        left = left[2**width - 1 :]
+    return total + float(left.sum()) * widths[-1] if len(left) <= 2 ** widths[-1] else float("inf")
+
+
+def pack_codes_for_graph(posterior: Coded) -> None:
+    """Let a posterior hold its codes packed, in place; it can then be traced, not saved."""
+    if len(posterior.centres) > MAX_CODES:
+        return
+    counts = torch.bincount(posterior.index.long())
+    ways = itertools.chain.from_iterable(itertools.product(WIDTHS, repeat=levels) for levels in range(1, LEVELS + 1))
+    posterior.packed = PackedCodes(posterior.index, min(ways, key=lambda widths: packed_bits(counts, widths)))
+    posterior.index = posterior.index[:0]
