@@ -14,7 +14,7 @@ DataDir = Annotated[
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", min=1, help="Passes through the network; else the run's own, or 30."),
+    typer.Option("--samples", min=1, max=100_000, help="Passes through the network; else the run's own, or 30."),
 ]
 Propagation = Annotated[
     str | None,
