@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import pocketbayes as pb
 from pocketbayes.cli import app
-from pocketbayes.ship.mixing import similarity
+from pocketbayes.inference.diversity import similarity, title
 
 SMALL = {"epochs": 1, "batch_size": 64, "progress": False}
 
@@ -132,7 +132,8 @@ def test_mixture_warns_of_a_member_far_worse_than_the_rest(digits: Any) -> None:
 
 def test_mixture_says_when_members_had_one_start(digits: Any) -> None:
     with pytest.warns(UserWarning, match="had one start"):
-        pb.mixture([pb.fit("map", model(0), digits, seed=seed, **SMALL) for seed in range(2)])
+        net = pb.mixture([pb.fit("map", model(0), digits, seed=seed, **SMALL) for seed in range(2)])
+    assert title(net) == "mixture of point, shared start"
     with pytest.warns(UserWarning, match="same network"):
         pb.mixture([model(0), model(0)])
     assert similarity(pb.mixture([model(0), model(1)])) < 0.3

@@ -39,9 +39,10 @@ def ensemble(
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
     from pocketbayes.files.network_file import load, save
     from pocketbayes.files.packing import Precision
+    from pocketbayes.inference.diversity import similarity
     from pocketbayes.recipes import network_file
     from pocketbayes.reporting.table import table
-    from pocketbayes.ship.mixing import mixture, similarity
+    from pocketbayes.ship.mixing import mixture
 
     if out.exists() and not overwrite:
         raise UserError(f"{out} is there already: add --overwrite, or another --out")

@@ -17,6 +17,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, network_file
+from pocketbayes.inference.diversity import SIMILAR, cosines
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
@@ -27,8 +28,6 @@ from pocketbayes.training.checks import not_finite
 from pocketbayes.training.fitting import bayesianize
 
 Part = Network | Mixture | nn.Module | str | Path
-SIMILAR = 0.5
-"""The cosine between the weights of two members above which they had one start: independent ones have below 0.1."""
 ERROR_RATIO, ERROR_MARGIN = 2.0, 0.03
 """A member is far worse than the rest if its error exceeds `ratio * median + margin`."""
 
@@ -70,12 +69,6 @@ def mixture(
     if data is not None:
         _warn_of_weak(found, names, data, samples)
     return found
-
-
-def similarity(net: Net) -> float | None:
-    """Compute the largest cosine between the mean weights of two members; None where no two share an architecture."""
-    found = _cosines(members(net))
-    return max(found.values()) if found else None
 
 
 def _read(part: Part, model: nn.Module | None) -> Net:
@@ -205,7 +198,7 @@ def _words(shape: tuple[int, ...]) -> str:
 
 
 def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
-    close = {pair: cosine for pair, cosine in _cosines(members(net)).items() if cosine > SIMILAR}
+    close = {pair: cosine for pair, cosine in cosines(members(net)).items() if cosine > SIMILAR}
     if close:
         (one, two), cosine = max(close.items(), key=lambda item: item[1])
         what = "are the same network" if cosine > 1 - 1e-6 else f"had one start (cosine of their weights {cosine:.2f})"
@@ -214,18 +207,6 @@ def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
             "independent ones",
             stacklevel=3,
         )
-
-
-def _cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
-    """Compute the cosine between the mean weights of every two networks of the same layout."""
-    with torch.no_grad():
-        units = [nn.functional.normalize(network.posterior.moments()[0].flatten(), dim=0) for network in networks]
-    return {
-        (one, two): float(units[one] @ units[two].to(units[one].device))
-        for two in range(len(units))
-        for one in range(two)
-        if networks[one].layout.slots == networks[two].layout.slots
-    }
 
 
 def _warn_of_weak(net: Mixture, names: Sequence[str], data: Any, samples: int) -> None:

@@ -17,11 +17,12 @@ from pocketbayes.data.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shifted import corrupted as corrupt_pictures
 from pocketbayes.data.shifted import noisy, rotated
+from pocketbayes.inference.diversity import title
 from pocketbayes.inference.prediction import likelihood_of
 from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
 from pocketbayes.inference.suite.store import Store, data_print, network_print
 from pocketbayes.likelihoods import task_of
-from pocketbayes.network import Mixture, Net, members
+from pocketbayes.network import Net, members
 
 DEGREES = tuple(range(0, 181, 15))
 DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
@@ -174,10 +175,9 @@ def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str
 def _about(net: Net, source: Source) -> dict[str, Any]:
     first = members(net)[0]
     spec, info = models.spec_of(first.model), info_of(source)
-    storage = first.posterior.name
     return {
         "network": None,
-        "method": f"mixture of {storage}" if isinstance(net, Mixture) else first.method or storage,
+        "method": title(net),
         "model": type(first.model).__name__ if spec is None else spec.name,
         "data": {"name": info.name if info else "data"},
     }

@@ -1,0 +1,40 @@
+"""How independent the members of a mixture are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from pocketbayes.network import Mixture, Net, Network, members
+
+SIMILAR = 0.5
+"""The cosine between the weights of two members above which they had one start: independent ones have below 0.1."""
+
+
+def cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
+    """Compute the cosine between the mean weights of every two networks of the same layout."""
+    with torch.no_grad():
+        units = [nn.functional.normalize(network.posterior.moments()[0].flatten(), dim=0) for network in networks]
+    return {
+        (one, two): float(units[one] @ units[two].to(units[one]))
+        for two in range(len(units))
+        for one in range(two)
+        if networks[one].layout.slots == networks[two].layout.slots
+    }
+
+
+def similarity(net: Net) -> float | None:
+    """Compute the largest cosine between the mean weights of two members; None where no two share an architecture."""
+    found = cosines(members(net))
+    return max(found.values()) if found else None
+
+
+def title(net: Net) -> str:
+    """Return what tables call a network: its method or storage; for a mixture also if its members had one start."""
+    first = members(net)[0]
+    if not isinstance(net, Mixture):
+        return first.method or first.posterior.name
+    shared = (similarity(net) or 0.0) > SIMILAR
+    return f"mixture of {first.posterior.name}" + (", shared start" if shared else "")
