@@ -128,6 +128,8 @@ class Propagation(ABC):
     """The propagation that predicts by default for networks trained with this one, where it is another."""
     differentiable: ClassVar[bool] = True
     """Whether outputs, with their variances, have gradients with respect to the inputs."""
+    exports: ClassVar[bool] = True
+    """Whether torch's exporter can trace a pass."""
     examples: ClassVar[int | None] = None
     """How many examples a prediction takes at once, where memory asks for few."""
 
@@ -236,6 +238,14 @@ class Ruled(WeightPropagation):
     def rules(self, posterior: Posterior) -> RuleTable:
         """Return the table for the weights of a posterior."""
         return self.table
+
+    def run(self, net: Network, x: Any, ask: Ask) -> Any:
+        """Run the model with Gaussian weights; a table that draws nothing takes noise in the inputs along."""
+        weights = self.weights(net, x, ask)
+        if net.input_var and not self.table.draws:
+            args, kwargs = Call.unpack(x)
+            x = Call((self.table.noisy(args[0], net.input_var), *args[1:]), kwargs)
+        return net.run_with(weights, x)
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
         """Return Gaussians; where a weight is used otherwise than a rule expects, a draw."""

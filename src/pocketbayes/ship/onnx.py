@@ -24,6 +24,7 @@ from pocketbayes.data.model_inputs import Inputs, ModelInput, accepted, as_input
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Coded
 from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import PROPAGATIONS, find_propagation
 from pocketbayes.propagation.moments.attention import UNTRACEABLE
 from pocketbayes.propagation.readout import Readout
 from pocketbayes.ship.onnx_codes import pack_codes_for_graph
@@ -105,9 +106,9 @@ def _check(mode: str, samples: int, readout: str) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"ONNX export needs {error.name}: pip install 'pocketbayes[onnx]'") from error
-    if mode == "linear":
+    if mode in PROPAGATIONS and not PROPAGATIONS[mode].exports:
         raise UserError(
-            "mode='linear' cannot be exported: torch's exporter does not carry gradients of each example; use "
+            f"mode={mode!r} cannot be exported: torch's exporter does not carry gradients of each example; use "
             "'moments', or 'sample' where correlations between positions matter"
         )
     if mode not in get_args(Mode):
@@ -286,7 +287,7 @@ def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -
     """What a program needs beside the graph: how inputs were normalised, what the classes are called."""
     first = networks[0]
     spec = models.spec_of(first.model)
-    draws = mode == "sample" and any(network.posterior.noise_size for network in networks)
+    draws = find_propagation(mode).draws and any(network.posterior.noise_size for network in networks)
     return {
         "mode": mode,
         **({"samples": samples, "seed": seed} if draws else {}),

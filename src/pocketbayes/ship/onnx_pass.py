@@ -13,7 +13,7 @@ from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.propagation import MOMENTS_EXACT, Ask
+from pocketbayes.propagation import Ask, find_propagation
 from pocketbayes.propagation.readout import Readout, read_out
 
 Mode = Literal["sample", "moments", "mean"]
@@ -35,7 +35,7 @@ class OnePass(nn.Module):
         self.weights = None if weights is None else list(weights)
         self.networks = nn.ModuleList(networks)
         self.mode, self.readout = mode, readout
-        self.noise_sizes = [n.posterior.noise_size if mode == "sample" else 0 for n in networks]
+        self.noise_sizes = [n.posterior.noise_size if find_propagation(mode).draws else 0 for n in networks]
         likelihoods = [network.likelihood for network in networks]
         self.noises = [own for own in likelihoods if isinstance(own, Likelihood) and own.task != "classification"]
         self.varying = 1 if self.noises else 2
@@ -118,4 +118,5 @@ def _entropy(probs: Tensor) -> Tensor:
 
 def propagation_of(network: Network, mode: Mode) -> str:
     """The mode; a network that was trained with exact moments of its activations keeps these."""
-    return MOMENTS_EXACT.name if mode == "moments" and network.propagation == MOMENTS_EXACT.name else mode
+    trained, asked = find_propagation(network.propagation), find_propagation(mode)
+    return trained.name if isinstance(trained, type(asked)) else asked.name

@@ -1,13 +1,13 @@
 """Full-covariance propagation (VDP, the ancestor of VDP++): small chains of layers, every correlation carried."""
 
+from pocketbayes.propagation.base import Ruled
 from pocketbayes.propagation.full import elementwise, linear, pooling
 from pocketbayes.propagation.full.table import FullMoments, NoFullRuleError, TooLargeError
-from pocketbayes.propagation.moments import Moments
 
 MOMENTS_FULL = FullMoments()
 
 
-class MomentsFull(Moments):
+class MomentsFull(Ruled):
     """Mean and full covariance of every activation."""
 
     name = "moments-full"

@@ -19,6 +19,7 @@ class Linear(Propagation):
 
     name = "linear"
     differentiable = False
+    exports = False
 
     def run(self, net: Network, x: Any, ask: Ask) -> Any:
         """Run the model once forwards, and backwards once for every variance that `ask.classes` wants."""

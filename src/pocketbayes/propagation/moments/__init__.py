@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from pocketbayes.posteriors.gaussian import RuleTable
-from pocketbayes.propagation.base import Ask, Call, Ruled
+from pocketbayes.propagation.base import Ruled
 from pocketbayes.propagation.moments import activations, arithmetic, attention, normalisation, pooling, shape
 from pocketbayes.propagation.moments.exact import EXACT
 from pocketbayes.propagation.moments.table import MomentRules, NoRuleError, register_moment_rule
-
-if TYPE_CHECKING:
-    from pocketbayes.network import Network
 
 MOMENTS = MomentRules("moments")
 MOMENTS_EXACT = MomentRules("moments-exact", EXACT)
@@ -19,18 +16,10 @@ MOMENTS_EXACT = MomentRules("moments-exact", EXACT)
 
 
 class Moments(Ruled):
-    """Mean and variance of every activation, in one pass; noise in the inputs goes along."""
+    """Mean and variance of every activation, in one pass."""
 
     name = "moments"
     table: ClassVar[RuleTable] = MOMENTS
-
-    def run(self, net: Network, x: Any, ask: Ask) -> Any:
-        """Run the model with Gaussian weights, and Gaussian inputs where the network knows their noise."""
-        weights = self.weights(net, x, ask)
-        if net.input_var:
-            args, kwargs = Call.unpack(x)
-            x = Call((self.table.noisy(args[0], net.input_var), *args[1:]), kwargs)
-        return net.run_with(weights, x)
 
 
 class MomentsExact(Moments):
