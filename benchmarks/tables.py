@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import corruption_tables
+import ensemble_tables
 import headline_tables
 import pbn_tables
 import peer_tables
@@ -190,6 +191,7 @@ TABLES: Tables = {
     "sparse-times": ("sparse", sparse_times),
     **headline_tables.TABLES,
     **study_tables.TABLES,
+    **ensemble_tables.TABLES,
     **pbn_tables.TABLES,
     **pocket_tables.TABLES,
     **robustness_tables.TABLES,
