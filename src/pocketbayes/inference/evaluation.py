@@ -10,7 +10,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
-from pocketbayes.data.batches import Source, as_source, batches, info_of, size_of
+from pocketbayes.data.batches import Source, as_source, batch_size_for, batches, info_of, size_of
 from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
 from pocketbayes.inference.other_passes import Density, OtherPasses
@@ -100,7 +100,9 @@ def answers(
 ) -> Iterator[tuple[Passes, Tensor]]:
     """Yield the answers to each batch and its targets."""
     device = members(net)[0].device
-    for x, y in batches(source, ask.batch_size, start=team.rank, stride=team.size):
+    info = info_of(source)
+    at_once = ask.batch_size if info is None else batch_size_for(info.input_shape, ask.batch_size)
+    for x, y in batches(source, at_once, start=team.rank, stride=team.size):
         y = y.to(device)
         target = y if y.is_floating_point() or task_of(members(net)[0].likelihood) == "other" else None
         yield run_passes(net, as_inputs(x), ask, target=target, on_pass=on_pass), y

@@ -17,6 +17,7 @@ from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
+from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.data.out_of_depth import warn_of_values
 from pocketbayes.inference.answer import Prediction
@@ -55,7 +56,7 @@ def predict(
         propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
             needs no sampling. "mean" is one pass at the posterior mean. "moments" and "linear" need no sampling: one
             pass gives the distribution of the outputs.
-        batch_size: Inputs in flight.
+        batch_size: Inputs in flight at most; of large pictures fewer, so that memory suffices.
         seed: Of the draws.
         readout: How Gaussian logits become probabilities: by draws of the logits ("sample"), or in closed form
             ("probit", "taylor"), see `readout.read_out`.
@@ -70,7 +71,9 @@ def predict(
     info = members(net)[0].info
     x = as_inputs(x, info)
     try:
-        prediction = Prediction.cat([run_passes(net, batch, ask).summary() for batch in x.split(ask.batch_size)])
+        prediction = Prediction.cat(
+            [run_passes(net, batch, ask).summary() for batch in x.split(batch_size_for(x.shape[1:], ask.batch_size))]
+        )
     except RuntimeError as error:
         if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
             raise
