@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow coverage mutants audit venv lint format bench docs tables clean
+.PHONY: demo test slow coverage mutants audit walk venv lint format bench docs tables clean
 
 demo: $(VENV)/.user
 	$(BIN)/pocketbayes demo
@@ -25,6 +25,10 @@ mutants: venv
 
 audit: venv
 	$(BIN)/python tools/audit.py --check
+
+# How often each verb changes rooms of the package on its way.
+walk: venv
+	$(BIN)/python tools/trace_walk.py
 
 venv: $(VENV)/.dev
 

@@ -20,7 +20,7 @@ from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.health import Health, health
 from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.suite import evaluate_suite
-from pocketbayes.likelihoods import Categorical, GaussianNoise
+from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
 from pocketbayes.methods import (
     IVON,
     METHODS,
@@ -105,6 +105,7 @@ __all__ = [
     "Int8",
     "Laplace",
     "Layout",
+    "Likelihood",
     "MCDropout",
     "MeanFieldVI",
     "Method",

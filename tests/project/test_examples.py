@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an example registers is gone after it."""
     from pocketbayes.data.registry import LOADERS
+    from pocketbayes.likelihoods import LIKELIHOODS
+    from pocketbayes.posteriors import POSTERIORS
+    from pocketbayes.propagation import PROPAGATIONS
     from pocketbayes.propagation.moments.table import RULES
 
-    for registry in (LOADERS, RULES):
+    for registry in (LOADERS, RULES, POSTERIORS, LIKELIHOODS, PROPAGATIONS):
         for key, value in list(registry.items()):
             monkeypatch.setitem(registry, key, value)
 
@@ -25,11 +29,18 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "said"),
     [
         ("my_method", "'accuracy': 0."),
+        ("my_storage", "compressed: {"),
+        ("my_propagation", "signs: epistemic std"),
         ("my_rule", "no rule for torch.special.sinc"),
         ("my_data", "entropy between the moons and far away"),
         ("my_likelihood", "NoisyLabels: 9"),
+        ("my_counts", "the truth: 4.48"),
     ],
 )
-def test_skeletons_for_extensions(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "extend" / f"{name}.py"), run_name="__main__")
+def test_skeletons_for_extensions(
+    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = shutil.copy(EXAMPLES / "extend" / f"{name}.py", tmp_path)  # a user's folder knows nothing of this one
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(copied), run_name="__main__")
     assert said in capsys.readouterr().out
