@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli import (
+    adapt,
     calibrate,
     compress,
     corruptions,
@@ -101,6 +102,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "ensemble": ensemble.ensemble,
     "compress": compress.compress,
+    "adapt": adapt.adapt,
     "evaluate": evaluate.evaluate,
     "calibrate": calibrate.calibrate,
     "predict": predict.predict,

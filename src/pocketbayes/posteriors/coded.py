@@ -85,8 +85,11 @@ class Coded(Posterior):
         """Return a unit's value for each of its weights, or the one value of the network."""
         if units == "network":
             return values
-        sizes = torch.tensor(unit_sizes(self.layout, units), device=values.device)
-        return torch.repeat_interleave(values, sizes, output_size=self.layout.size)
+        counts = [len(_row_sizes(slot.shape, slot.size)) if units == "filter" else 1 for slot in self.layout.slots]
+        parts = zip(values.split(counts), self.layout.slots, counts)  # ONNX has no repeat_interleave
+        return torch.cat(
+            [part[:, None].expand(-1, slot.size // max(count, 1)).reshape(-1) for part, slot, count in parts]
+        )
 
     @property
     def noise_size(self) -> int:
