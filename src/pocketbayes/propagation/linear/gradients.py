@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -188,6 +189,8 @@ class _Rows:
         if groups == 1:
             left, right = delta.reshape(examples, rows, -1), patches.reshape(examples, rows, inputs)
             return torch.bmm(left.mT, right).flatten(1)
+        if groups == delta.shape[-1] == patches.shape[-1]:
+            return _depthwise(delta, patches)
         left = delta.reshape(examples, rows, groups, -1)
         right = patches.reshape(examples, rows, -1, groups, self.use.call.weight.shape[1])
         return torch.einsum("brgo,brkgi->bgoki", left, right).flatten(1)
@@ -202,6 +205,21 @@ class _Rows:
 
         gradient: Tensor = torch.func.vmap(one)(self.input[part], self.delta[part])
         return gradient.flatten(1)
+
+
+def _depthwise(delta: Tensor, patches: Tensor) -> Tensor:
+    """Sum output gradient times input over positions, one place of the kernel after the other.
+
+    Patches are views of the input: unfolding them would copy it as often as the kernel has places.
+    """
+    axes = delta.ndim - 2
+    kernel = patches.shape[1 + axes : -1]
+    gradient = delta.new_empty(len(delta), delta.shape[-1], *kernel)
+    product = torch.empty_like(delta)
+    for place in itertools.product(*(range(size) for size in kernel)):
+        torch.mul(delta, patches[(slice(None),) * (1 + axes) + place], out=product)
+        gradient[(slice(None),) * 2 + place] = product.flatten(1, axes).sum(1)
+    return gradient.flatten(1)
 
 
 def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> tuple[list[int], list[int], list[int]]:
