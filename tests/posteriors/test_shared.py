@@ -194,3 +194,13 @@ def test_census_counts_index_and_says_what_the_paper_counts() -> None:
     assert "12 values" in census.notes[1]
     share = torch.tensor([3, 3, 2, 3, 3]) / 14  # Gaussians 0, 1, 2, outliers, blends
     assert make().index_bits() == pytest.approx(float(-(share * share.log2()).sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("blend", ["convex", "mixture"])
+@pytest.mark.parametrize("draw", ["shared", "shared-noise"])
+def test_projected_gradients_are_those_of_the_draw(draw: str, blend: str) -> None:
+    posterior = make(draw, blend, torch.float64)
+    gradient = torch.randn(3, posterior.layout.size, dtype=torch.float64)
+    origin = torch.zeros(posterior.noise_size, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(posterior.sample, origin)
+    torch.testing.assert_close(posterior.project(gradient), gradient @ jacobian)

@@ -194,10 +194,22 @@ class Posterior(nn.Module, ABC):
         """From the gradients (b, n) of all weights."""
         if self.independent:
             return gradient * self.moments()[1]
+        if (ties := self.ties()) is not None:
+            index, size = ties
+            sums = gradient.new_zeros(len(gradient), size)
+            return self.project_table(sums.scatter_add_(1, index.expand_as(gradient), gradient))
         origin = torch.zeros(self.noise_size, dtype=gradient.dtype, device=gradient.device)
         pull = torch.func.vjp(self.sample, origin)[1]
         projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(gradient)
         return projected
+
+    def ties(self) -> tuple[Tensor, int] | None:
+        """Return the table entry that each weight copies in a draw, and the table's size; None without a table."""
+        return None
+
+    def project_table(self, sums: Tensor) -> Tensor:
+        """Return gradients with respect to the noise from those (b, size) with respect to the table of `ties`."""
+        raise NotImplementedError(f"{type(self).__name__} has ties, and no project_table")
 
     def kl(self, prior: Prior) -> Tensor:
         """KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""

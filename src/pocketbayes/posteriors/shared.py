@@ -196,6 +196,19 @@ class Shared(Posterior):
         """Only where every weight draws for itself."""
         return self.draw == "independent"
 
+    def ties(self) -> tuple[Tensor, int] | None:
+        """Return every weight's entry of the table, where one draw of it serves all weights, and the table's size."""
+        if self.draw == "independent":
+            return None
+        return self.index.long(), self.gaussians + self.outliers + self.blends
+
+    def project_table(self, sums: Tensor) -> Tensor:
+        """Pull gradients with respect to the table back to the noise that it is drawn from."""
+        origin = torch.zeros(self.noise_size, dtype=sums.dtype, device=sums.device)
+        pull = torch.func.vjp(self._shared_draw, origin)[1]
+        projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(sums)
+        return projected
+
     def kl(self, prior: Prior) -> Tensor:
         """sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blended weight adds alpha_k to count_k (Eq. 10).
 

@@ -152,9 +152,13 @@ def _by_gradients(
         variances = [state.variance(direction, keep) for direction, keep in zip(directions, keeps)]
         return Linearised(output, torch.stack(variances, 1), index, None, classes)
 
+    ties = posterior.ties()
+
     def projections() -> Iterator[Tensor]:
         for direction, keep in zip(directions, keeps):
-            if state:
+            if state and ties is not None:
+                yield posterior.project_table(state.table_gradient(direction, *ties, keep))
+            elif state:
                 yield posterior.project(state.gradient(direction, keep), state.span[0])
             else:
                 yield posterior.project(looped_gradient(model, posterior, x, direction))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.layout import Layout, weights_in_place
+from pocketbayes.posteriors.layout import Layout, Slot, weights_in_place
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
 
 ENOUGH = 8
@@ -98,6 +98,19 @@ class Pass:
         """The gradients themselves, with respect to the weights from `span[0]` to `span[1]`."""
         first, last = self.span
         flat = self.output.new_zeros(self.examples, last - first)
+        for slot, part, values in self._parts(direction, keep):
+            flat[part, slot.start - first : slot.stop - first] += values
+        return flat
+
+    def table_gradient(self, direction: Tensor, index: Tensor, size: int, keep: bool = False) -> Tensor:
+        """Sum the gradients of weights that copy the same entry of a table, (b, size), block by block."""
+        sums = self.output.new_zeros(self.examples, size)
+        for slot, part, values in self._parts(direction, keep):
+            sums[part].scatter_add_(1, index[slot.start : slot.stop].expand_as(values), values)
+        return sums
+
+    def _parts(self, direction: Tensor, keep: bool) -> Iterator[tuple[Slot, slice, Tensor]]:
+        """Yield the gradients of some examples with respect to one slot's weight at a time."""
         for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
             if delta is None:
                 continue
@@ -108,8 +121,7 @@ class Pass:
                     step = max(1, _BLOCK // rows.work(index))
                     for start in range(0, self.examples, step):
                         part = slice(start, start + step)
-                        flat[part, slot.start - first : slot.stop - first] += rows.restored(index, part)
-        return flat
+                        yield slot, part, rows.restored(index, part)
 
 
 class _Rows:
