@@ -135,6 +135,32 @@ def test_posterior_with_moments_alone_predicts(relative, propagation):
     assert torch.allclose(prediction.probs.sum(1), torch.ones(3))
 
 
+@pytest.mark.parametrize("mode", ["sample", "moments"])
+def test_posterior_with_moments_alone_is_exported(relative, tmp_path, mode):
+    pytest.importorskip("onnxruntime")
+    assert pb.export_onnx(relative, tmp_path / "net.onnx", mode, example=torch.zeros(1, 4)) > 0
+
+
+@pytest.mark.parametrize("setting", [{"rate": -0.5}, {"rate": 1.0}, {"units": [[0, 0]]}, {"units": [[0, 0], [2, 4]]}])
+def test_load_refuses_dropout_that_cannot_be(setting):
+    tensors, config = tables()["dropped"]
+    with pytest.raises(pb.UserError):
+        network("dropped", tensors, {**config, **setting})
+
+
+@pytest.mark.parametrize("part", ["state", "prior", "likelihood"])
+def test_load_refuses_nan_outside_the_posterior(part):
+    net = network("mean-field", *tables()["mean-field"])
+    net.likelihood = pb.Categorical(class_weights=torch.full((3,), torch.nan if part == "likelihood" else 1.0))
+    tree = network_file.describe(net)
+    if part == "prior":
+        tree["prior"] = {"name": "normal", "config": {"std": 1.0}, "tensors": {"centre": torch.full((35,), torch.nan)}}
+    if part == "state":
+        tree["state"] = {name: torch.full_like(value, torch.nan) for name, value in tree["state"].items()}
+    with pytest.raises(pb.UserError, match="NaN"):
+        network_file.rebuild(tree)
+
+
 def test_load_names_a_storage_that_was_not_imported(relative, tmp_path):
     pb.save(relative, tmp_path / "net.pocket")
     kept = POSTERIORS.pop("Relative")

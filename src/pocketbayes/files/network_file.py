@@ -205,6 +205,8 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         posterior.check()
     except UserError as error:
         raise UserError(f"{source} has {error}") from error
+    for part in (tree["state"], prior["tensors"], likelihood["tensors"] if likelihood else {}):
+        _refuse_nan(part, source)
     module = _module_for(tree, model, source).to(_float_type(posterior))
     posterior.layout.check(module)
     net = Network(
@@ -270,6 +272,13 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
     tensors = len(sizes) + sum(len(slot["sites"]) for slot in slots)
     values = sum(sizes) + sum(math.prod(slot["shape"]) for slot in slots)  # tied weights are one tensor, built once
     return models.build_bounded(tree["model"]["name"], tree["model"]["args"], tensors, values)
+
+
+def _refuse_nan(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Reject numbers outside the posterior that are none; infinity may be meant, as in a mask."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and bool(tensor.isnan().any()):
+            raise UserError(f"{source} has NaN in {name!r}: get another copy, or train again")
 
 
 def _load_points(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

@@ -41,8 +41,13 @@ class Dropped(Posterior):
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rate = float(rate)
+        if not 0 <= self.rate < 1:
+            raise UserError(f"the rate of dropout must be in [0, 1), not {rate}")
         self._quantile = NormalDist().inv_cdf(self.rate) if self.rate > 0 else -math.inf
         self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
+        fits = [g == i == 0 or (g > 0 < i and s.size % (g * i) == 0) for (g, i), s in zip(self.units, layout.slots)]
+        if len(self.units) != len(layout) or not all(fits):
+            raise UserError(f"units {self.units} do not go with the shapes of the weights")
 
     def check(self) -> None:
         """Reject tensors that do not go with the layout, and units that do not lie in it.
