@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow coverage mutants audit walk venv lint format bench docs tables clean
+.PHONY: demo test slow coverage mutants portability seeds audit walk venv lint format bench docs tables clean
 
 demo: $(VENV)/.user
 	$(BIN)/pocketbayes demo
@@ -22,6 +22,14 @@ coverage: venv
 # Small mistakes planted in the numerical core, one at a time: do the tests notice?
 mutants: venv
 	$(BIN)/python tools/mutate.py
+
+# The suite as other CPUs, thread counts, orders and Python versions would run it: hours; QUICK=--quick: minutes.
+portability: venv
+	$(BIN)/python tools/portability.py $(QUICK)
+
+# Every test that asserts learning, with 20 seeds.
+seeds: venv
+	OMP_NUM_THREADS=1 $(BIN)/python tools/check_seeds.py
 
 audit: venv
 	$(BIN)/python tools/audit.py --check

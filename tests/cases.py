@@ -72,14 +72,14 @@ class TinyNet(nn.Module):
         return self.head(self.norm(self.conv(x)).relu().flatten(1))
 
 
-def tiny_model() -> nn.Module:
-    torch.manual_seed(1)
+def tiny_model(seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
     return TinyNet()
 
 
-def tiny_data(n: int = 48) -> tuple[Tensor, Tensor]:
+def tiny_data(n: int = 48, seed: int = 2) -> tuple[Tensor, Tensor]:
     """Three classes of noisy images, each with a bright row of its own."""
-    generator = torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 3
     x = 0.3 * torch.randn(n, 1, 6, 6, generator=generator)
     x[torch.arange(n), 0, 2 * y] += 1.0
@@ -97,14 +97,14 @@ class Smooth(nn.Module):
         return self.layers(x)
 
 
-def smooth() -> nn.Module:
-    torch.manual_seed(4)
+def smooth(seed: int = 4) -> nn.Module:
+    torch.manual_seed(seed)
     return Smooth()
 
 
-def untrained(case: Case) -> pb.Network | pb.Mixture:
+def untrained(case: Case, seed: int = 1) -> pb.Network | pb.Mixture:
     """The network of a case as training starts with it; `bayesianize` refuses methods that need data."""
-    net = case.make().init(tiny_model()).eval()
+    net = case.make().init(tiny_model(seed)).eval()
     for network in net if isinstance(net, pb.Mixture) else [net]:
         network.method = case.name
     return net

@@ -1,8 +1,9 @@
-"""Fixtures shared by every test."""
+"""Fixtures and options shared by every test."""
 
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,34 @@ from hypothesis import settings
 settings.register_profile("fixed", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+NUMERICAL_FOLDERS = ("posteriors", "propagation", "plane")
+"""Tests here, and those that train with a `learning_seed`, are marked `numerics`: rounding reaches them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seeds", type=int, default=1, help="run tests that assert learning with this many seeds")
+    parser.addoption("--shuffle", type=int, default=None, help="run files, and tests within them, in this seed's order")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "learning_seed" in metafunc.fixturenames:
+        metafunc.parametrize("learning_seed", range(metafunc.config.getoption("--seeds")), ids=lambda n: f"seed{n}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        learns = "learning_seed" in getattr(item, "fixturenames", ())
+        if learns:
+            item.add_marker("learns")
+        if learns or item.path.parent.name in NUMERICAL_FOLDERS:
+            item.add_marker("numerics")
+    seed = config.getoption("--shuffle")
+    if seed is not None:  # by file, so that fixtures of a module are made once
+        chooser = random.Random(seed)
+        files = {item.path: chooser.random() for item in items}
+        items.sort(key=lambda item: (files[item.path], chooser.random()))
 
 
 @pytest.fixture(autouse=True)

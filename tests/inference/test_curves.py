@@ -46,20 +46,21 @@ def test_every_network_can_be_pruned(case: Case) -> None:
     assert pb.predict(small, tiny_data()[0], 2).probs is not None
 
 
-def test_a_pruning_curve_falls_to_chance() -> None:
-    net = pb.fit("vdp", tiny_model(), tiny_data(), epochs=10, batch_size=16, lr=2e-2, progress=False)
-    rows = curves.pruning_curve(net, tiny_data(), (0.0, 0.3, 1.0), propagation="mean")
+def test_pruning_curve_falls_to_chance(learning_seed: int) -> None:
+    model, data = tiny_model(learning_seed), tiny_data(seed=learning_seed)
+    net = pb.fit("vdp", model, data, epochs=10, batch_size=16, lr=2e-2, progress=False, seed=learning_seed)
+    rows = curves.pruning_curve(net, data, (0.0, 0.3, 1.0), propagation="mean")
     assert [row["pruned"] for row in rows] == [0.0, 0.3, 1.0]
     assert rows[0]["accuracy"] > 0.9
     assert rows[2]["accuracy"] < 0.5
 
 
-def test_noise_lowers_accuracy_and_the_curve_is_relative_to_the_noisiest() -> None:
+def test_noise_curve_is_relative_to_the_noisiest(learning_seed: int) -> None:
     train = pb.data.load("digits", "train", val_fraction=0.0)
     test = pb.data.load("digits", "test").take(torch.arange(100))
-    net = pb.fit(
-        "vdp", pb.models.build("mlp", in_features=64, out_features=10), train, epochs=3, lr=3e-3, progress=False
-    )
+    torch.manual_seed(learning_seed)
+    model = pb.models.build("mlp", in_features=64, out_features=10)
+    net = pb.fit("vdp", model, train, epochs=3, lr=3e-3, progress=False, seed=learning_seed)
     rows = curves.noise_curve(net, test, (20.0, -6.0))
     assert [row["db"] for row in rows] == [-6.0, 20.0]
     assert rows[0]["accuracy"] < rows[1]["accuracy"]

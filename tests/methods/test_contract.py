@@ -90,12 +90,14 @@ def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
 
 
 @each_case
-def test_training_lowers_the_loss(case: Case, tmp_path: Path) -> None:
-    net = fitted(case)
-    start = untrained(case)
+def test_training_lowers_the_loss(case: Case, learning_seed: int) -> None:
+    model, data = tiny_model(learning_seed), tiny_data(seed=learning_seed)
+    settings = {"batch_size": 16, "lr": 1e-2, "progress": False, "seed": learning_seed}
+    net = pb.fit(case.make(), model, data, epochs=2, **settings)
+    start = untrained(case, learning_seed)
     for network in members(start):
         network.likelihood = pb.Categorical()
-    assert pb.evaluate(net, tiny_data())["nll"] < pb.evaluate(start, tiny_data())["nll"]
+    assert pb.evaluate(net, data)["nll"] < pb.evaluate(start, data)["nll"]
 
 
 @each_case

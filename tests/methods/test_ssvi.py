@@ -414,9 +414,10 @@ def test_two_ranks_swap_the_same_weights(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_sparse_training_learns(method: type[SparseTraining]) -> None:
-    x, y = tiny_data(96)
-    net = pb.fit(method(density=0.2, swap_every=10), tiny_model(), (x, y), epochs=25, **QUICK)
+def test_sparse_training_learns(method: type[SparseTraining], learning_seed: int) -> None:
+    x, y = tiny_data(96, learning_seed)
+    model = tiny_model(learning_seed)
+    net = pb.fit(method(density=0.2, swap_every=10), model, (x, y), epochs=25, seed=learning_seed, **QUICK)
     assert pb.evaluate(net, (x, y))["accuracy"] > 0.95
     assert len(net.posterior.index) == round(0.2 * net.layout.size)
 

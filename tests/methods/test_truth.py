@@ -17,9 +17,9 @@ import pocketbayes as pb
 NOISE, PRIOR_STD, EXAMPLES, FEATURES = 0.5, 2.0, 100, 4
 
 
-def regression() -> tuple[Tensor, Tensor]:
+def regression(seed: int = 4) -> tuple[Tensor, Tensor]:
     """Correlated features: the marginal stds of the exact posterior are up to 1.5 times the mean-field ones."""
-    generator = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(seed)
     x = torch.randn(EXAMPLES, FEATURES, generator=generator)
     x[:, 1] += 1.5 * x[:, 0]
     y = x @ torch.tensor([1.5, -1.0, 0.8, 2.0]) + NOISE * torch.randn(EXAMPLES, generator=generator)
@@ -33,17 +33,19 @@ def exact(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.solve(precision, x.T @ y / NOISE**2)[:, 0], precision
 
 
-def trained(method: pb.Method, epochs: int = 1000) -> pb.Network:
+def trained(method: pb.Method, epochs: int = 1000, seed: int = 4) -> pb.Network:
+    torch.manual_seed(seed)
     net = pb.fit(
         method,
         nn.Linear(FEATURES, 1, bias=False),
-        regression(),
+        regression(seed),
         likelihood=pb.GaussianNoise(NOISE),
         epochs=epochs,
         batch_size=EXAMPLES,
         lr=0.03,
         schedule="cosine",
         progress=False,
+        seed=seed,
     )
     assert isinstance(net, pb.Network)
     return net
@@ -58,9 +60,9 @@ def trained(method: pb.Method, epochs: int = 1000) -> pb.Network:
         {"propagation": "flipout", "train_samples": 3},
     ],
 )
-def test_mean_field_training_finds_the_best_mean_field_posterior(settings: dict[str, Any]) -> None:
-    net = trained(pb.MeanFieldVI(prior_std=PRIOR_STD, std_init=0.1, **settings))
-    mean, precision = exact(*regression())
+def test_mean_field_training_finds_the_best_posterior(settings: dict[str, Any], learning_seed: int) -> None:
+    net = trained(pb.MeanFieldVI(prior_std=PRIOR_STD, std_init=0.1, **settings), seed=learning_seed)
+    mean, precision = exact(*regression(learning_seed))
     assert float((precision.inverse().diagonal() * precision.diagonal()).max()) > 1.5**2
     found_mean, found_std = (moment.detach().double() for moment in net.posterior.moments())
     torch.testing.assert_close(found_mean, mean, rtol=0.02, atol=0.005)
@@ -68,18 +70,18 @@ def test_mean_field_training_finds_the_best_mean_field_posterior(settings: dict[
 
 
 @pytest.mark.parametrize("propagation", ["sample", "local"])
-def test_ivon_finds_the_best_mean_field_posterior(propagation: str) -> None:
+def test_ivon_finds_the_best_mean_field_posterior(propagation: str, learning_seed: int) -> None:
     method = pb.IVON(prior_std=PRIOR_STD, std_init=0.1, propagation=propagation, train_samples=4)
-    net = trained(method, epochs=1500)
-    mean, precision = exact(*regression())
+    net = trained(method, epochs=1500, seed=learning_seed)
+    mean, precision = exact(*regression(learning_seed))
     found_mean, found_std = (moment.detach().double() for moment in net.posterior.moments())
     torch.testing.assert_close(found_mean, mean, rtol=0.02, atol=0.005)
     torch.testing.assert_close(found_std, precision.diagonal().rsqrt(), rtol=0.1, atol=0)
 
 
-def test_the_deterministic_network_finds_least_squares() -> None:
-    x, y = regression()
-    net = trained(pb.Deterministic(), epochs=800)
+def test_deterministic_training_finds_least_squares(learning_seed: int) -> None:
+    x, y = regression(learning_seed)
+    net = trained(pb.Deterministic(), epochs=800, seed=learning_seed)
     expected = torch.linalg.lstsq(x.double(), y.double()).solution[:, 0]
     torch.testing.assert_close(net.posterior.mean.detach().double(), expected, rtol=1e-3, atol=1e-3)
 

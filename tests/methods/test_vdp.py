@@ -90,10 +90,11 @@ def test_an_unknown_loss_is_named() -> None:
 
 @pytest.mark.parametrize("activation", ["taylor", "exact"])
 @pytest.mark.parametrize("loss", ["cross-entropy", "gaussian-nll"])
-def test_it_learns_without_drawing(loss: Any, activation: Any, tmp_path: Path) -> None:
+def test_vdp_learns_without_drawing(loss: Any, activation: Any, tmp_path: Path, learning_seed: int) -> None:
     method = pb.VDP(loss=loss, activation=activation, input_var=0.01)
-    net = pb.fit(method, tiny_model(), tiny_data(96), epochs=30, batch_size=16, lr=1e-2, progress=False, seed=1)
-    assert pb.evaluate(net, tiny_data())["accuracy"] > 0.9
+    model, data = tiny_model(learning_seed), tiny_data(96, learning_seed)
+    net = pb.fit(method, model, data, epochs=30, batch_size=16, lr=1e-2, progress=False, seed=learning_seed)
+    assert pb.evaluate(net, data)["accuracy"] > 0.9
     assert isinstance(net, pb.Network)
     assert net.likelihood.gaussian_loss == loss
     path = tmp_path / "net.pocket"
@@ -130,12 +131,21 @@ def test_noise_in_the_inputs_widens_the_answer() -> None:
     assert float(wide.epistemic.mean()) > 2 * float(narrow.epistemic.mean())
 
 
-def test_regression() -> None:
-    torch.manual_seed(0)
+def test_vdp_learns_a_regression(learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
     x = torch.linspace(-2, 2, 80)[:, None]
     y = x.sin() + 0.1 * torch.randn(80, 1)
     model = nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1))
-    net = pb.fit(pb.VDP(loss="gaussian-nll"), model, (x, y), epochs=60, batch_size=20, lr=2e-2, progress=False)
+    net = pb.fit(
+        pb.VDP(loss="gaussian-nll"),
+        model,
+        (x, y),
+        epochs=60,
+        batch_size=20,
+        lr=2e-2,
+        progress=False,
+        seed=learning_seed,
+    )
     measures = pb.evaluate(net, (x, y))
     assert measures["rmse"] < 0.3
     far = pb.predict(net, torch.tensor([[0.0], [8.0]])).epistemic

@@ -121,6 +121,16 @@ def test_weight_sharing_without_gaussians_saves_and_resumes(tmp_path: Path) -> N
     )
 
 
+def test_weight_sharing_defaults_learn_the_digits(learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
+    train, test = (pb.data.load("digits", split) for split in ("train", "test"))
+    model = pb.models.build("mlp", in_features=64, out_features=10)
+    net = pb.fit("2dgbnn", model, train, epochs=8, lr=1e-2, progress=False, seed=learning_seed)
+    assert 0 < shared(net).gaussians < 100
+    assert shared(net).outliers < 0.1 * net.layout.size
+    assert pb.evaluate(net, test, samples=5)["accuracy"] > 0.85
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_weight_sharing_defaults_suit_weights_of_any_scale(scale: float) -> None:
     torch.manual_seed(0)

@@ -167,7 +167,7 @@ def mean_field(mean: Tensor, std: Tensor) -> MeanField:
 
 
 @pytest.mark.parametrize(
-    "method", [pb.MeanFieldVI(), pb.MeanFieldVI(prior_std=0.1, std_init=0.003), pb.MeanFieldVI(std_init=0.7)]
+    "method", [pb.MeanFieldVI(prior_std=std, std_init=first) for std, first in ((1.0, 0.05), (0.1, 0.003), (1.0, 0.7))]
 )
 def test_kl_of_a_large_layer_is_the_closed_form_to_1e_6(method: pb.MeanFieldVI) -> None:
     net = pb.bayesianize(nn.Linear(784, 400), method)
@@ -175,6 +175,14 @@ def test_kl_of_a_large_layer_is_the_closed_form_to_1e_6(method: pb.MeanFieldVI) 
     expected = D.kl_divergence(D.Normal(mean, std), D.Normal(0.0, method.prior_std)).sum()
     assert mean.numel() == 784 * 400
     assert abs(float(pb.kl(net).detach()) / float(expected) - 1) < 1e-6
+
+
+def test_empirical_kl_of_a_large_layer_is_exact_to_1e_6() -> None:
+    net = pb.bayesianize(nn.Linear(784, 400), pb.MeanFieldVI(prior="empirical", std_init=0.01))
+    mean, std = (moment.detach().double() for moment in net.posterior.moments())
+    best = (mean.square() + std.square()).mean().sqrt()
+    expected = float(D.kl_divergence(D.Normal(mean, std), D.Normal(0.0, best)).sum())
+    assert float(pb.kl(net).detach()) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("std", [1e-38, 1e-7, 0.0999, 0.1, 0.7, 1e15])

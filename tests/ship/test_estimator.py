@@ -56,10 +56,10 @@ def test_importing_the_package_leaves_scikit_learn_alone() -> None:
         _ = pb.PocketClusterer
 
 
-def test_classifies_iris_by_its_names() -> None:
+def test_classifier_learns_iris_by_its_names(learning_seed: int) -> None:
     data = load_iris()
     names = data.target_names[data.target]
-    estimator = pb.PocketClassifier(epochs=30, samples=5, random_state=0)
+    estimator = pb.PocketClassifier(epochs=30, samples=5, random_state=learning_seed)
     assert cross_val_score(estimator, data.data, names, cv=3).min() > 0.9
     estimator.fit(data.data, names)
     assert estimator.classes_.tolist() == ["setosa", "versicolor", "virginica"]
@@ -112,7 +112,15 @@ def test_several_targets() -> None:
     assert np.corrcoef(mean[:, 0], mean[:, 1])[0, 1] < -0.9
 
 
-def test_methods_and_models_by_name_and_by_hand() -> None:
+@pytest.mark.parametrize("method", ["ssvi", "rigl", "bbb", "vdp"])
+def test_regressor_learns_in_twenty_epochs(method: str, learning_seed: int) -> None:
+    x = np.random.RandomState(learning_seed).randn(300, 5)
+    y = 10 * x[:, 0] - 5 * x[:, 1] * (x[:, 2] > 0)
+    estimator = pb.PocketRegressor(method, epochs=20, random_state=learning_seed).fit(x[:200], y[:200])
+    assert estimator.score(x[200:], y[200:]) > 0.5
+
+
+def test_classifier_takes_methods_and_models(learning_seed: int) -> None:
     def wide(features: int, outputs: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(features, 9), torch.nn.Tanh(), torch.nn.Linear(9, outputs))
 
@@ -123,7 +131,7 @@ def test_methods_and_models_by_name_and_by_hand() -> None:
         {"model": wide},
         {"model": "lenet300"},
     ):
-        estimator = clone(pb.PocketClassifier(epochs=15, samples=2, random_state=0, **options)).fit(x, y)
+        estimator = clone(pb.PocketClassifier(epochs=15, samples=2, random_state=learning_seed, **options)).fit(x, y)
         assert estimator.score(x, y) > 0.8
     assert isinstance(estimator.net_, pb.Network)
     with pytest.raises(pb.UserError, match="unknown method 'bayes'"):

@@ -98,7 +98,7 @@ class _TotalKL(torch.autograd.Function):
     def forward(ctx: Any, offset: Tensor, std: Tensor, prior_std: float) -> Tensor:
         ctx.save_for_backward(offset, std)
         ctx.scale = prior_std**-2
-        wide = torch.float32 if std.device.type == "mps" else torch.float64  # MPS has no float64
+        wide = _wide(std)
         squares, logs = [], []
         for block in zip(offset.reshape(-1).split(KL_BLOCK), std.reshape(-1).split(KL_BLOCK)):
             offsets, stds = (part.to(wide) for part in block)
@@ -116,6 +116,11 @@ class _TotalKL(torch.autograd.Function):
 
 KL_BLOCK = 2**16
 """Weights summed at once: few enough for the CPU's cache, many enough to hide the cost of a call."""
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """Return the dtype of sums: float64, which MPS does not have."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def _sum_of_logs(values: Tensor) -> Tensor:
@@ -197,7 +202,9 @@ class Empirical(Prior):
             if self._layers is None
             else torch.bincount(self._layers, minlength=len(self.sizes))
         )
-        return 0.5 * (counts * self.variances(mean, std).log()).sum() - std.log().sum()
+        wide = _wide(std)
+        logs = self.variances(mean, std).to(wide).log()
+        return (0.5 * (counts * logs).sum() - std.log().sum().to(wide)).to(std.dtype)
 
     def take(self, index: Tensor) -> Prior:
         """Return the prior of the chosen weights, each with its layer."""

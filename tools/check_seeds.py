@@ -1,0 +1,67 @@
+"""Run every test that asserts learning with many seeds: the method, not a lucky seed, must pass.
+
+python tools/check_seeds.py [--seeds 20] [PATH ...]
+
+A test that takes the fixture `learning_seed` draws its data, first weights and training order from it. Writes
+benchmarks/results/seeds.json with the number of seeds that each test passed, and exits with 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "seeds.json"
+SEED = re.compile(r"-?seed\d+")
+
+
+class Tally:
+    """A pytest plugin that counts passes and failures of each test over its seeds."""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, int] = defaultdict(int)
+        self.failed: dict[str, list[str]] = defaultdict(list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take down the outcome of one seed."""
+        if report.when != "call":
+            return
+        name = SEED.sub("", report.nodeid).replace("[]", "")
+        if report.passed:
+            self.passed[name] += 1
+        elif report.failed:
+            self.failed[name] += SEED.findall(report.nodeid)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("paths", nargs="*", default=["tests"])
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    torch.set_num_threads(1)
+    tally = Tally()
+    options = ["-m", "learns and not slow", "--seeds", str(arguments.seeds), "-p", "no:cacheprovider", "--tb=line"]
+    pytest.main([*options, *arguments.paths], plugins=[tally])
+    rows = json.loads(RESULT.read_text())["tests"] if RESULT.is_file() else {}
+    for name in tally.passed.keys() | tally.failed.keys():
+        failures = [int(seed.rpartition("seed")[2]) for seed in tally.failed[name]]
+        rows[name] = {"passed": tally.passed[name], "of": tally.passed[name] + len(failures), "failed seeds": failures}
+    machine = {"machine": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
+    document = {**machine, "torch": torch.__version__, "tests": dict(sorted(rows.items()))}
+    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    return int(any(row["failed seeds"] for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
