@@ -177,13 +177,19 @@ def test_the_density_is_exact_at_every_step_of_training(
 
 
 def test_the_fraction_falls_by_a_cosine_until_the_end() -> None:
-    method = pb.SSVI()
+    method = pb.SSVI(swap_every=100)
     assert method.fraction(0, 1000) == 0
     assert method.fraction(150, 1000) == 0
     assert method.fraction(300, 1000) == pytest.approx(0.15 * (1 + math.cos(math.pi * 300 / 750)))
     assert method.fraction(700, 1000) > 0
     assert method.fraction(800, 1000) == 0
     assert replace(method, static=True).fraction(300, 1000) == 0
+
+
+@pytest.mark.parametrize(("steps", "every"), [(10, 1), (150, 10), (1500, 100), (100_000, 100)])
+def test_swap_interval_follows_the_length_of_a_run(steps: int, every: int) -> None:
+    swaps = [step for step in range(1, 10 * every) if pb.SSVI(swap_until=1.0).fraction(step, steps)]
+    assert swaps == list(range(every, min(10 * every, steps), every))
 
 
 class Recorded:
@@ -429,7 +435,7 @@ def test_sparse_training_learns(method: type[SparseTraining], learning_seed: int
         ({"distribution": "even"}, "unknown distribution 'even'"),
         ({"removal": "size"}, "unknown removal score 'size'"),
         ({"addition": "all"}, "unknown addition 'all'"),
-        ({"swap_every": 0}, "swap_every and addition_batches must be at least 1"),
+        ({"swap_every": 0}, "swap_every must be a number of steps of at least 1"),
         ({"swap_fraction": 2.0}, "swap_fraction must lie between 0 and 1"),
         ({"prior": "pretrained"}, "which a sparse network does not have"),
         ({"mean_init": "zero"}, "mean_init must be a std or 'model'"),

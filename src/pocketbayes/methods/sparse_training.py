@@ -21,6 +21,8 @@ from pocketbayes.network import Network
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.sparse import Kernel, Sparse, carry
 
+SWAPS_OF_A_SHORT_RUN, LONGEST_SWAP_INTERVAL = 15, 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTraining(Method):
@@ -37,7 +39,7 @@ class SparseTraining(Method):
         dense_last: Keeps the last layer dense, outside the count.
         first_choice: The weights that are present at first: "random" ones, or the "largest" of a trained model.
         static: Keeps the first choice for ever: the control.
-        swap_every: Steps from swap to swap.
+        swap_every: Steps from swap to swap; "auto" for a fifteenth of the run, at most 100.
         swap_until: The fraction of training after which no more are swapped.
         swap_fraction: The fraction of present weights in the first swap; it falls by a cosine to 0 at `swap_until`.
         addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged": the mean of its size
@@ -55,7 +57,7 @@ class SparseTraining(Method):
     dense_last: bool = False
     first_choice: Literal["random", "largest"] = "random"
     static: bool = False
-    swap_every: int = 100
+    swap_every: int | Literal["auto"] = "auto"
     swap_until: float = 0.75
     swap_fraction: float = 0.3
     addition: Literal["sampled", "mean", "averaged"] = "sampled"
@@ -67,10 +69,10 @@ class SparseTraining(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         layer_counts([(1, 1)], self.density, self.distribution)
-        if self.swap_every < 1 or self.addition_batches < 1:
-            raise UserError(
-                f"swap_every and addition_batches must be at least 1, not {self.swap_every} and {self.addition_batches}"
-            )
+        if self.swap_every != "auto" and not (isinstance(self.swap_every, int) and self.swap_every >= 1):
+            raise UserError(f"swap_every must be a number of steps of at least 1, or 'auto', not {self.swap_every!r}")
+        if self.addition_batches < 1:
+            raise UserError(f"addition_batches must be at least 1, not {self.addition_batches}")
         for name in ("swap_until", "swap_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
@@ -152,7 +154,9 @@ class SparseTraining(Method):
     def fraction(self, step: int, steps: int) -> float:
         """a/2 (1 + cos(pi t / T)) in a swap step, else 0; t the steps that are over, T the end of swapping."""
         end = self.swap_until * steps
-        if self.static or step == 0 or step % self.swap_every or step >= end:
+        relative = min(max(steps // SWAPS_OF_A_SHORT_RUN, 1), LONGEST_SWAP_INTERVAL)
+        every = relative if self.swap_every == "auto" else self.swap_every
+        if self.static or step == 0 or step % every or step >= end:
             return 0.0
         return 0.5 * self.swap_fraction * (1 + math.cos(math.pi * step / end))
 
