@@ -21,6 +21,35 @@ def fuzz(result: Result) -> Table:
     return ["file", "inputs", "read", "refused", "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
 
 
+def fuzz_predict(result: Result) -> Table:
+    keys = ("inputs", "answered", "refused")
+    rows = [
+        [
+            name,
+            *(f"{row[key]:,}" for key in keys),
+            str(sum(row["other"].values())),
+            f"{row['slowest cpu seconds']:.3f}",
+            f"{max(row['memory growth in MB'], 0):.0f}",
+        ]
+        for name, row in result["storages"].items()
+    ]
+    return ["storage", *keys, "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
+
+
+def service(result: Result) -> Table:
+    keys = ("clients", "slow clients", "requests")
+    wrong = sum(count for name, count in result["outcomes"].items() if name not in ("answered", "refused rubbish"))
+    row = [
+        *(str(result[key]) for key in keys),
+        *(str(result["outcomes"].get(name, 0)) for name in ("answered", "refused rubbish")),
+        str(wrong),
+        f"{result['slowest seconds']:.1f}",
+        f"{max(result['memory growth in MB'], 0):.0f}",
+    ]
+    head = [*keys, "answered as `predict` does", "rubbish refused", "anything else", "slowest, seconds"]
+    return [*head, "memory growth, MB"], [row]
+
+
 def atheris(result: Result) -> Table:
     rows = [
         [
@@ -68,6 +97,8 @@ def coverage(result: Result) -> Table:
 
 TABLES: Tables = {
     "fuzz": ("fuzz", fuzz),
+    "fuzz-predict": ("fuzz-predict", fuzz_predict),
+    "service": ("service", service),
     "fuzz-atheris": ("fuzz-atheris", atheris),
     "load": ("load", load),
     "mutation": ("mutation", mutation),

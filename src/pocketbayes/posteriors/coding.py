@@ -97,6 +97,8 @@ def _check_type(name: str, tensor: Tensor, coding: Coding | None) -> None:
         return
     is_float = coding.role in ("mean", "std")
     fits = tensor.dtype == coding.dtype if coding.dtype else tensor.is_floating_point() == is_float
+    if coding.role == "positions":
+        fits = tensor.dtype in (torch.int32, torch.int64)  # torch indexes by no others
     if not fits or tensor.dtype == torch.bool or tensor.is_complex():
         wanted = coding.dtype or ("real numbers" if is_float else "whole numbers")
         raise UserError(f"{name!r} of type {tensor.dtype} in place of {wanted}")
