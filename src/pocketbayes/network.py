@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,12 +23,13 @@ from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Census, Posterior
-from pocketbayes.posteriors.layout import Layout, weights_in_place
+from pocketbayes.posteriors.layout import Layout, no_checkpointing, weights_in_place
 from pocketbayes.posteriors.priors import Normal, Prior
 from pocketbayes.propagation import Ask, find_propagation
 from pocketbayes.propagation.base import Call, WeightPropagation
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments import NoRuleError
+from pocketbayes.propagation.moments.table import module_of
 from pocketbayes.propagation.plan import Plan, count_uses
 
 if TYPE_CHECKING:
@@ -186,11 +186,11 @@ class Network(nn.Module):
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
         args, kwargs = Call.unpack(x)
-        with _no_checkpointing(), weights_in_place(self.model, self.layout.by_site(weights)):
+        with no_checkpointing(), weights_in_place(self.model, self.layout.by_site(weights)):
             try:
                 return call_model(self.model, *args, **kwargs)
             except NoRuleError as error:
-                raise error.at(_module_of(error, self.model)) from error
+                raise error.at(module_of(error, self.model)) from error
 
     def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
         """The delta method at the posterior mean: see `pocketbayes.propagation.linear.delta.linearise`."""
@@ -388,48 +388,3 @@ def _checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] |
     if abs(math.fsum(values) - 1) > 1e-6:
         raise UserError(f"weights must sum to 1, not to {math.fsum(values):g}: divide each by that")
     return None if len(set(values)) == 1 else values
-
-
-def _module_of(error: Exception, model: nn.Module) -> str:
-    """The path of the innermost module of the model whose code the error came through."""
-    names = {id(module): name for name, module in model.named_modules()}
-    where = f"the model ({type(model).__name__})"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        module = frame.f_locals.get("self")
-        if names.get(id(module)):
-            where = f"{names[id(module)]!r} ({type(module).__name__})"
-    return where
-
-
-def _no_checkpointing() -> AbstractContextManager[None]:
-    """Makes activation checkpointing inside the model an error: it runs layers again when their weights are gone.
-
-    Around the whole Network it is right (the same weights are drawn again), and so it is in a compiled graph.
-    """
-    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return nullcontext()
-    return torch.autograd.graph.disable_saved_tensors_hooks(
-        "activation checkpointing inside the model runs layers again in the backward pass, when the drawn weights are "
-        "gone: switch it off in the model, or put it around the Network"
-    )
-
-
-def batch_norms_to_eval(model: nn.Module) -> None:
-    """Batch and instance norm by their running statistics, which no longer move; the rest stays as it is."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            module.eval()
-
-
-@contextmanager
-def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
-    """Batch and instance norm in training mode that does not move its running statistics within the block."""
-    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
-    before = [(m.momentum, m.num_batches_tracked) for m in moved]
-    for module in moved:
-        module.momentum, module.num_batches_tracked = 0.0, None
-    try:
-        yield
-    finally:
-        for module, (momentum, count) in zip(moved, before):
-            module.momentum, module.num_batches_tracked = momentum, count

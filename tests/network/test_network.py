@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import pocketbayes as pb
 from cases import TinyNet, tiny_data
+from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.base.errors import UserError
-from pocketbayes.network import frozen_batch_norm
 from pocketbayes.posteriors import MeanField, Point
 
 PROPAGATIONS = ("mean", "sample", "local", "flipout")

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
 from cases import smooth, tiny_data, tiny_model
+from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.memory import Arrays
-from pocketbayes.network import frozen_batch_norm
 from pocketbayes.training.checks import warn_of_odd_model
 from pocketbayes.training.fitting import TrainingError
 from pocketbayes.training.settings import Plateau

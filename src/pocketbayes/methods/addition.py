@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.randomness import forked
 from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import Likelihood
-from pocketbayes.network import Network, frozen_batch_norm
+from pocketbayes.network import Network
 from pocketbayes.posteriors.csr import SparseMatrix
 from pocketbayes.posteriors.layout import weights_in_place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,6 +222,19 @@ def weights_in_place(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
             del owner._parameters[attribute]
         for owner, _, _ in sites:
             _renew_flat_weights(owner)
+
+
+def no_checkpointing() -> AbstractContextManager[None]:
+    """Make activation checkpointing inside the model an error: it runs layers again when their weights are gone.
+
+    Around the whole Network it is right (the same weights are drawn again), and so it is in a compiled graph.
+    """
+    if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return nullcontext()
+    return torch.autograd.graph.disable_saved_tensors_hooks(
+        "activation checkpointing inside the model runs layers again in the backward pass, when the drawn weights are "
+        "gone: switch it off in the model, or put it around the Network"
+    )
 
 
 def _renew_flat_weights(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pocketbayes.base.batch_norm import batch_norms_to_eval, frozen_batch_norm
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import JointBatchNorm
 from pocketbayes.base.progress import time_left
@@ -22,7 +23,7 @@ from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
-from pocketbayes.network import Net, Network, batch_norms_to_eval, frozen_batch_norm
+from pocketbayes.network import Net, Network
 from pocketbayes.propagation.linear.taps import arranged
 from pocketbayes.training.checks import NotFiniteError, gradient_is_finite, not_finite, warn_of_odd_model
 from pocketbayes.training.settings import Training

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, tensors_in
@@ -35,6 +36,17 @@ class NoRuleError(UserError):
     def at(self, where: str) -> NoRuleError:
         """The same error, saying where in the model it happened."""
         return type(self)(self.propagation, self.operation, f", used in {where}")
+
+
+def module_of(error: Exception, model: nn.Module) -> str:
+    """Return the path of the innermost module of the model whose code the error came through."""
+    names = {id(module): name for name, module in model.named_modules()}
+    where = f"the model ({type(model).__name__})"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
+        if names.get(id(module)):
+            where = f"{names[id(module)]!r} ({type(module).__name__})"
+    return where
 
 
 class MomentRules(RuleTable):

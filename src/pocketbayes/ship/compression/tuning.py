@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pocketbayes.base.batch_norm import batch_norms_to_eval
 from pocketbayes.data.augment import random_crop, random_flip
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
-from pocketbayes.network import Network, batch_norms_to_eval
+from pocketbayes.network import Network
 from pocketbayes.plane.codes import Codebook, renew_codebook
 from pocketbayes.ship.compression.coding import BFLOAT16_BITS, AnyCodebook, Weights, round_mantissa
 

@@ -1,0 +1,29 @@
+"""Batch and instance norm that stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def batch_norms_to_eval(model: nn.Module) -> None:
+    """Let batch and instance norm use their running statistics, which no longer move; the rest stays as it is."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.eval()
+
+
+@contextmanager
+def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
+    """Keep the running statistics of batch and instance norm in training mode within the block."""
+    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
+    before = [(m.momentum, m.num_batches_tracked) for m in moved]
+    for module in moved:
+        module.momentum, module.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for module, (momentum, count) in zip(moved, before):
+            module.momentum, module.num_batches_tracked = momentum, count
