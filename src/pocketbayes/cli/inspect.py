@@ -51,6 +51,7 @@ def inspect(
 def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """What one network of a file is, without building its model."""
     from pocketbayes.files.network_file import posterior_in
+    from pocketbayes.methods.sparsity import describe_sparsity
     from pocketbayes.posteriors import Census
     from pocketbayes.recipes.experiment import census_json
 
@@ -78,7 +79,7 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "calibration": tree.get("calibration"),
             "census": census_json(posterior.census() + points),
             "weights": _weights(layout, posterior),
-            **_sparsity(posterior),
+            **describe_sparsity(posterior),
             "points": [{"name": name, "reason": reason} for name, reason in layout.points],
         }
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -87,27 +88,12 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
     """Every weight tensor, of a sparse network with its density."""
-    from pocketbayes.posteriors import Sparse
-
-    densities = posterior.densities() if isinstance(posterior, Sparse) else {}
+    densities = posterior.densities()
     return [
         {"name": slot.name, "shape": slot.shape, "sites": slot.sites}
         | ({"density": densities[slot.name]} if slot.name in densities else {})
         for slot in layout.slots
     ]
-
-
-def _sparsity(posterior: Posterior) -> dict[str, Any]:
-    """Of a sparse network, how many weights were swapped in training and how far removal scores agree."""
-    from pocketbayes.methods.sparsity import removal_overlap
-    from pocketbayes.posteriors import Sparse
-    from pocketbayes.posteriors.removal import SCORES
-
-    if not isinstance(posterior, Sparse):
-        return {}
-    overlap = removal_overlap(posterior).tolist() if posterior.noise_size else []
-    agreement = {name: dict(zip(SCORES, row)) for name, row in zip(SCORES, overlap)}
-    return {"swapped": int(posterior.swapped), "removal_iou": agreement}
 
 
 def read_run(folder: Path) -> dict[str, Any]:

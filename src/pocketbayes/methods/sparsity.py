@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.methods.sensitivity import largest
+from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
 
 Distribution = Literal["uniform", "erdos-renyi", "erdos-renyi-kernel", "global"]
@@ -96,3 +97,12 @@ def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0
     both = removed @ removed.T
     sizes = removed.sum(1)
     return both / (sizes[:, None] + sizes - both).clamp(min=1)
+
+
+def describe_sparsity(posterior: Posterior) -> dict[str, Any]:
+    """Return how many weights were swapped in training and how far removal scores agree; nothing if none can be."""
+    if not isinstance(posterior, Sparse):
+        return {}
+    overlap = removal_overlap(posterior).tolist() if posterior.noise_size else []
+    agreement = {name: dict(zip(SCORES, row)) for name, row in zip(SCORES, overlap)}
+    return {"swapped": int(posterior.swapped), "removal_iou": agreement}

@@ -225,6 +225,10 @@ class Posterior(nn.Module, ABC):
         declared = {name for name, coding in self.tensors.items() if coding.role == "std"}
         return [p for name, p in self.named_parameters() if name in declared and p.requires_grad]
 
+    def densities(self) -> dict[str, float]:
+        """Return the fraction of weights that are present, by slot; nothing where all of them always are."""
+        return {}
+
     def matrix_slots(self) -> list[int]:
         """Return the slots whose weights this storage can hand out as sparse matrices, which only F.linear accepts."""
         return []
