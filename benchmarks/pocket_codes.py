@@ -110,6 +110,32 @@ class Bench:
         print(name, self.rows[name]["bytes"], self.rows[name]["accuracy"], flush=True)
 
 
+def draw(rows: Rows, network: str = "resnet20") -> None:
+    """Draw accuracy and calibrated NLL against bytes."""
+    from measure import FIGURES
+    from pocketbayes.reporting import figures
+    from pocketbayes.reporting.figures.style import PALETTE, canvas
+
+    own = [row for row in rows.values() if row["network"] == network]
+    kinds = {
+        "codes, no training": [row for row in own if row.get("steps") == 0],
+        "codes, trained": [row for row in own if row.get("steps")],
+        "rounded per channel, lzma": [row for row in own if "bits" in row and "steps" not in row],
+    }
+    (whole,) = [row for row in own if "bits" not in row]
+    figure, axes = canvas(1, 2)
+    for panel, measure in zip(axes[0], ("accuracy", "calibrated_nll")):
+        for number, (label, points) in enumerate(kinds.items()):
+            points.sort(key=lambda row: row["bytes"])
+            places = [row["bytes"] / 1000 for row in points], [row[measure] for row in points]
+            panel.plot(*places, "o", color=PALETTE[number], markersize=4, label=label)
+        panel.axhline(whole[measure], color=PALETTE[6], linestyle="--", linewidth=0.8, label="float network, 915 kB")
+        panel.set_xlabel("file (kB)")
+        panel.set_ylabel(measure.replace("_", " ").replace("nll", "NLL"))
+    axes[0, 0].legend(fontsize=7, frameon=False)
+    figures.save(figure, FIGURES / "pocket-codes.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
@@ -118,7 +144,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--budgets", type=int, nargs="*", help="In place of the usual ones.")
     parser.add_argument("--work", type=Path, help="Keeps sweeps and trained networks, to resume from.")
+    parser.add_argument("--figure", action="store_true", help="Draw the rows that are done, and nothing else.")
     args = parser.parse_args()
+    if args.figure:
+        return draw(Rows(NAME))
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         work = args.work or Path(scratch)

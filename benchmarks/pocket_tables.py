@@ -1,8 +1,10 @@
-"""The tables of pocket.json and pocket-curve.json, for tables.py."""
+"""The tables of pocket.json, pocket-codes.json and pocket-curve.json, for tables.py."""
 
 from __future__ import annotations
 
-from table_parts import Result, Table, Tables
+from typing import Any
+
+from table_parts import Result, Table, Tables, mean, spread
 
 KEYS = (("nll", ".4f"), ("bytes", ","))
 
@@ -45,7 +47,35 @@ def curve(result: Result) -> Table:
     ]
 
 
+def codes(result: Result) -> Table:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for name, row in result["rows"].items():
+        what = name.split(", ", 1)[1]
+        key = (
+            f"at most {row['budget'] / 1000:g} kB" + (f", {row['steps']} steps" if row["steps"] else "")
+            if "budget" in row
+            else what
+        )
+        groups.setdefault((row["network"], key), []).append(row)
+    head = ["network", "", "bytes", "bits a weight", "accuracy", "NLL", "calibrated NLL", "CPU seconds", "seeds"]
+    return head, [
+        [
+            network,
+            what,
+            f"{mean(rows, 'bytes'):,.0f}",
+            f"{mean(rows, 'bits'):.2f}" if "bits" in rows[0] else "",
+            spread([100 * row["accuracy"] for row in rows], 2),
+            f"{mean(rows, 'nll'):.3f}",
+            f"{mean(rows, 'calibrated_nll'):.3f}",
+            f"{max(row['cpu_seconds'] for row in rows):.0f}" if "cpu_seconds" in rows[0] else "",
+            str(len(rows)) if "seed" in rows[0] else "",
+        ]
+        for (network, what), rows in sorted(groups.items(), key=lambda item: (item[0][0], mean(item[1], "bytes")))
+    ]
+
+
 TABLES: Tables = {
+    "pocket-codes": ("pocket-codes", codes),
     "pocket-coarseness": ("pocket", coarseness),
     "pocket-sizes": ("pocket", sizes),
     "pocket-curve": ("pocket-curve", curve),
