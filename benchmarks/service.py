@@ -26,6 +26,7 @@ import torch
 
 import pocketbayes as pb
 from measure import write_result
+from pocketbayes.network import members
 
 SERVICE = Path(__file__).parents[1] / "examples" / "service"
 ROWS = 10
@@ -39,10 +40,12 @@ def make_network(path: Path) -> tuple[list[bytes], list[str]]:
     net = pb.fit(pb.MeanFieldVI(prior_std=0.1, beta=0.1), model, train, epochs=2, progress=False)
     pb.save(net, path)
     loaded = pb.load(path)
+    info = members(loaded)[0].info
+    assert info is not None
     pixels = torch.rand(ROWS, 64, generator=torch.Generator().manual_seed(0))
-    x = pb.data.scale_inputs(pixels.reshape(-1, 1, 8, 8), loaded.info)
-    answers = [pb.predict(loaded, x[i : i + 1], samples=10).mean.argmax(1).item() for i in range(ROWS)]
-    names = loaded.info.class_names or [str(label) for label in range(10)]
+    x = pb.data.scale_inputs(pixels.reshape(-1, 1, 8, 8), info)
+    answers = [int(pb.predict(loaded, x[i : i + 1], samples=10).mean.argmax(1)) for i in range(ROWS)]
+    names = info.class_names or [str(label) for label in range(10)]
     questions = [json.dumps({"x": [row.tolist()], "samples": 10}).encode() for row in pixels]
     return questions, [names[answer] for answer in answers]
 

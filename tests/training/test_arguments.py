@@ -104,5 +104,10 @@ def test_build_refuses_sizes_that_cannot_be(name: Any, args: dict[str, Any]) -> 
         pb.models.build(name, **args)
 
 
+def test_samples_beyond_reason_are_refused() -> None:
+    with pytest.raises(pb.UserError, match="samples must be at most"):
+        pb.predict(pb.bayesianize(model()), X, samples=10**20)
+
+
 def test_inputs_may_run_backwards() -> None:
     assert pb.predict(pb.bayesianize(model()), X.numpy()[::-1], samples=2).mean.shape == (20, 3)

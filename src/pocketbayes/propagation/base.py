@@ -23,6 +23,8 @@ from pocketbayes.propagation.readout import Readout
 if TYPE_CHECKING:
     from pocketbayes.network import Network
 
+MAX_SAMPLES = 1_000_000
+"""Passes; the seeds of more would fill the memory before the first of them."""
 CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
 
 
@@ -64,6 +66,8 @@ class Ask:
         for name in ("samples", "batch_size"):
             if whole[name] < 1:
                 raise UserError(f"{name} must be at least 1, not {whole[name]}")
+        if whole["samples"] > MAX_SAMPLES:
+            raise UserError(f"samples must be at most {MAX_SAMPLES}, not {whole['samples']}: each is a whole pass")
         if not -(2**63) <= whole["seed"] < 2**63:
             raise UserError(f"seed must be less than 2**63 in size, not {self.seed}")
         if self.propagation is not None:
