@@ -13,6 +13,7 @@ Rows go to results/coded-members.json.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
@@ -93,30 +94,34 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=5)
     parser.add_argument("--max-bytes", type=int, default=400_000)
     parser.add_argument("--cache", type=Path, default=Path("runs/members"))
+    parser.add_argument("--outside", nargs="*", default=list(OUTSIDE), help="data sets of other images")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = Rows("coded-members", {"what": "ResNet-20 on CIFAR-10, no training", "outside": OUTSIDE})
     curve = Rows("members").document["curve"]
     bench = Members(args.data_dir, args.cache)
     net = pb.mixture([given_resnet20(weights(args.data_dir, number)) for number in range(args.members)])
-    train = pb.data.load("cifar10", "train", args.data_dir, mean="imagenet", val_fraction=0.0, subset=1024)
-    batches = list(train[:][0].split(128))
-    packed, lam, seconds = coded(net, batches, args.max_bytes)
-    small = packed.unpack([given_resnet20(weights(args.data_dir, number)) for number in range(args.members)])
-    images = {name: bench.images(name) for name in ("cifar10", *OUTSIDE)}
-    labels = images["cifar10"][1]
-    each: dict[str, list[Tensor]] = {name: [] for name in images}
-    for count, network in enumerate(networks_of(small), 1):
-        for name, (x, _) in images.items():
-            probs = pb.predict(network, x).probs
-            assert probs is not None
-            each[name].append(probs)
-        figures = measured({name: torch.stack(found).mean(0) for name, found in each.items()}, labels)
+    name = f"coded-{args.members}-{args.max_bytes}"
+    file, facts = args.cache / f"{name}.pocket", args.cache / f"{name}.json"
+    if not facts.exists():
+        train = pb.data.load("cifar10", "train", args.data_dir, mean="imagenet", val_fraction=0.0, subset=1024)
+        packed, lam, seconds = coded(net, list(train[:][0].split(128)), args.max_bytes)
+        packed.write(file)
+        sizes = [packed.first(count).size for count in range(1, args.members)] + [packed.size]
+        facts.write_text(json.dumps({"sizes": sizes, "lambda": lam, "cpu_seconds": seconds}))
+    known = json.loads(facts.read_text())
+    small = networks_of(pb.load(file))
+    labels = bench.images("cifar10")[1]
+    each: dict[str, list[Tensor]] = {data: [] for data in ("cifar10", *args.outside)}
+    for count, network in enumerate(small, 1):
+        for data, found in each.items():
+            found.append(bench.answers(f"{name}-{count}-{data}", data, lambda own=network: own))
+        figures = measured({data: torch.stack(found).mean(0) for data, found in each.items()}, labels)
         worth = dee(figures["calibrated_nll"], curve)
-        size = packed.first(count).size if count < args.members else packed.size
-        row = {"bytes": size, **figures, "dee": worth if math.isfinite(worth) else None, "lambda": lam}
+        row = {"bytes": known["sizes"][count - 1], **figures, "dee": worth if math.isfinite(worth) else None}
         if count == args.members:
-            row |= {"cpu_seconds": seconds, "adaptive": adaptive(torch.stack(each["cifar10"]), labels)}
+            row |= {"lambda": known["lambda"], "cpu_seconds": known["cpu_seconds"]}
+            row["adaptive"] = adaptive(torch.stack(each["cifar10"]), labels)
         rows.keep(f"{count} of {args.members} within {args.max_bytes}", row)
 
 

@@ -13,6 +13,7 @@ Probabilities are kept in the cache, figures in results/members.json.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -42,7 +43,8 @@ def measured(probs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
     found = {name: measures.compute()[name] for name in ("accuracy", "nll", "ece")}
     found["calibrated_nll"] = calibrated_nll(probs["cifar10"], labels)
     sure = {name: each.max(1).values for name, each in probs.items()}
-    return found | {f"{name}_auroc": ood_scores(-sure["cifar10"], -sure[name])["auroc"] for name in OUTSIDE}
+    others = [name for name in OUTSIDE if name in probs]
+    return found | {f"{name}_auroc": ood_scores(-sure["cifar10"], -sure[name])["auroc"] for name in others}
 
 
 class Members:
@@ -58,14 +60,17 @@ class Members:
         return x, y
 
     def probs(self, number: int) -> dict[str, Tensor]:
-        found = {}
-        for name in ("cifar10", *OUTSIDE):
-            path = self.cache / f"{number:02d}-{name}.pt"
-            if not path.exists():
-                net = pb.bayesianize(given_resnet20(weights(self.data_dir, number)), "map")
-                torch.save(pb.predict(net, self.images(name)[0]).probs, path)
-            found[name] = torch.load(path, weights_only=True)
-        return found
+        def network() -> pb.Network:
+            return pb.bayesianize(given_resnet20(weights(self.data_dir, number)), "map")
+
+        return {name: self.answers(f"{number:02d}-{name}", name, network) for name in ("cifar10", *OUTSIDE)}
+
+    def answers(self, key: str, name: str, network: Callable[[], pb.Network]) -> Tensor:
+        """Return the probabilities of a network on a data set, from the cache where they are."""
+        path = self.cache / f"{key}.pt"
+        if not path.exists():
+            torch.save(pb.predict(network(), self.images(name)[0]).probs, path)
+        return torch.load(path, weights_only=True)
 
 
 def main() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,3 +46,14 @@ def test_skeletons_for_extensions(
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(copied), run_name="__main__")
     assert said in capsys.readouterr().out
+
+
+def test_five_networks_in_the_bytes_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(EXAMPLES / "ensemble" / "five_in_one.py"))["main"]
+    threads = torch.get_num_threads()
+    main(members=2, epochs=2)
+    torch.set_num_threads(threads)
+    said = capsys.readouterr().out
+    one, coded = (int(number) for number in re.findall(r"(\d+) bytes", said))
+    assert coded < one
+    assert "passes per image" in said

@@ -56,3 +56,7 @@ def test_compress_chooses_the_number_of_members(mixture: Mixture, tmp_path: Path
         assert pb.evaluate(again, val)["nll"] == pytest.approx(chosen.chosen.nll, rel=1e-5)
     assert sizes[0] < sizes[1]
     assert len(found.pick(max_bytes=9000).net.shares()) == sizes[1]
+    two = pb.compress(mixture, train, val, max_bytes=9000, count=2, progress=False)
+    assert len(members(two.net)) == 2
+    with pytest.raises(pb.UserError, match="3 members"):
+        pb.compress(mixture, train, val, count=4)

@@ -108,8 +108,11 @@ def _coded(outcome: Outcome) -> Outcome:
 
     start, recipe = time.monotonic(), outcome.recipe
     train, val = (recipe.data.load(split) for split in ("train", "val"))
-    one = 4 * members(outcome.net)[0].census().values
-    found = compress(outcome.net, train, val, max_bytes=one, samples=recipe.samples, progress=False)
+    networks = members(outcome.net)
+    one = 4 * networks[0].census().values
+    found = compress(
+        outcome.net, train, val, max_bytes=one, count=len(networks), samples=recipe.samples, progress=False
+    )
     folder = outcome.folder.with_name(f"{outcome.folder.name}-coded")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(outcome.folder / RECIPE_FILE, folder / RECIPE_FILE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import NotFiniteAnswersError
+from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
@@ -76,6 +76,7 @@ def compress(
     max_nll_loss: float | None = None,
     max_accuracy_loss: float | None = None,
     precision: str | Precision | None = None,
+    count: int | None = None,
     steps: int = 0,
     samples: int = 10,
     seed: int = 0,
@@ -98,6 +99,7 @@ def compress(
             0.01 if no budget is given.
         max_accuracy_loss: The budget in accuracy, likewise.
         precision: Only this precision of the network's own storage, in place of codes.
+        count: The number of members that a mixture keeps; None chooses it.
         steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher: a few
             hundred let a file of the same size answer better.
         samples: Passes for a measurement, where there are stds.
@@ -111,6 +113,8 @@ def compress(
     budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
     if not isinstance(net, (Network, Mixture)):
         net = Deterministic().init(net)
+    if count is not None and not 1 <= count <= len(members(net)):
+        raise UserError(f"count={count}: the mixture has {len(members(net))} members")
     with display(progress) as bar:
         sweep = _Sweep(net, train, val, samples, seed, out, bar)
         sweep.measure(lambda: net, "lossless", {"kept": "lossless"})
@@ -127,6 +131,8 @@ def compress(
                 sweep.measure(lambda: net, each, {"kept": each.means})
         usable = [t for t in sweep.trials if math.isfinite(t.nll)]
         usable = usable[1:] if precision is not None else usable
+        if count is not None:
+            usable = [t for t in usable if t.packed is not None and t.packed.networks == count]
         while True:
             chosen = choose(usable, budget, before, sweep.weights)
             assert chosen.packed is not None
