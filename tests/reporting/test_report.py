@@ -360,6 +360,16 @@ def test_the_command_says_what_it_did(runs_dir: Path, copies: Path, tmp_path: Pa
     assert found["report"] == str(out)
     assert [run["name"] for run in found["runs"]] == ["shared", "sparse"]
     assert "the network's file" in found["runs"][0]["problems"][0]
+    (copies / "shared" / "evaluation.json").unlink()
+    unfinished = CliRunner().invoke(app, ["report", str(copies), "--out", str(out), "--json"])
+    assert unfinished.exit_code == 2
+    assert "--resume" in json.loads(unfinished.stdout)["runs"][0]["problems"][-1]
     result = CliRunner().invoke(app, ["report", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_a_row_says_what_stands_behind_it(runs_dir: Path) -> None:
+    rows = document(gather(runs_dir))["leaderboard"]["rows"]
+    assert all("examples" in row["data"] for row in rows)
+    assert all("passes" in row["by"] and "epoch" in row["by"] and "seed" in row["by"] for row in rows)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
+
+if TYPE_CHECKING:
+    from pocketbayes.reporting.runs import RunFolder
 
 
 def report(
@@ -25,7 +28,7 @@ def report(
     """Compare runs on one page that works offline: leaderboard, calibration, shift, training, weights, recipes.
 
     Recipe, training curves, weights and costs come with a run; `pocketbayes evaluate` adds what it measures. What is
-    missing is left out.
+    missing is left out; an unfinished run is named, and the exit code is 2.
 
     Examples:
       pocketbayes report runs/digits-bbb runs/digits-2dgbnn
@@ -39,12 +42,23 @@ def report(
             {
                 "report": str(found.page),
                 "figures": [str(file) for file in found.figures],
-                "runs": [{"name": run.name, "path": str(run.path), "problems": run.problems} for run in found.runs],
+                "runs": [
+                    {"name": run.name, "path": str(run.path), "problems": run.problems, "unfinished": run.is_unfinished}
+                    for run in found.runs
+                ],
             }
         )
+        _exit_if_unfinished(found.runs)
         return
     for run in found.runs:
         for problem in run.problems:
             note(f"{run.name}: {problem}")
     drawn = f", {len(found.figures)} figures" if figures else ""
     show(styled("bold", found.page, f": {len(found.runs)} run{'s' * (len(found.runs) != 1)}{drawn}"))
+    _exit_if_unfinished(found.runs)
+
+
+def _exit_if_unfinished(runs: list[RunFolder]) -> None:
+    """Tell a program that the page compares runs which are not all trained."""
+    if any(run.is_unfinished for run in runs):
+        raise typer.Exit(2)

@@ -19,7 +19,8 @@ ABOUT = {
     "brier": "Brier score: squared error of the probabilities",
     "coverage95": "Targets inside the 95 % interval; 95 % is right",
     "bytes": "Size of the network's file",
-    "values": "Numbers stored: weights, indices, points",
+    "values": "Numbers that the network stores: means and stds of weights, indices into a codebook, and points, which "
+    "have no std",
     "flops": "Floating-point operations of one answer, all passes; sparse products counted as dense ones",
     "latency": "Time of one answer, all passes, on the machine that made this report",
 }
@@ -51,7 +52,8 @@ def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
     return {
         "columns": [asdict(column) for column in columns],
         "rows": [
-            {"run": place, "data": groups[place], "values": row, "best": best[place]} for place, row in enumerate(rows)
+            {"run": place, "data": groups[place], "by": made_by(runs[place]), "values": row, "best": best[place]}
+            for place, row in enumerate(rows)
         ],
     }
 
@@ -78,7 +80,19 @@ def measured_on(run: RunFolder) -> str:
     """The data and split in words; empty where nothing was measured."""
     if not run.measures:
         return ""
-    return " ".join(str(part) for part in (run.data, run.evaluation.get("split")) if part)
+    data = " ".join(str(part) for part in (run.data, run.evaluation.get("split")) if part)
+    return f"{data}, {run.images:,} examples" if run.images else data
+
+
+def made_by(run: RunFolder) -> str:
+    """Return what stands behind a row's figures: passes of an answer, epochs and seed of training."""
+    seed = run.recipe.get("seed", run.evaluation.get("seed"))
+    parts = {
+        "passes": run.evaluation.get("samples") if run.measures else None,
+        "epochs": len(run.epochs) or None,
+    }
+    words = [f"{value} {name if value != 1 else name.rstrip('s')}" for name, value in parts.items() if value]
+    return ", ".join([*words, *([f"seed {seed}"] if isinstance(seed, int) else [])])
 
 
 def _ordered(keys: set[str]) -> list[str]:

@@ -77,6 +77,21 @@ class RunFolder:
         return 30
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether training has begun in the folder and not come to its end."""
+        begun = bool(self.epochs or self.recipe)
+        return self.path.is_dir() and self.file is None and begun and not self.evaluation
+
+    @property
+    def images(self) -> int | None:
+        """The number of examples that were measured; None where the evaluation does not say."""
+        reliability = self.evaluation.get("reliability")
+        counts = reliability.get("count") if isinstance(reliability, Mapping) else None
+        if not isinstance(counts, Sequence) or not all(map(is_number, counts)):
+            return None
+        return int(sum(counts)) or None
+
+    @property
     def measures(self) -> dict[str, float]:
         """The measured numbers."""
         return numbers(self.evaluation.get("measures"))
@@ -160,6 +175,8 @@ def _read(path: Path, name: str) -> RunFolder:
         run.epochs = _epochs(run, folder / METRICS_FILE)
     if run.file is None:
         run.problems.append("the network's file is not there: weights and costs are left out")
+    if run.is_unfinished:
+        run.problems.append(f"unfinished: go on with: pocketbayes train --out {path} --resume")
     return run
 
 

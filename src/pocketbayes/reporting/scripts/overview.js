@@ -135,6 +135,7 @@ function boardRow(row, columns, withData) {
     swatch(row.run),
     run.name,
     run.method ? h("small", {}, run.method) : null,
+    row.by ? h("small", { class: "by" }, row.by) : null,
   );
   return h("tr", { "data-run": row.run }, name, withData ? h("td", { class: "words" }, row.data || "–") : null, cells);
 }
