@@ -50,7 +50,9 @@ def _methods() -> list[dict[str, Any]]:
         preset = entry.keywords if isinstance(entry, partial) else {}
         cls: Any = entry.func if isinstance(entry, partial) else entry
         settings = {f.name: preset.get(f.name, _plain(f.default)) for f in dataclasses.fields(cls)}
-        rows.append({"method": name, "class": cls.__name__, "about": _about(cls), "settings": settings})
+        rows.append(
+            {"method": name, "class": cls.__name__, "about": _about(cls), "learns": cls.learns, "settings": settings}
+        )
     return rows
 
 

@@ -88,6 +88,8 @@ class Method(ABC):
     """
 
     name: ClassVar[str]
+    learns: ClassVar[str] = "weights"
+    """What training sets, as `pocketbayes list methods` shows it."""
     bayesian_bias: bool = False
     select: str | None = None
     train_samples: int = 1
@@ -190,6 +192,7 @@ class VariationalMethod(Method):
         beta_start: Where the linear annealings start.
     """
 
+    learns: ClassVar[str] = "means and stds, by gradients"
     prior: str | None = None
     prior_std: float | None = None
     beta: float | None = None

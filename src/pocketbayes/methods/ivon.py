@@ -49,9 +49,10 @@ class IVON(VariationalMethod):
     """
 
     name = "ivon"
+    learns = "means by gradients, stds from the optimiser's curvature"
     propagation: Literal["sample", "local", "flipout"] = "sample"
     std_init: StdInit = "relative"
-    std_scale: float = 0.1
+    std_scale: float = 0.2
     momentum: float = 0.9
     hess_decay: float | None = None
 

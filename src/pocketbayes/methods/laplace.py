@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +21,15 @@ from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.sensitivity import largest
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors.kronecker import Kronecker
-from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.layout import Layout, evaluating
 from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.priors import Normal
 
 MAX_DENSE = 2**14
 """The most weights with a dense covariance: 1 GiB."""
+TOLERATED_NLL = 0.1
+"""How far the NLL may rise by drawing, in units of log(classes), before a larger prior precision is tried."""
+MAX_PRECISION = 1e8
 MAX_JACOBIAN = 2**26
 """Entries of a Jacobian held at once: 256 MiB."""
 
@@ -51,6 +56,7 @@ class Laplace(Method):
     """
 
     name = "laplace"
+    learns = "weights; then a covariance from curvature"
     subset: Literal["last-layer", "subnetwork"] = "last-layer"
     hessian: Literal["full", "kron", "diag"] = "full"
     subnetwork_size: int = 1000
@@ -93,11 +99,29 @@ class Laplace(Method):
                 fitted, index = self._fit_subnetwork(problem)
             if self.prior_precision == "marglik":
                 fitted.optimize_prior_precision(method="marglik")
-            kind = _kronecker if self.hessian == "kron" else _dense
-            posterior = kind(net.layout, net.posterior.moments()[0], fitted, index)
+            chosen = float(fitted.prior_precision)
+            network = self._network(net, fitted, index)
+            if self.prior_precision == "marglik" and problem.kind == "classification":
+                limit = _drawn_nll(net, run) + TOLERATED_NLL * math.log(problem.outputs)
+                while _drawn_nll(network, run) > limit and float(fitted.prior_precision) < MAX_PRECISION:
+                    fitted.prior_precision = 10 * float(fitted.prior_precision)
+                    network = self._network(net, fitted, index)
         precision = float(fitted.prior_precision)
+        if precision > chosen:
+            warnings.warn(
+                f"the marginal likelihood of these {run.examples} examples chose prior precision {chosen:.3g}, with "
+                f"which draws answer far worse than the weights themselves: {precision:.3g} is taken; the network may "
+                "have been trained on more data, so set prior_precision by validation",
+                stacklevel=2,
+            )
         run.note(random_weights=len(index), prior_precision=precision)
-        return Network(net.model, posterior, prior=Normal(precision**-0.5), likelihood=net.likelihood)
+        return network
+
+    def _network(self, net: Network, fitted: Any, index: Tensor) -> Network:
+        kind = _kronecker if self.hessian == "kron" else _dense
+        posterior = kind(net.layout, net.posterior.moments()[0], fitted, index)
+        prior = Normal(float(fitted.prior_precision) ** -0.5)
+        return Network(net.model, posterior, prior=prior, likelihood=net.likelihood).eval()
 
     def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
         """The approximation for a linear head on the features it gets, on the CPU, where the head is small."""
@@ -139,6 +163,20 @@ class Laplace(Method):
             )
 
 
+@torch.no_grad()
+def _drawn_nll(network: Network, run: Run, batches: int = 4, samples: int = 8) -> float:
+    """Return the NLL of the probabilities that draws of the weights average to, on some training batches."""
+    total, count = 0.0, 0
+    with evaluating(network):
+        for x, y in itertools.islice(run.batches(), batches):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                probs = torch.stack([network(x).softmax(1) for _ in range(samples)]).mean(0)
+            chosen = probs.gather(1, y[:, None]).clamp(min=torch.finfo(probs.dtype).tiny)
+            total, count = total - float(chosen.log().sum()), count + len(y)
+    return total / count
+
+
 def _laplace_torch(*args: Any, **settings: Any) -> Any:
     from laplace import Laplace as LaplaceTorch
 
@@ -177,6 +215,7 @@ class _Problem:
     run: TrainingContext
     kind: str
     noise: float
+    outputs: int = 1
 
     @classmethod
     def of(cls, network: Network, run: TrainingContext) -> _Problem:
@@ -186,7 +225,7 @@ class _Problem:
             if output.ndim != 2:
                 raise UserError(f"Laplace needs one row of outputs per example, not shape {tuple(output.shape)}")
             if isinstance(likelihood, Categorical) and likelihood.class_weights is None:
-                return cls(module, network, run, "classification", 1.0)
+                return cls(module, network, run, "classification", 1.0, output.shape[1])
             if isinstance(likelihood, GaussianNoise) and likelihood.noise != "predicted":
                 return cls(module, network, run, "regression", float(likelihood.moments(output)[1].flatten()[0]))
         raise UserError("Laplace knows classes without class weights, and Gaussian noise that is learned or given")

@@ -35,6 +35,7 @@ class SWAG(Method):
     """
 
     name = "swag"
+    learns = "weights; then a covariance from their path"
     swag_epochs: int = 20
     swag_lr: float | None = None
     rank: int = 20

@@ -30,16 +30,16 @@ class DensityPropagation(VariationalMethod):
             which the paper took for ImageNet: the expected NLL to second order.
         variance: "weight", one per weight, or "row", one for each row of a weight (each output of a layer), as the
             paper's Eq. 12 has it; then every row starts from the mean of its stds.
-        std_init: The first std of every weight; a network that has stds keeps them.
+        std_init: The first stds, as in `MeanFieldVI`; a network that has stds keeps them.
+        std_scale: See `std_init`.
         input_var: The variance of noise in the inputs.
         beta: The weight of the KL: too large and the network collapses, too small and it stops being Bayesian.
     """
 
     loss: GaussianLoss = "cross-entropy"
     variance: Literal["weight", "row"] = "weight"
-    std_init: StdInit = 0.02
-    std_scale: float = 0.1
-    beta: float = 0.01
+    std_init: StdInit = "relative"
+    std_scale: float = 0.2
     input_var: float = 0.0
 
     def __post_init__(self) -> None:

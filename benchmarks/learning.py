@@ -1,0 +1,152 @@
+"""Do stds learn, and does it pay? Defaults, their ablation and the controls, by validation data or on the test set.
+
+    python benchmarks/learning.py digits lenet5 lenet300            the ablation, judged by held-out training images
+    python benchmarks/learning.py --test --seeds 3 digits lenet5    the methods, judged by the test images
+
+Rows are added to `results/learning.json` as they come; rows that are there are not run again. MNIST networks train on
+10 000 (LeNet-5) or 20 000 images (LeNet-300-100). Fashion-MNIST, of digits noise, is what is out of distribution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pocketbayes as pb
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.inference.metrics import ood_scores
+from pocketbayes.methods import make
+
+RESULTS = Path(__file__).parent / "results" / "learning.json"
+SAMPLES = 20
+Pair = tuple[Tensor, Tensor]
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "map": ("map", {}),
+    "bbb": ("bbb", {}),
+    "lrt": ("lrt", {}),
+    "flipout": ("flipout", {}),
+    "ivon": ("ivon", {}),
+    "vdp": ("vdp", {}),
+    "pbn": ("pbn", {"train_samples": 1}),
+    "ssvi": ("ssvi", {"density": 0.3, "mean_init": "model"}),
+    "2dgbnn": ("2dgbnn", {"k": 32, "n_min": 10, "tau_w": 0.3, "meanfield_epochs": 3}),
+}
+ABLATION: dict[str, tuple[str, dict[str, Any]]] = {
+    "lrt, beta 0.05": ("lrt", {"beta": 0.05, "annealing": "warm-up"}),
+    "lrt, beta 0.2": ("lrt", {"beta": 0.2, "annealing": "warm-up"}),
+    "lrt, prior std 1, beta 1": ("lrt", {"prior_std": 1.0}),
+    "lrt, first std 0.05 of the weights": ("lrt", {"std_scale": 0.05}),
+    "lrt, first std 0.5 of the weights": ("lrt", {"std_scale": 0.5}),
+    "lrt, stds by SGD": ("lrt", {}),
+    "lrt, first std from curvature": ("lrt", {"std_init": "curvature"}),
+    "vdp, beta 0.2": ("vdp", {"beta": 0.2, "annealing": "warm-up"}),
+    "ivon, beta 0.005": ("ivon", {"beta": 0.005}),
+}
+TRAINING: dict[str, dict[str, Any]] = {"lrt, stds by SGD": {"optimizer": "sgd", "std_optimizer": "same", "lr": 0.05}}
+CONTROL_SCALE = 0.2
+"""The constant std of the control row, in units of each layer's weights."""
+
+
+def mnist(images: int, test: bool) -> tuple[Pair, Pair, Tensor]:
+    train = pb.data.load("mnist", split="train")
+    fashion = pb.data.load("fashion-mnist", split="test" if test else "train")
+    held = pb.data.load("mnist", split="test" if test else "val")
+    return _arrays(train, images), _arrays(held, 10000), _arrays(fashion, 3000)[0]
+
+
+def digits(images: int, test: bool) -> tuple[Pair, Pair, Tensor]:
+    x, y = _arrays(pb.data.load("digits", split="train", val_fraction=0.3), images)
+    held = _arrays(pb.data.load("digits", split="test" if test else "val", val_fraction=0.3), 10000)
+    noise = torch.rand(500, *x.shape[1:], generator=torch.Generator().manual_seed(0)) * (x.max() - x.min()) + x.min()
+    return (x, y), held, noise
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "digits": {"data": digits, "images": 1000, "epochs": 30, "batch_size": 64, "lr": 3e-3},
+    "lenet5": {"data": mnist, "images": 10000, "epochs": 10, "batch_size": 128, "lr": 1e-3},
+    "lenet300": {"data": mnist, "images": 20000, "epochs": 12, "batch_size": 128, "lr": 1e-3},
+}
+
+
+def _arrays(data: Any, most: int) -> Pair:
+    pairs = [data[i] for i in range(min(len(data), most))]
+    return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.tensor([int(y) for _, y in pairs])
+
+
+def build(case: str, example: Tensor, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    if case == "digits":
+        return pb.models.build("mlp", in_features=example[0].numel(), out_features=10, hidden=[64])
+    return pb.models.build(case)
+
+
+def train(case: str, row: str, data: Pair, seed: int) -> pb.Network:
+    name, settings = {**METHODS, **ABLATION}.get(row, ("map", {}))
+    given = CASES[case]
+    training = {key: given[key] for key in ("epochs", "batch_size", "lr")} | TRAINING.get(row, {})
+    if name == "ivon":
+        training["lr"] = 0.1
+    if name in ("pbn", "2dgbnn"):
+        settings = {**settings, "pretrain_epochs": given["epochs"] // 2}
+        training["epochs"] = given["epochs"] // 2
+    method = make(name, **settings)
+    net = pb.fit(method, build(case, data[0], seed), data, seed=seed, schedule="cosine", progress=False, **training)
+    if row == "map + constant std":
+        net = pb.bayesianize(net, "bbb", std_init="relative", std_scale=CONTROL_SCALE)
+        net.likelihood = pb.Categorical()
+    assert isinstance(net, pb.Network)
+    return net
+
+
+def measure(net: pb.Network, held: Pair, other: Tensor) -> dict[str, Any]:
+    found = pb.evaluate(net, held, samples=SAMPLES)
+    inside, outside = (pb.predict(net, x, samples=SAMPLES) for x in (held[0], other))
+    keys = ("accuracy", "nll", "ece", "calibrated_nll", "calibrated_ece", "epistemic_share")
+    return {
+        **{key: round(found.get(key, 0.0), 5) for key in keys},
+        "ood_epistemic_share": round(float(outside.epistemic.mean() / outside.entropy.mean()), 5),
+        "ood_auroc": round(ood_scores(inside.entropy, outside.entropy)["auroc"], 5),
+        "health": asdict(pb.health(net)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("--test", action="store_true")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rows", nargs="*")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="stds not learned")
+    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    chosen = args.rows or ["map", "map + constant std", *[m for m in METHODS if m != "map"]] + (
+        [] if args.test else list(ABLATION)
+    )
+    for seed in range(args.seeds):
+        for case in args.cases:
+            data, held, other = CASES[case]["data"](CASES[case]["images"], args.test)
+            for row in chosen:
+                key = {"case": case, "row": row, "seed": seed, "judged_by": "test" if args.test else "validation"}
+                if any(all(known[k] == v for k, v in key.items()) for known in rows):
+                    continue
+                begun = time.process_time()
+                net = train(case, row, data, seed)
+                seconds = round(time.process_time() - begun, 1)
+                rows.append({**key, **measure(net, held, other), "cpu_seconds": seconds, "samples": SAMPLES})
+                text = json.dumps(rows, indent=1)
+                write_atomically(RESULTS, lambda file, text=text: file.write(text.encode()))
+                print(json.dumps(rows[-1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
