@@ -26,6 +26,9 @@ from pocketbayes.inference.metrics import ood_scores
 from pocketbayes.methods import make
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
+DOCS = Path(__file__).parent.parent / "docs" / "learning.md"
+MARKS = ("<!-- tables by benchmarks/learning.py --docs -->", "<!-- end of tables -->")
+HEADER = "| | accuracy | NLL | calibrated NLL | epistemic share | OOD AUROC | std rank correlation | movement | seeds |"
 SAMPLES = 20
 Pair = tuple[Tensor, Tensor]
 
@@ -119,9 +122,39 @@ def measure(net: pb.Network, held: Pair, other: Tensor) -> dict[str, Any]:
     }
 
 
+def write_docs(rows: list[dict[str, Any]]) -> None:
+    """Write the tables of docs/learning.md between their marks."""
+    tables = []
+    for judged in ("test", "validation"):
+        for case in CASES:
+            chosen = [row for row in rows if (row["case"], row["judged_by"]) == (case, judged)]
+            if not chosen:
+                continue
+            lines = [f"**{case}, {judged} data**", "", HEADER, "|---|" + "---:|" * 8]
+            names = dict.fromkeys(row["row"] for row in chosen)
+            lines += [_line(name, [row for row in chosen if row["row"] == name]) for name in names]
+            tables.append("\n".join(lines))
+    text = DOCS.read_text()
+    before, _, rest = text.partition(MARKS[0])
+    DOCS.write_text(before + MARKS[0] + "\n" + "\n\n".join(tables) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
+
+
+def _line(name: str, rows: list[dict[str, Any]]) -> str:
+    def mean(key: str) -> float | None:
+        values = [row[key] if key in row else row["health"][key] for row in rows]
+        return None if any(value is None for value in values) else sum(values) / len(values)
+
+    cells = [f"{100 * (mean('accuracy') or 0):.2f}", f"{mean('nll'):.4f}", f"{mean('calibrated_nll'):.4f}"]
+    cells += [f"{mean('epistemic_share'):.3f}", f"{mean('ood_auroc'):.3f}"]
+    rank, movement = mean("std_rank_correlation"), mean("std_movement")
+    cells += ["-" if rank is None else f"{rank:.2f}", "-" if movement is None else f"{movement:.2f}", str(len(rows))]
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="+", choices=CASES)
+    parser.add_argument("cases", nargs="*")
+    parser.add_argument("--docs", action="store_true", help="write the tables of docs/learning.md")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", nargs="*")
@@ -146,6 +179,9 @@ def main() -> None:
                 text = json.dumps(rows, indent=1)
                 write_atomically(RESULTS, lambda file, text=text: file.write(text.encode()))
                 print(json.dumps(rows[-1]), flush=True)
+
+    if args.docs:
+        write_docs(rows)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ LEARNING_RATE = 0.1
 """Of the run, unless the caller chose another: on the scale of SGD with momentum, not of Adam."""
 MEMORIES = 3.0
 """The times that the curvature's average is renewed in a stage, where `hess_decay` is not given."""
+MAX_CHANGE = 0.1
+"""The largest relative change of a weight's curvature in one step."""
 PRIOR_EVERY = 10
 """Steps between two updates of an empirical prior's variances."""
 
@@ -36,8 +38,9 @@ class IVON(VariationalMethod):
 
     It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients, and needs no
     gradient of the KL. Departures: weights outside the posterior (biases, normalisation) take the step of a weight
-    whose curvature stays at its start; the first curvature follows from `std_init`; the prior may be empirical; under
-    local reparameterisation and flipout `h^` is the same expectation with less noise.
+    whose curvature stays at its start; the first curvature follows from `std_init`; the prior may be empirical; a step
+    moves a mean by one std at most and changes a curvature by a tenth at most; under local reparameterisation and
+    flipout `h^` is the same expectation with less noise.
 
     Attributes:
         propagation: "sample" (the paper), "local" or "flipout".
@@ -154,15 +157,18 @@ class VariationalNewton(torch.optim.Optimizer):
         # The chain rule gives rho the gradient g (w - mean) / std dstd/drho, and dstd/drho = 1 - exp(-std).
         estimate = rho.grad / (-torch.expm1(-std)).mul_(std)
         lag = 1 - stds["hess_decay"]
-        change = hess - estimate
+        bound = total * (MAX_CHANGE / lag)  # heavy tails of single estimates: at most a tenth of the curvature a step
+        change = (hess - estimate).clamp_(-bound, bound)
         hess.sub_(change, alpha=lag).addcdiv_(change.square_(), total, value=0.5 * lag * lag)
         average = self._average(mean, means["momentum"])
         centre = self.prior.centre if isinstance(self.prior, Normal) else None
         pull = mean if centre is None else mean - centre
         step = (average / correction).addcmul_(decay, pull)
         total = torch.add(hess, decay, out=total)
-        mean.sub_(step.mul_(self._per_weight(means["first_curvature"])).div_(total), alpha=means["lr"])
-        rho.copy_(softplus_inverse(total.mul_(self.count).rsqrt_()))
+        step.mul_(self._per_weight(means["first_curvature"])).div_(total).mul_(means["lr"])
+        std = total.mul_(self.count).rsqrt_()
+        mean.sub_(step.clamp_(-std, std))  # a noisy curvature near 0 would throw a weight out of its own posterior
+        rho.copy_(softplus_inverse(std))
 
     def _average(self, parameter: Tensor, momentum: float) -> Tensor:
         average: Tensor = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))

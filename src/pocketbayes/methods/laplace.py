@@ -164,7 +164,7 @@ class Laplace(Method):
 
 
 @torch.no_grad()
-def _drawn_nll(network: Network, run: Run, batches: int = 4, samples: int = 8) -> float:
+def _drawn_nll(network: Network, run: TrainingContext, batches: int = 4, samples: int = 8) -> float:
     """Return the NLL of the probabilities that draws of the weights average to, on some training batches."""
     total, count = 0.0, 0
     with evaluating(network):
