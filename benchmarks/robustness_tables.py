@@ -95,6 +95,20 @@ def coverage(result: Result) -> Table:
     return ["", "lines, %", "branches, %", "both, %"], rows
 
 
+def portability(result: Result) -> Table:
+    rows = [
+        [setting, which, str(row.get("passed", 0)), str(row.get("failed", 0)), row["cpu"]]
+        for which, settings in result.items()
+        for setting, row in settings.items()
+    ]
+    return ["setting", "tests", "passed", "failed", "CPU"], rows
+
+
+def seeds(result: Result) -> Table:
+    rows = [[name.partition("::")[2], f"{row['passed']} of {row['of']}"] for name, row in result["tests"].items()]
+    return ["test", "seeds passed"], rows
+
+
 TABLES: Tables = {
     "fuzz": ("fuzz", fuzz),
     "fuzz-predict": ("fuzz-predict", fuzz_predict),
@@ -103,4 +117,6 @@ TABLES: Tables = {
     "load": ("load", load),
     "mutation": ("mutation", mutation),
     "coverage": ("coverage", coverage),
+    "portability": ("portability", portability),
+    "seeds": ("seeds", seeds),
 }

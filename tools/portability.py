@@ -1,6 +1,6 @@
 """Run the tests as other machines would: instruction sets, kernels, threads, orders, data, Python versions.
 
-python tools/portability.py [--quick] [--only NAME ...] [-n 2]
+python tools/portability.py [PATH ...] [--quick] [--only NAME ...] [-n 2]
 
 `--quick` runs the tests marked `numerics`, without it the whole suite runs in every setting. Settings that this machine
 does not offer are left out. Writes benchmarks/results/portability.json as results come; exits with 1 if a test failed.
@@ -71,7 +71,7 @@ def _can_run(python: str) -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
-def run(setting: Setting, quick: bool, workers: int) -> dict[str, Any]:
+def run(setting: Setting, quick: bool, workers: int, paths: list[str]) -> dict[str, Any]:
     """Run the tests in one setting and return counts, failures and CPU seconds."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     for name, value in setting.environment.items():
@@ -79,7 +79,18 @@ def run(setting: Setting, quick: bool, workers: int) -> dict[str, Any]:
         if value is not None:
             environment[name] = value
     marks = "numerics and not slow" if quick else "not slow"
-    command = [setting.python, "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", "-m", marks, *setting.options]
+    command = [
+        setting.python,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        "-m",
+        marks,
+        *setting.options,
+        *paths,
+    ]
     command += ["-n", str(workers)] if workers > 1 else []
     before = sum(os.times()[2:4])
     start = time.monotonic()
@@ -96,18 +107,20 @@ def run(setting: Setting, quick: bool, workers: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", help="test files, instead of all")
     parser.add_argument("--quick", action="store_true", help="only the tests marked numerics")
     parser.add_argument("--only", nargs="*", help="these settings, by name")
     parser.add_argument("-n", type=int, default=2, help="processes")
     arguments = parser.parse_args()
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()) if platform.system() == "Linux" else None
     document = json.loads(RESULT.read_text()) if RESULT.is_file() else {}
-    rows = document.setdefault("numerics" if arguments.quick else "whole suite", {})
+    which = " ".join(arguments.paths) or ("numerics" if arguments.quick else "whole suite")
+    rows = document.setdefault(which, {})
     failed = False
     for setting in settings():
         if arguments.only and setting.name not in arguments.only:
             continue
-        row = run(setting, arguments.quick, arguments.n)
+        row = run(setting, arguments.quick, arguments.n, arguments.paths)
         rows[setting.name] = {**row, "cpu": cpu[1].strip() if cpu else platform.processor()}
         failed |= row["exit"] != 0
         print(f"{setting.name:32s}", {key: value for key, value in row.items() if value}, flush=True)
