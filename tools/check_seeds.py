@@ -22,7 +22,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "seeds.json"
-SEED = re.compile(r"-?seed\d+")
+SEED = re.compile(r"\[seed\d+\]|seed\d+-|-seed\d+")
 
 
 class Tally:
@@ -36,11 +36,11 @@ class Tally:
         """Take down the outcome of one seed."""
         if report.when != "call":
             return
-        name = SEED.sub("", report.nodeid).replace("[]", "")
+        name = SEED.sub("", report.nodeid)
         if report.passed:
             self.passed[name] += 1
         elif report.failed:
-            self.failed[name] += SEED.findall(report.nodeid)
+            self.failed[name] += re.findall(r"seed(\d+)", report.nodeid)
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def main() -> int:
     pytest.main([*options, *arguments.paths], plugins=[tally])
     rows = json.loads(RESULT.read_text())["tests"] if RESULT.is_file() else {}
     for name in tally.passed.keys() | tally.failed.keys():
-        failures = [int(seed.rpartition("seed")[2]) for seed in tally.failed[name]]
+        failures = [int(seed) for seed in tally.failed[name]]
         rows[name] = {"passed": tally.passed[name], "of": tally.passed[name] + len(failures), "failed seeds": failures}
     machine = {"machine": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
     document = {**machine, "torch": torch.__version__, "tests": dict(sorted(rows.items()))}

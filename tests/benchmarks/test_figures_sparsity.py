@@ -18,7 +18,7 @@ CURVES = {
 }
 
 
-def test_density_curves_are_the_means_over_seeds_beside_the_dense_line(tmp_path: Path) -> None:
+def test_density_curves_are_means_over_seeds(tmp_path: Path) -> None:
     figure = sparsity.density_curves({"accuracy": CURVES, "NLL": CURVES}, {"accuracy": {"dense VI": [0.93, 0.95]}})
     left, right = figure.axes
     ours, rigl, dense = left.get_lines()

@@ -196,9 +196,7 @@ def test_an_interrupted_run_resumes_to_the_same_network(
     assert (out / "metrics.jsonl").read_text() == (trained.folder / "metrics.jsonl").read_text()
 
 
-def test_a_run_stopped_before_its_first_checkpoint_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_stopped_before_a_checkpoint_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(monkeypatch, 0)
     result = call("train", "digits-bbb", "--epochs", 2, "--out", tmp_path / "a" / "b", *TINY)
     assert result.exit_code == 130
@@ -800,7 +798,7 @@ def test_a_process_says_no_in_one_line(tmp_path: Path) -> None:
     assert stderr == f"error: no file '{tmp_path / 'none.pocket'}'\n"
 
 
-def test_a_process_warns_in_one_line_and_a_standardised_table_is_answered_in_its_units(tmp_path: Path) -> None:
+def test_cli_process_warns_in_one_line(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(100, 10, (200, 2)).astype(np.float32)
     np.savez(tmp_path / "table.npz", x=x, y=1000 + x[:, 0])
     np.save(tmp_path / "new.npy", x[:3])

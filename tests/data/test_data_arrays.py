@@ -205,7 +205,7 @@ def test_toy_cubic() -> None:
     assert torch.equal(y, x**3)
 
 
-def test_toy_cubic_is_drawn_by_the_seed_and_leaves_all_points_for_training() -> None:
+def test_toy_cubic_is_drawn_by_the_seed() -> None:
     first, again, other = (data.load("toy-cubic", seed=seed)[0][0] for seed in (1, 1, 2))
     assert first == again != other
     assert len(data.load("toy-cubic", val_fraction=0.5)) == 20

@@ -248,7 +248,7 @@ def test_places_that_cannot_be_written_are_user_errors(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_file_has_the_usual_permissions_and_new_folders_are_made(tmp_path: Path) -> None:
+def test_container_sets_permissions_and_makes_folders(tmp_path: Path) -> None:
     (tmp_path / "ordinary").write_bytes(b"")
     container.write(tmp_path / "new" / "folder" / "file", {}, "test")
     assert (tmp_path / "new" / "folder" / "file").stat().st_mode == (tmp_path / "ordinary").stat().st_mode

@@ -151,9 +151,7 @@ def test_a_loaded_network_makes_the_file_it_came_from(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_an_almost_empty_network_is_padded_so_that_readers_can_trust_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_almost_empty_network_file_is_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = lenet(pb.SSVI(density=0.001))
     pb.save(net, tmp_path / "net.pocket")
     assert "padding" not in pocket.sizes(tmp_path / "net.pocket")

@@ -67,7 +67,7 @@ def test_what_has_no_variance_is_not_scaled() -> None:
         fit_variance_scale(pb.bayesianize(tiny_model(), pb.Deterministic()), tiny_data())
 
 
-def test_the_search_halves_and_finds_the_weight_that_does_not_collapse() -> None:
+def test_beta_search_finds_a_weight_that_holds() -> None:
     data = tiny_data()
     found = search_beta(
         pb.VDP(prior_std=0.01), tiny_model(), data, data, betas=(0.01, 1e4, 1e5, 1e6), epochs=2, batch_size=16, lr=1e-2,

@@ -51,7 +51,7 @@ class Linear(nn.Module):
         return 1e-3 * self.layer(x)
 
 
-def test_a_linear_answer_is_faithfully_explained_and_not_sensitive() -> None:
+def test_explanation_of_a_linear_model_is_faithful() -> None:
     torch.manual_seed(0)
     plain = pb.bayesianize(Linear(), pb.Deterministic())
     x = torch.zeros(2, 4)

@@ -116,7 +116,7 @@ def test_regression_is_the_summary_of_all_passes(noise: Any) -> None:
         torch.testing.assert_close(found.detach().double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_the_log_density_of_targets_is_that_of_the_mixture_over_passes() -> None:
+def test_log_density_is_that_of_the_mixture_of_passes() -> None:
     net, x, y = regressor(0.4), torch.randn(9, 3), torch.randn(9, 2)
     _, outputs = recorded(net, x, samples=5)
     passes = run_passes(net, x, Ask(samples=5), target=y)
@@ -162,7 +162,7 @@ def test_the_batch_size_does_not_matter(batch_size: int) -> None:
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-4, atol=1e-5)
 
 
-def test_modes_buffers_gradients_and_propagation_stay_as_they_were() -> None:
+def test_predict_leaves_the_network_as_it_was() -> None:
     net = classifier("local").train()
     net.model.norm.eval()
     buffers = [buffer.clone() for buffer in net.buffers()]
@@ -219,7 +219,7 @@ def test_without_randomness_one_pass_is_enough() -> None:
 
 
 @pytest.mark.parametrize(("trained", "used"), [("local", "sample"), ("flipout", "sample"), ("mean", "mean")])
-def test_networks_trained_by_local_noise_are_asked_by_weight_samples(trained: str, used: str) -> None:
+def test_predict_samples_weights_after_local_training(trained: str, used: str) -> None:
     net, x = classifier(trained), tiny_data(10)[0]
     assert_same(pb.predict(net, x, 3), pb.predict(net, x, 3, used))
 
@@ -298,7 +298,7 @@ def test_one_input_is_not_a_batch() -> None:
     assert pb.predict(net, x[:1]).mean.shape == (1, 2)
 
 
-def test_inputs_that_do_not_fit_are_compared_with_the_training_data() -> None:
+def test_predict_compares_wrong_inputs_with_training_data() -> None:
     data = torch.randn(20, 6), torch.arange(20) % 3
     net = pb.fit(pb.MeanFieldVI(), nn.Linear(6, 3), data, epochs=1, progress=False)
     with pytest.raises(pb.UserError, match=r"inputs of shape \(7,\).*trained on \(6,\)"):
@@ -307,7 +307,7 @@ def test_inputs_that_do_not_fit_are_compared_with_the_training_data() -> None:
         pb.predict(net, torch.ones(2, 6, dtype=torch.uint8))
 
 
-def test_labels_of_any_integer_type_and_targets_that_look_like_labels() -> None:
+def test_evaluate_takes_labels_of_any_integer_type() -> None:
     x, y = torch.randn(12, 4), torch.arange(12) % 3
     net = pb.fit(pb.MeanFieldVI(), nn.Linear(4, 3), (x, y.int()), epochs=1, progress=False)
     assert pb.predict(net, x).probs is not None

@@ -127,9 +127,7 @@ def test_curves_and_boxes(whole: tuple[Path, dict]) -> None:
     assert [low, high] == pytest.approx(np.quantile(confidence.astype(float), [0.05, 0.95]).tolist())
 
 
-def test_temperature_is_fitted_on_one_half_and_measured_on_the_other(
-    net: pb.Network, digits: Pictures, whole: tuple[Path, dict]
-) -> None:
+def test_temperature_is_measured_on_the_other_half(net: pb.Network, digits: Pictures, whole: tuple[Path, dict]) -> None:
     found = whole[1]["temperature"]
     x, y = batch(digits)
     probs = pb.predict(net, x, SAMPLES).probs
@@ -391,7 +389,7 @@ def test_settings_that_are_left_out_are_other_settings(net: pb.Network, digits: 
         evaluate_suite(net, digits, samples=SAMPLES, shift=["noise"], out=path)
 
 
-def test_corruptions_without_pillow_are_refused_before_the_first_pass(
+def test_suite_refuses_corruptions_without_pillow_early(
     net: pb.Network, digits: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)

@@ -46,7 +46,7 @@ def test_tempered_pixels_leave_out_the_ignored_label() -> None:
     assert ignoring.compute() == pytest.approx(without.compute())
 
 
-def test_evaluate_adds_calibrated_measures_and_the_epistemic_share() -> None:
+def test_evaluate_adds_calibrated_and_epistemic_measures() -> None:
     torch.manual_seed(0)
     net = pb.bayesianize(torch.nn.Linear(4, 3), "bbb", std_init=0.5)
     found = pb.evaluate(net, (torch.randn(50, 4), torch.randint(0, 3, (50,))), samples=5)

@@ -135,7 +135,7 @@ def test_copies_beside_predicting_threads_are_whole() -> None:
         assert torch.equal(one, other)
 
 
-def test_direct_calls_equal_the_serial_ones_whatever_other_threads_predict() -> None:
+def test_direct_calls_ignore_other_threads() -> None:
     net, x = network(), torch.randn(CALLS, 3)
     net.propagation = "mean"
 

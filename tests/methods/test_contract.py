@@ -35,7 +35,7 @@ def test_the_callers_model_stays_as_it_is(case: Case) -> None:
 
 
 @each_case
-def test_a_network_that_is_given_stays_as_it_is_and_what_it_knows_of_its_data_goes_on(case: Case) -> None:
+def test_given_network_stays_as_it_is(case: Case) -> None:
     if case.name == "ensemble":
         pytest.skip("its members start afresh")
     given = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)

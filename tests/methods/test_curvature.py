@@ -32,7 +32,7 @@ def trained() -> nn.Module:
     return net.to_module()
 
 
-def test_curvature_of_a_linear_regression_is_the_squared_features() -> None:
+def test_curvature_of_linear_regression_is_exact() -> None:
     """`h_i = mean x_i^2 / noise^2`, the diagonal of the exact Hessian, whatever the labels."""
     x, y = regression()
     net = pb.bayesianize(nn.Linear(3, 1, bias=False), "bbb")

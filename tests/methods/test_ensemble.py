@@ -24,7 +24,7 @@ def fit(method: pb.Method, **settings: object) -> pb.network.Net:
     return pb.fit(method, tiny_model(), tiny_data(), epochs=1, batch_size=16, lr=1e-2, progress=False, **settings)
 
 
-def test_the_first_member_keeps_the_given_weights_and_the_others_are_fresh() -> None:
+def test_ensemble_keeps_the_given_weights_in_one_member() -> None:
     torch.manual_seed(7)
     first, second, third = means(pb.bayesianize(tiny_model(), pb.Ensemble(members=3)))
     given = pb.bayesianize(tiny_model(), "map").posterior.moments()[0]
@@ -41,7 +41,7 @@ def test_fresh_weights_have_the_layers_own_distribution() -> None:
     assert float(fresh.std()) == pytest.approx(0.1 / 3**0.5, rel=0.02)
 
 
-def test_a_model_made_under_the_runs_own_seed_does_not_get_the_same_weights_again() -> None:
+def test_ensemble_members_differ_under_the_runs_seed() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     torch.manual_seed(0)
@@ -49,7 +49,7 @@ def test_a_model_made_under_the_runs_own_seed_does_not_get_the_same_weights_agai
     assert float((first - second).abs().min()) > 0
 
 
-def test_members_without_reinitialisation_start_equal_and_end_different() -> None:
+def test_ensemble_members_may_share_one_start() -> None:
     method = pb.Ensemble(members=2, reinitialise=False)
     first, second = means(pb.bayesianize(tiny_model(), method))
     assert torch.equal(first, second)
@@ -93,7 +93,7 @@ def test_several_stages_a_member() -> None:
     assert not torch.equal(*means(net))
 
 
-def test_a_method_whose_training_starts_from_another_kind_of_network() -> None:
+def test_ensemble_takes_methods_of_several_stages() -> None:
     net = pb.fit("map", tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     method = pb.Ensemble(members=2, reinitialise=False, method=pb.PBN(rate=0.2, train_samples=1))

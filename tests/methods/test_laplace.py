@@ -64,7 +64,7 @@ def test_bayesian_linear_regression_is_exact(hessian: str, outputs: int) -> None
     torch.testing.assert_close(prediction.std, (prediction.epistemic.square() + NOISE**2).sqrt())
 
 
-def test_a_random_bias_is_part_of_the_last_layer_and_a_point_bias_is_given() -> None:
+def test_laplace_covers_a_random_bias_of_the_last_layer() -> None:
     x, y = linear_data()
     model = nn.Linear(5, 1)
     ones = torch.cat([x, torch.ones(60, 1)], 1)
@@ -138,7 +138,7 @@ def test_a_subnetwork_of_a_linear_regression_is_exact(hessian: str) -> None:
     torch.testing.assert_close(covariance, torch.block_diag(block, block), rtol=1e-3, atol=1e-7)
 
 
-def test_a_subnetwork_of_a_deep_model_agrees_with_its_own_jacobian() -> None:
+def test_laplace_subnetwork_agrees_with_its_jacobian() -> None:
     """Positions are those of our layout, whatever the order and the points (biases, batch norm) in between."""
     model = tiny_model()
     x, y = tiny_data()

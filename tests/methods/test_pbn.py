@@ -194,13 +194,13 @@ def test_the_papers_cost_model() -> None:
         cost("pbn", rate=5)
 
 
-def test_the_stored_and_trained_values_are_the_cost_models_one_plus_r() -> None:
+def test_pbn_stores_what_the_cost_model_says() -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.1))
     values = sum(p.numel() for p in net.posterior.parameters())
     assert values / net.layout.size == pytest.approx(cost_model("pbn", rate=0.1).parameters, abs=0.005)
 
 
-def test_predicted_output_variance_is_the_sum_of_squared_gradients_times_variances_and_that_of_draws() -> None:
+def test_pbn_output_variance_is_that_of_draws() -> None:
     trained = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=5, progress=False)
     net = pb.fit(pb.PBN(rate=0.3, rho_mean=-4.5), trained, tiny_data(), epochs=0, progress=False)
     x = tiny_data(8)[0]

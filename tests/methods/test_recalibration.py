@@ -76,7 +76,7 @@ def trained_with_batch_norm() -> tuple[Network, torch.Tensor]:
     return net, torch.randn(200, 8)
 
 
-def test_relative_recalibration_of_unchanged_weights_changes_nothing() -> None:
+def test_relative_recalibration_keeps_unchanged_weights() -> None:
     net, x = trained_with_batch_norm()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     pb.recalibrate(net, iter([x]), relative_to=copy.deepcopy(net))

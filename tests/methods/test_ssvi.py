@@ -39,7 +39,7 @@ def by_hand(mean: list[float], std: list[float], index: list[int], weights: int 
 # -- swaps ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_swap_takes_the_lowest_score_and_the_largest_absent_gradient() -> None:
+def test_swap_takes_lowest_score_and_largest_gradient() -> None:
     """Ratios 10, 2, 5: the second leaves. Gradients at the absent 1, 3, 5 are 3, 9, 1: the fourth weight comes in."""
     posterior = by_hand([1.0, 2.0, -0.5], [0.1, 1.0, 0.1], [0, 2, 4])
     swapped = pb.SSVI(density=0.5).swap(posterior, torch.tensor([99.0, 3, 50, 9, 70, 1]), fraction=0.3)
@@ -98,9 +98,7 @@ def test_global_layers_compete_and_dense_ones_stay_out() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @BOTH
-def test_optimiser_state_follows_its_weight_and_is_cleared_for_new_ones(
-    optimizer: str, method: type[SparseTraining]
-) -> None:
+def test_optimiser_state_follows_swapped_weights(optimizer: str, method: type[SparseTraining]) -> None:
     net = pb.bayesianize(tiny_model(), method(density=0.4))
     steps = pb.Training(optimizer=optimizer).make_optimizer(net)  # type: ignore[arg-type]
     for _ in range(2):

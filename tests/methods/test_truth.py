@@ -101,7 +101,7 @@ def test_predictions_have_the_mean_field_variance() -> None:
     torch.testing.assert_close(prediction.std.double(), (epistemic.square() + NOISE**2).sqrt(), rtol=0.02, atol=0)
 
 
-def test_the_kl_pulls_towards_the_prior_when_there_are_no_data_to_speak_of() -> None:
+def test_posterior_without_data_goes_to_the_prior() -> None:
     """Inputs of 0 say nothing: the posterior goes to the prior, whatever it started from."""
     net = pb.fit(
         pb.MeanFieldVI(prior_std=0.5, std_init=0.05),

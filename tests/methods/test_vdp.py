@@ -152,7 +152,7 @@ def test_vdp_learns_a_regression(learning_seed: int) -> None:
     assert float(far[1]) > float(far[0])
 
 
-def test_it_finds_the_best_mean_field_posterior_of_linear_regression() -> None:
+def test_vdp_finds_the_best_mean_field_posterior() -> None:
     """The moments of a linear model are exact, so the objective is the ELBO itself, without noise."""
     torch.manual_seed(0)
     x = torch.randn(60, 3) @ torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.3], [0.0, 0.0, 1.0]])
@@ -178,7 +178,7 @@ def test_noise_in_the_inputs_of_a_linear_layer_is_exact() -> None:
     torch.testing.assert_close(net(x).variance.detach(), expected)
 
 
-def test_row_variance_keeps_one_std_for_each_row_and_survives_the_file(tmp_path: Path) -> None:
+def test_row_variance_survives_the_file(tmp_path: Path) -> None:
     model = tiny_model()
     method = pb.VDP(variance="row", std_init=0.05)
     net = pb.fit(method, model, tiny_data(), epochs=2, batch_size=16, lr=1e-2, progress=False)

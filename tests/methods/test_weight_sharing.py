@@ -40,7 +40,7 @@ def test_all_stages_from_a_plain_model(tmp_path: Path) -> None:
     assert note["ellipse_points"] == shared(net).blends
 
 
-def test_a_trained_network_and_a_mean_field_network_skip_what_is_done(tmp_path: Path) -> None:
+def test_weight_sharing_skips_stages_that_are_done(tmp_path: Path) -> None:
     method = pb.WeightSharing(**SMALL)
     trained = pb.fit("map", tiny_model(), tiny_data(), **QUICK)
     pb.fit(method, trained, tiny_data(), out=tmp_path / "a", **QUICK)
@@ -221,7 +221,7 @@ def test_what_cannot_be_refreshed_is_refused(settings: dict[str, object]) -> Non
         pb.WeightSharing(**settings)
 
 
-def test_a_network_with_stds_that_are_not_drawn_is_shared_as_it_is() -> None:
+def test_weight_sharing_takes_stds_that_are_not_drawn() -> None:
     """Moments carry the stds of a mean-field network: it needs no mean-field stage."""
     net = pb.bayesianize(nn.Linear(4, 3), pb.VDP(std_init=0.1))
     assert [stage.name for stage in pb.WeightSharing(k=2, n_min=1).stages(net)] == ["shared"]

@@ -210,7 +210,7 @@ def test_models_of_others_take_our_argument_names(name: str, args: dict[str, obj
     assert shapes(models.build(spec.name, **spec.args)) == shapes(model)
 
 
-def test_nothing_is_downloaded_unasked_and_no_download_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_download_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision
 
     name = "torchvision:deeplabv3_mobilenet_v3_large"
@@ -329,9 +329,7 @@ def test_load_weights_does_without_batch_counters(tmp_path: Path) -> None:
         ({"epoch": 3}, "a dictionary of tensors is expected"),
     ],
 )
-def test_load_weights_names_the_first_difference_and_changes_nothing(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_load_weights_names_the_first_difference(tmp_path: Path, change: dict[str, object], message: str) -> None:
     content = {key: value for key, value in {**lenet_state(), **change}.items() if value is not None}
     torch.save(content, tmp_path / "net.pt")
     model = models.build("lenet5")

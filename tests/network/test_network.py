@@ -53,7 +53,7 @@ def test_planning_moves_neither_buffers_nor_generators(propagation: str) -> None
         assert torch.equal(one, two)
 
 
-def test_batch_norm_after_the_first_local_call_has_seen_one_batch() -> None:
+def test_batch_norm_sees_one_batch_in_the_first_local_call() -> None:
     """Without noise the statistics are exactly those of the plain model after one pass."""
     plain, x = TinyNet().train(), images()
     net = pb.bayesianize(plain, pb.MeanFieldVI(propagation="local")).train()
@@ -236,7 +236,7 @@ def test_reentrant_checkpointing_fails_in_the_backward_pass(propagation: str) ->
 
 
 @pytest.mark.parametrize("propagation", PROPAGATIONS)
-def test_checkpointing_around_the_network_draws_the_same_noise_again(propagation: str) -> None:
+def test_activation_checkpointing_repeats_the_noise(propagation: str) -> None:
     x = torch.randn(4, 3, requires_grad=True)
     grads = []
     for run in (lambda net: net(x), lambda net: checkpoint(net, x, use_reentrant=False)):
@@ -287,7 +287,7 @@ def test_given_noise_is_the_draw() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), lambda: nn.Sequential(nn.LSTM(3, 2))])
-def test_run_at_is_a_function_of_the_weights_that_leaves_none_behind(make: object) -> None:
+def test_run_at_leaves_no_weights_behind(make: object) -> None:
     net, x = pb.bayesianize(make(), pb.MeanFieldVI()), torch.randn(4, 3)  # type: ignore[operator]
     flat = net.posterior.mean.detach().requires_grad_()
     output = net.run_at(flat, x)
@@ -381,7 +381,7 @@ def test_a_mixture_answers_with_all_its_networks() -> None:
         pb.Mixture([])
 
 
-def test_frozen_normalisation_uses_the_batch_but_does_not_record_it() -> None:
+def test_frozen_normalisation_does_not_record_the_batch() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3),
         nn.BatchNorm2d(2),

@@ -36,7 +36,7 @@ def test_w2_equals_the_matrix_root_formula(scale: float) -> None:
     torch.testing.assert_close(w2_squared(m1, S1, m2, S2) / scale**2, expected / scale**2, rtol=1e-6, atol=1e-9)
 
 
-def test_w2_of_one_dimensional_slices_is_the_distance_of_mean_and_std() -> None:
+def test_w2_in_one_dimension_is_mean_and_std_distance() -> None:
     stds = torch.tensor([1e-8, 3e-8], dtype=torch.float64)
     covs = torch.diag_embed(torch.stack((stds.square(), torch.full((2,), 1e-20, dtype=torch.float64)), 1))
     zero = torch.zeros(2, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_w2_batches_and_keeps_the_dtype() -> None:
     assert float(pairwise[2, 4]) == pytest.approx(w2_by_scipy(means[2], covs[2], means[4], covs[4]), rel=1e-4)
 
 
-def test_merging_by_moments_keeps_mean_and_covariance_of_the_cloud() -> None:
+def test_merge_by_moments_keeps_the_clouds_moments() -> None:
     means, covs = gaussians(2, 3)
     counts = (60_000, 20_000)
     torch.manual_seed(1)

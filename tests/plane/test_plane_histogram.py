@@ -35,7 +35,7 @@ def test_mean_and_covariance_survive_the_binning(cells: int) -> None:
     torch.testing.assert_close(cov, torch.stack((exact[0, 0], exact[0, 1], exact[1, 1])), rtol=1e-9, atol=1e-18)
 
 
-def test_every_point_is_counted_once_and_cells_are_as_many_as_asked_for() -> None:
+def test_histogram_counts_every_point_once() -> None:
     points = cloud(50_000)
     weight, _, _ = make_histogram(points, make_grid(points, 2000)).cells()
     assert float(weight.sum()) == 50_000

@@ -61,7 +61,7 @@ def test_no_pair_is_left_that_qualifies(how: str) -> None:
     assert sorted(set(mapping.tolist())) == list(range(len(merged)))
 
 
-def test_merging_by_moments_keeps_the_cloud_s_mean_and_covariance() -> None:
+def test_merge_all_keeps_the_clouds_moments() -> None:
     mixture, counts = scattered(200)
     merged, totals, _ = merge_all(mixture, counts, tau_d=5e-3, tau_v=1.0)
     for before, after in zip(moments(mixture, counts), moments(merged, totals)):
@@ -75,7 +75,7 @@ def moments(mixture: PlaneMixture, counts: Tensor) -> tuple[Tensor, Tensor]:
     return centre, (share[:, None, None] * (mixture.covs + gap[:, :, None] * gap[:, None])).sum(0)
 
 
-def test_gradient_and_variance_can_forbid_a_merge_in_both_readings() -> None:
+def test_merge_all_obeys_gradient_and_variance() -> None:
     mixture, counts = row([0.0, 0.01]), torch.tensor([30, 30])
     gradients = torch.tensor([0.30, 0.31], dtype=torch.float64)
 

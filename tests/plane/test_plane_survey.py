@@ -84,7 +84,7 @@ def test_ellipse_points_are_those_outside_every_ellipse() -> None:
     assert torch.equal(ellipse_points(points, mixture, index=passed), outside_all[2:])
 
 
-def test_five_percent_of_separate_clusters_are_outside_their_own_ellipse() -> None:
+def test_ellipses_leave_out_five_percent() -> None:
     centres = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     covs = 1e-4 * torch.eye(2, dtype=torch.float64).repeat(2, 1, 1)
     n = 40_000
@@ -196,7 +196,7 @@ def test_threads_do_not_change_a_survey() -> None:
     assert torch.equal(one.mixture.covs, two.mixture.covs)
 
 
-def test_where_every_cluster_is_too_small_all_are_outliers_and_a_warning_says_so() -> None:
+def test_survey_warns_where_all_clusters_are_too_small() -> None:
     mean, std, _ = weights(100)
     with pytest.warns(UserWarning, match="all weights are outliers"):
         plane = survey(mean, std, settings=PlaneSettings(k=40, n_min=30))

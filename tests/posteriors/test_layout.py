@@ -237,7 +237,7 @@ def test_a_bare_root_linear() -> None:
 
 
 @pytest.mark.parametrize("normalise", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_parametrised_layers_are_selected_before_their_parametrisation(normalise: object) -> None:
+def test_layout_selects_weights_before_parametrisation(normalise: object) -> None:
     model = normalise(nn.Conv2d(2, 3, 3))  # type: ignore[operator]
     (slot,) = Layout.of(model).slots
     assert slot.name.startswith("parametrizations.weight.original")

@@ -71,7 +71,7 @@ def test_kl_to_another_independent_prior_by_monte_carlo() -> None:
     assert abs(float(estimates.mean() - each.mean())) < 5 * float(error)
 
 
-def test_a_singular_covariance_is_infinitely_far_and_a_point_is_no_part_of_it() -> None:
+def test_lowrank_kl_of_a_singular_covariance_is_infinite() -> None:
     line = LowRank(LAYOUT, torch.zeros(12), torch.zeros(2), torch.ones(2, 1), torch.tensor([0, 1]))
     assert float(line.kl(Normal())) == torch.inf
     std, factor = torch.tensor([0.5, 0.0]), torch.tensor([[0.5], [0.0]])

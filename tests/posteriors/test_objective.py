@@ -83,13 +83,13 @@ def test_a_label_out_of_range_is_an_error() -> None:
 # -- Gaussian ---------------------------------------------------------------------------------------------------------
 
 
-def test_known_noise_is_the_normal_log_density_summed_over_entries() -> None:
+def test_known_noise_is_the_normal_log_density() -> None:
     output, target = torch.randn(5, 3), torch.randn(5, 3)
     expected = -D.Normal(output, 0.7).log_prob(target).sum(1).mean()
     torch.testing.assert_close(GaussianNoise(0.7).nll(output, target), expected)
 
 
-def test_learned_noise_starts_at_one_half_and_finds_the_residuals_std() -> None:
+def test_learned_noise_finds_the_residuals_std() -> None:
     likelihood = GaussianNoise("learned")
     output, target = torch.zeros(1000, 1), 2.0 * torch.randn(1000, 1)
     expected = -D.Normal(output, 0.5 + 1e-6).log_prob(target).mean()
@@ -102,7 +102,7 @@ def test_learned_noise_starts_at_one_half_and_finds_the_residuals_std() -> None:
     torch.testing.assert_close(likelihood.moments(output)[1][0], target.square().mean().sqrt()[None], rtol=0.01, atol=0)
 
 
-def test_predicted_noise_comes_from_the_second_half_of_the_output() -> None:
+def test_predicted_noise_is_the_outputs_second_half() -> None:
     output, target = torch.randn(5, 4), torch.randn(5, 2)
     noise = F.softplus(output[:, 2:]) + 1e-6
     expected = -D.Normal(output[:, :2], noise).log_prob(target).sum(1).mean()
@@ -122,9 +122,7 @@ def test_impossible_noise_is_refused(noise: object) -> None:
 
 
 @pytest.mark.parametrize(("output", "target"), [((5, 1), (5,)), ((5,), (5, 1)), ((5, 1), (5, 1)), ((1, 1), (1,))])
-def test_targets_with_or_without_an_axis_of_length_1_are_the_same(
-    output: tuple[int, ...], target: tuple[int, ...]
-) -> None:
+def test_targets_may_lack_an_axis_of_length_one(output: tuple[int, ...], target: tuple[int, ...]) -> None:
     mean, y = torch.randn(output), torch.randn(target)
     expected = -D.Normal(mean.reshape(-1), 0.3).log_prob(y.reshape(-1)).mean()
     torch.testing.assert_close(GaussianNoise(0.3).nll(mean, y), expected)

@@ -82,7 +82,7 @@ def test_the_gradient_reaches_a_gaussian_through_a_blend_alone(draw: str) -> Non
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_likelihood_moves_the_gaussians_and_the_loss_goes_down(draw: str) -> None:
+def test_shared_training_moves_the_gaussians(draw: str) -> None:
     torch.manual_seed(0)
     posterior = make(draw)
     model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False))

@@ -103,7 +103,7 @@ def test_ranking_survives_where_scores_overflow_or_underflow() -> None:
         assert bool((removal_score("exp-snr", ratio * tiny, tiny).diff() < 0).all()), ratio
 
 
-def test_the_score_of_a_weight_far_from_zero_is_that_of_a_lognormal_number() -> None:
+def test_score_far_from_zero_is_lognormal() -> None:
     """Var exp(l w) / (E exp(l w))^2 = exp((l std)^2) - 1."""
     for std in (9e-5, 1e-6):  # below the width at which the series takes over
         score = removal_score("exp-snr", *(torch.tensor([v], dtype=torch.float64) for v in (40 * std, std)), log=True)
@@ -150,7 +150,7 @@ def test_counts_are_exact(
         assert all(abs(counts[i] - density * sizes[i]) <= 1 + crowd for i in free)
 
 
-def test_erdos_renyi_layers_have_densities_in_proportion_to_their_fans() -> None:
+def test_erdos_renyi_densities_follow_the_fans() -> None:
     shapes = [(64, 3, 3, 3), (128, 64, 3, 3), (256, 512), (10, 256)]
     for distribution, fans in (("erdos-renyi", [67, 192, 768, 266]), ("erdos-renyi-kernel", [73, 198, 768, 266])):
         counts = layer_counts(shapes, 0.05, distribution)  # type: ignore[arg-type]
@@ -219,7 +219,7 @@ def test_positions_out_of_order_or_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["csr", "dense"])
-def test_gradients_of_present_weights_are_those_of_the_dense_network(kernel: str) -> None:
+def test_sparse_gradients_are_the_dense_networks(kernel: str) -> None:
     net = lenet(kernel, dtype=torch.float64)
     x, y = torch.randn(8, 1, 28, 28, dtype=torch.float64), torch.arange(8)
     noise = torch.randn(net.posterior.noise_size, dtype=torch.float64)
@@ -237,9 +237,7 @@ def test_gradients_of_present_weights_are_those_of_the_dense_network(kernel: str
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 49), st.lists(st.integers(1, 4), min_size=0, max_size=2))
 @settings(max_examples=25, deadline=None)
-def test_sparse_products_and_their_gradients_are_those_of_the_dense_matrix(
-    rows: int, columns: int, seed: int, batch: list[int]
-) -> None:
+def test_sparse_products_are_the_dense_matrixs(rows: int, columns: int, seed: int, batch: list[int]) -> None:
     generator = torch.Generator().manual_seed(seed)
     count = 1 + seed % (rows * columns)
     index = torch.randperm(rows * columns, generator=generator)[:count].sort().values

@@ -31,7 +31,7 @@ def test_other_licences_pass(terms: str) -> None:
     assert audit.problems({"numpy": ("1", terms, "core")}, audit.declared()) == []
 
 
-def test_unknown_licences_missing_pins_and_undeclared_imports_are_found(tmp_path: Path) -> None:
+def test_audit_finds_licences_pins_and_imports(tmp_path: Path) -> None:
     problems = audit.problems({"numpy": ("", None, "core")}, {"": []})
     assert "numpy has no licence that is known" in problems[0]
     assert "numpy is not pinned" in problems[1]

@@ -70,7 +70,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("groups", [1, 2, 4], ids=["full", "pairs of channels", "channels"])
-def test_operations_on_images_have_the_covariance_of_their_derivative(name: str, groups: int) -> None:
+def test_image_operations_have_their_derivatives_covariance(name: str, groups: int) -> None:
     x = correlated(2, 4, 4, 4, groups=groups)
     result = IMAGES[name](x)
     torch.testing.assert_close(result.loc, IMAGES[name](torch.Tensor(x.loc)))
@@ -139,7 +139,7 @@ def small_network(model: nn.Module, std: float) -> pb.Network:
     return net
 
 
-def test_after_convolution_and_pooling_full_covariance_is_right_where_the_diagonal_is_not() -> None:
+def test_full_covariance_beats_the_diagonal_after_pooling() -> None:
     """A kernel's draw moves every position of a channel alike: their mean hardly averages it out."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
@@ -189,7 +189,7 @@ def test_lenet5_has_the_stds_and_correlations_of_weight_samples() -> None:
     assert float(error[away].abs().mean()) < 0.06
 
 
-def test_without_variance_it_is_the_plain_model_and_so_are_its_gradients() -> None:
+def test_full_without_variance_is_the_plain_model() -> None:
     torch.manual_seed(0)
     model = pb.models.build("lenet5").double()
     net = pb.bayesianize(model, pb.Deterministic())
@@ -205,7 +205,7 @@ def test_without_variance_it_is_the_plain_model_and_so_are_its_gradients() -> No
     torch.testing.assert_close(stored.grad, flat)
 
 
-def test_gradients_of_the_covariance_are_those_of_finite_differences() -> None:
+def test_full_covariance_has_the_right_gradients() -> None:
     x, kernel, head = correlated(1, 2, 4, 4, groups=2), weight(2, 2, 2, 2), weight(2, 8)
 
     def spread(mean: Tensor, var: Tensor, blocks: Tensor) -> Tensor:

@@ -315,7 +315,7 @@ def test_probabilities_of_gaussian_logits_match_draws(how: Any, correlated: bool
 
 
 @pytest.mark.parametrize("how", ["probit", "taylor", "sample"])
-def test_probabilities_stay_probabilities_however_vague_the_logits(how: Any) -> None:
+def test_readout_of_vague_logits_gives_probabilities(how: Any) -> None:
     mean, var, covariance = logits(30.0)
     for cov in (None, covariance):
         read = read_out(mean, var, cov, how=how)
@@ -327,7 +327,7 @@ def test_probabilities_stay_probabilities_however_vague_the_logits(how: Any) -> 
 
 
 @pytest.mark.parametrize("how", ["probit", "taylor", "sample"])
-def test_certain_logits_are_their_softmax_and_a_common_shift_changes_nothing(how: Any) -> None:
+def test_readout_of_certain_logits_is_their_softmax(how: Any) -> None:
     mean, var, _ = logits(0.5)
     read = read_out(mean, torch.zeros_like(var), how=how)
     torch.testing.assert_close(read.probs, mean.softmax(1))
@@ -421,7 +421,7 @@ class WithoutGrad(Rounded):
         return self.last(hidden)
 
 
-def test_uncertainty_of_a_layer_under_no_grad_is_named_and_the_rest_kept() -> None:
+def test_linear_names_a_layer_under_no_grad() -> None:
     net = pb.bayesianize(WithoutGrad(torch.round), pb.MeanFieldVI(std_init=0.1)).eval()
     x = torch.randn(16, 3)
     with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):

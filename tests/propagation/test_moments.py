@@ -259,9 +259,7 @@ def spread_in_groups(mean: Tensor) -> Tensor:
     ],
     ids=["layer", "batch", "instance", "group"],
 )
-def test_normalisation_scales_the_variance_by_the_spread_of_the_means(
-    function: Any, gamma: Tensor, spread: Any
-) -> None:
+def test_normalisation_scales_variance_by_the_means(function: Any, gamma: Tensor, spread: Any) -> None:
     """Gamma^2 v / (Var(m) + eps), the statistics being those of the means."""
     a = gaussian(3, 4, 4, 2)
     result = function(a, gamma)
@@ -269,7 +267,7 @@ def test_normalisation_scales_the_variance_by_the_spread_of_the_means(
     torch.testing.assert_close(result.variance, a.variance * gamma**2 / (spread(a.loc) + 1e-5))
 
 
-def test_batch_norm_in_training_moves_its_statistics_by_the_means() -> None:
+def test_batch_norm_in_training_records_the_means() -> None:
     norm = torch.nn.BatchNorm1d(3).double().train()
     twin = torch.nn.BatchNorm1d(3).double().train()
     a = gaussian(5, 3)
@@ -373,7 +371,7 @@ def test_owens_t_and_its_gradient() -> None:
     assert torch.autograd.gradcheck(owens_t, (h, a))
 
 
-def test_exact_activations_at_std_zero_are_the_activation_with_its_gradient() -> None:
+def test_exact_activations_without_std_are_the_activation() -> None:
     for function in (F.relu, F.gelu, F.leaky_relu):
         mean = plain(20).requires_grad_()
         result = function(Gaussian(mean, torch.zeros(20, dtype=torch.float64), rules=MOMENTS_EXACT))
@@ -409,7 +407,7 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] 
 
 @pytest.mark.parametrize("rules", [MOMENTS, MOMENTS_EXACT], ids=["taylor", "exact"])
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_operations_in_place_change_the_object_and_keep_gradients(name: str, rules: Any) -> None:
+def test_in_place_operations_keep_gradients(name: str, rules: Any) -> None:
     change, function = IN_PLACE[name]
     start = gaussian(3, 4)
     leaves = [start.loc.clone().requires_grad_(), start.variance.clone().requires_grad_()]
@@ -422,7 +420,7 @@ def test_operations_in_place_change_the_object_and_keep_gradients(name: str, rul
     torch.testing.assert_close(got, torch.autograd.grad(expected.loc.sum() + expected.variance.sum(), leaves))
 
 
-def test_a_change_of_a_view_reaches_what_it_views_and_nothing_else() -> None:
+def test_view_changes_reach_what_they_view() -> None:
     a = gaussian(3, 4)
     b = a + 1
     before = b.variance.clone()

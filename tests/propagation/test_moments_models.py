@@ -96,7 +96,7 @@ class Odd(nn.Module):
         return torch.special.i0e(x)
 
 
-def test_an_unknown_operation_is_refused_by_name_and_place_and_can_be_taught() -> None:
+def test_moments_refuse_unknown_operations_until_taught() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"inner": Odd()})["inner"])
     network = pb.bayesianize(model, pb.MeanFieldVI())
     x = torch.randn(2, 3)
@@ -178,7 +178,7 @@ def test_a_branch_that_does_not_run_is_no_mistake() -> None:
     assert isinstance(auxiliary, pb.Gaussian)
 
 
-def test_a_plain_model_takes_random_inputs_and_exact_differs_from_first_order() -> None:
+def test_moments_of_a_plain_model_take_random_inputs() -> None:
     network = pb.bayesianize(nn.Sequential(nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 2)), pb.MeanFieldVI(std_init=0.5))
     x = torch.randn(2, 3)
     outputs = {}

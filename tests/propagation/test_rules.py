@@ -88,7 +88,7 @@ def test_sampled_weights_are_shared_by_the_batch() -> None:
     torch.testing.assert_close(output[0], output[1])
 
 
-def test_positions_share_flipout_signs_and_so_keep_the_correlation_of_weight_draws() -> None:
+def test_flipout_keeps_the_correlation_of_positions() -> None:
     """Equal patches give equal outputs under one weight draw, batched or not; local noise does not know it."""
     x = torch.ones(2, 3, 3)
     for batch in (x, x[None]):

@@ -297,7 +297,7 @@ def test_a_model_without_weights_is_refused() -> None:
         pb.fit("bbb", torch.nn.ReLU(), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), epochs=1, progress=False)
 
 
-def test_a_key_that_is_misspelt_is_named_before_the_one_that_is_missing() -> None:
+def test_recipe_names_misspelt_keys_before_missing_ones() -> None:
     with pytest.raises(UserError, match="'methd'"):
         config.check({"methd": "bbb", "model": "mlp", "data": "digits"})
 

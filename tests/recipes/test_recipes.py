@@ -114,7 +114,7 @@ def test_top_5_is_among_the_measures_of_imagenet(tmp_path: Path, monkeypatch: py
     assert "top5" in pb.evaluate(net, data.load("imagenet", "test"), samples=1)
 
 
-def test_a_run_is_measured_on_validation_data_only_where_there_are_no_others(tmp_path: Path) -> None:
+def test_run_is_measured_on_validation_data_as_a_last_resort(tmp_path: Path) -> None:
     """Data without a test split are measured on the validation split; a test file that is damaged is an error."""
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
     np.savez(tmp_path / "all.npz", x=x, y=y)

@@ -29,7 +29,7 @@ def drawn(figure: Any) -> None:
     figure.canvas.draw()
 
 
-def test_a_reliability_diagram_has_a_bar_and_a_gap_for_each_bin_that_is_not_empty() -> None:
+def test_reliability_diagram_draws_every_filled_bin() -> None:
     diagram = {"confidence": [None, 0.4, 0.9], "accuracy": [None, 0.5, 0.7], "count": [0, 10, 30]}
     figure = reliability({"a": diagram, "b": diagram})
     panel = figure.axes[0]
@@ -71,7 +71,7 @@ def test_histograms_are_shares() -> None:
     drawn(figure)
 
 
-def test_shifts_have_a_panel_a_measure_and_one_of_right_and_wrong() -> None:
+def test_shift_figure_has_a_panel_a_measure() -> None:
     figure = shift_curves({"a": ROWS, "b": ROWS})
     accuracy, nll, apart = figure.axes
     assert [panel.get_title() for panel in (accuracy, nll)] == ["accuracy", "NLL"]

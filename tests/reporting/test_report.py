@@ -196,7 +196,7 @@ def test_values_of_another_program_make_no_tests(copies: Path) -> None:
     assert document(runs)["pairs"] == []
 
 
-def test_runs_are_found_in_a_folder_beside_a_file_and_by_an_evaluation(copies: Path) -> None:
+def test_report_finds_runs_by_folder_file_and_evaluation(copies: Path) -> None:
     lone = copies / "lone.pocket"
     shutil.copy(copies / "shared" / "model.pocket", lone)
     shutil.copy(copies / "shared" / "evaluation.json", copies / "lone.evaluation.json")

@@ -136,7 +136,7 @@ def planted(node: Any, attack: str, depth: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("attack", EVERYWHERE)
-def test_scripts_in_every_text_do_not_run_even_where_the_page_would_allow_them(
+def test_report_runs_no_planted_script(
     attack: str, runs_dir: Path, tmp_path: Path, browser: webdriver.Chrome, change: Change
 ) -> None:
     """Class names, file names, values of recipes: all of them, with the page's policy against scripts taken out."""

@@ -138,7 +138,7 @@ def test_classifier_takes_methods_and_models(learning_seed: int) -> None:
         pb.PocketClassifier("bayes").fit(x, y)
 
 
-def test_the_same_random_state_gives_the_same_answers_and_leaves_the_generators_alone() -> None:
+def test_estimator_repeats_answers_for_a_random_state() -> None:
     x, y = line(30)
     before, numbers, plain = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
     one, two, other = (pb.PocketRegressor(epochs=2, random_state=seed).fit(x, y).predict(x) for seed in (1, 1, 2))

@@ -171,7 +171,7 @@ def test_noise_is_a_function_of_seed_pass_and_position() -> None:
         assert np.array_equal(draw(seed, number), draw(seed, number))
 
 
-def test_noise_is_standard_normal_and_passes_and_seeds_are_unrelated() -> None:
+def test_exported_noise_is_standard_normal() -> None:
     size = 100_000
     draw = noise_graph(size)
     streams = np.stack([draw(seed, number) for seed in (0, 1) for number in range(3)]).astype(np.float64)
@@ -352,7 +352,7 @@ def test_moments_of_activations_that_the_tracer_is_apt_to_miss(tmp_path: Path) -
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_exports_what_it_trained_and_the_file_says_what_it_is(tmp_path: Path) -> None:
+def test_cli_exports_what_it_trained(tmp_path: Path) -> None:
     train = pb.data.load("digits", "train")
     net = pb.fit(
         pb.Deterministic(), pb.models.build("mlp", in_features=64, hidden=[8], out_features=10), train, epochs=1
@@ -373,7 +373,7 @@ def test_the_command_line_exports_what_it_trained_and_the_file_says_what_it_is(t
     assert b"test_export" not in text
 
 
-def test_the_command_line_takes_the_shape_that_a_network_does_not_know(tmp_path: Path) -> None:
+def test_cli_export_takes_an_unknown_shape(tmp_path: Path) -> None:
     net = pb.bayesianize(pb.models.build("mlp", in_features=6, hidden=[4], out_features=3), pb.MeanFieldVI())
     net.likelihood = pb.Categorical()
     pb.save(net, tmp_path / "net.pocket")

@@ -39,7 +39,7 @@ def runs(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("ignore:members")
-def test_mixture_takes_models_networks_runs_files_and_checkpoints(runs: list[Path], digits: Any) -> None:
+def test_mixture_takes_models_runs_and_checkpoints(runs: list[Path], digits: Any) -> None:
     first, second = runs
     checkpoint = next(second.glob("checkpoint*.safetensors"))
     wide = pb.fit("lrt", model(5, hidden=12), digits, **SMALL)

@@ -291,7 +291,7 @@ def train_told(folder: Path, told: Told | None, resume: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["SIGKILL", "SIGTERM"])
-def test_a_rank_that_is_killed_or_stopped_stops_the_others_and_the_run_resumes(what: str, tmp_path: Path) -> None:
+def test_killed_rank_stops_the_others_and_resumes(what: str, tmp_path: Path) -> None:
     whole = ranks.run(train_told, 2, tmp_path / "a", tmp_path / "whole", None, False)
     found = ranks.run(train_told, 2, tmp_path / "b", tmp_path / "run", Told(1, 5, what), False)
     if what == "SIGKILL":
@@ -310,7 +310,7 @@ def test_a_rank_that_is_killed_or_stopped_stops_the_others_and_the_run_resumes(w
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_answer_is_waited_for_no_longer_than_was_said(tmp_path: Path) -> None:
+def test_silent_rank_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
     processes = ranks.start(train_told, 2, tmp_path / "a", tmp_path / "run", Told(1, 5, "SIGSTOP"), False)
     processes[0].join(ranks.SECONDS)
     processes[1].kill()

@@ -67,7 +67,7 @@ def test_a_second_signal_stops_at_once() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_launchers_signal_does_not_cut_the_message_of_a_lost_process() -> None:
+def test_launcher_signal_keeps_the_lost_process_message() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
         signals = Signals().__enter__()

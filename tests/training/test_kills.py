@@ -24,7 +24,7 @@ HARNESS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 METHODS = ("2dgbnn", "ssvi", "swag")
 
 
-def test_killed_runs_end_bit_for_bit_as_the_run_that_was_left_alone(tmp_path: Path) -> None:
+def test_killed_runs_resume_bit_for_bit(tmp_path: Path) -> None:
     """At seeded events, so that no clock decides: a step begins, a file is opened, renamed, removed."""
     chosen = [item for name in METHODS for item in ("--method", name)]
     command = [
@@ -51,7 +51,7 @@ def test_killed_runs_end_bit_for_bit_as_the_run_that_was_left_alone(tmp_path: Pa
         assert row["files"] == 5
 
 
-def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     others = [".model.pocket", ".model.pocket.notes", "model.pocket", ".other.0123abcd", ".model.pocket.0123abcd0"]
     for name in (".model.pocket.0123abcd", *others):
         (tmp_path / name).touch()

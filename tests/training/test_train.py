@@ -224,7 +224,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     assert list(tmp_path.glob("events.out.tfevents*"))
 
 
-def test_batches_visit_everything_once_and_resume_where_they_stopped() -> None:
+def test_batches_visit_everything_once_and_resume() -> None:
     x = torch.arange(10.0)[:, None]
     source = pb.data.batches.as_source((x, torch.arange(10)))
     assert isinstance(source, Arrays)
@@ -354,7 +354,7 @@ def few() -> tuple[Tensor, Tensor]:
     return torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 3)
 
 
-def test_weights_that_have_no_gradient_and_probabilities_in_place_of_logits_are_told_of() -> None:
+def test_fit_warns_of_no_gradient_and_of_probabilities() -> None:
     with pytest.warns(UserWarning, match=r"depends on 'body\.weight' and 1 others but has no gradient.*select="):
         pb.fit("bbb", Cut(), few(), epochs=1, progress=False)
     with pytest.warns(UserWarning, match="outputs look like probabilities"):
@@ -397,7 +397,7 @@ def test_numpy_s_numbers_and_whole_class_weights_are_taken() -> None:
     pb.fit("map", Cut(cut=False), few(), epochs=np.int64(1), lr=np.float32(0.1), likelihood=likelihood, progress=False)
 
 
-def test_several_inputs_names_of_models_and_real_labels_are_told_of() -> None:
+def test_fit_warns_of_inputs_names_and_real_labels() -> None:
     x, y = few()
     for several in ((x, x), {"a": x, "b": x}):
         with pytest.raises(pb.UserError, match="the model's forward takes x, the data give"):
