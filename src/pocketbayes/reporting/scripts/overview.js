@@ -104,7 +104,7 @@ function leaderboard(columns, rows) {
       "span",
       {},
       [
-        data.length === 1 ? `measured on ${data[0]} data` : null,
+        data.length === 1 ? `measured on ${data[0]}` : null,
         runs.length > 1 ? "best values marked · click a heading to sort" : null,
       ]
         .filter(Boolean)
