@@ -98,7 +98,8 @@ def headline(results: Result) -> Table:
 def draw(results: Result) -> None:
     """Draw calibrated NLL against bytes."""
     rows = rows_of(results)
-    figure, axes = canvas(size=(7.2, 4.2))
+    figure, panels = canvas(size=(7.2, 4.2))
+    axes = panels.flat[0]
     looks = {
         "fp32": ("independent FP32 networks", PALETTE[6], "o-"),
         "one": ("one network, coded", PALETTE[0], "s-"),
