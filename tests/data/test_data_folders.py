@@ -194,3 +194,14 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
     with pytest.raises(UserError, match=r"needs torchvision: pip install 'pocketbayes\[vision\]'"):
         data.load("imagefolder", "train", tmp_path, val_fraction=0)
+
+
+def test_image_folder_keeps_one_square_size(tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / label).mkdir()
+        for number in range(6):
+            Image.new("RGB", (48, 48)).save(tmp_path / label / f"{number}.png")
+    assert data.load("imagefolder", "train", tmp_path).info.input_shape == (3, 48, 48)
+    Image.new("RGB", (48, 30)).save(tmp_path / "a" / "9.png")
+    with pytest.warns(UserWarning, match="enlarged"):
+        assert data.load("imagefolder", "train", tmp_path).info.input_shape == (3, 224, 224)

@@ -48,13 +48,13 @@ def data_of(
 
 def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
     """A split of the data, scaled as the network's own were unless their options say how, and known to fit."""
-    from pocketbayes.data.alike import alike
+    from pocketbayes.data.preprocessing import match_preprocessing
     from pocketbayes.network import members
 
     dataset = part.load(split, data_dir)  # type: ignore[arg-type]
     info = members(net)[0].info
     if info is not None and not part.settings.keys() & {"mean", "std"}:
-        dataset = alike(dataset, info)
+        dataset = match_preprocessing(dataset, info)
     check_fit(file, net, dataset)
     return dataset
 

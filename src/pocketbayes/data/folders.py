@@ -28,6 +28,8 @@ FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MOST_PIXELS, FREE_PIXELS, PIXELS_A_BYTE = 1 << 26, 1 << 22, 1 << 13
 
 USUAL_SIZE = 224
+LOOKED_AT = 50
+"""Images whose size is looked at before all are taken to have it."""
 
 # Brightness, contrast, saturation and hue, as in the weight-sharing paper.
 IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
@@ -86,7 +88,8 @@ def image_folder(
     Args:
         request: The split and the rest. Augmentation: random resized crop, flip, and `jitter`.
         path: The tree, inside the data folder or anywhere; else the data folder itself.
-        size: Images become `size` x `size`; else 224 x 224, with a warning where they are much smaller.
+        size: Images become `size` x `size`. None keeps the size of square images that are all of one size up to 224;
+            others become 224 x 224, with a warning where they are much smaller.
         crop_fraction: Without augmentation the shorter side becomes `size / crop_fraction`, then the centre is cut out.
         jitter: When augmenting: strengths of brightness, contrast, saturation and hue.
         test_fraction: For a tree without `train`: how much of it is the test part, the same files for every seed.
@@ -94,8 +97,7 @@ def image_folder(
         mean: A number a channel, or a known set's name; else ImageNet's.
         std: Likewise.
     """
-    chosen, size = size is not None, USUAL_SIZE if size is None else size
-    if size < 1 or not 0 < crop_fraction <= 1:
+    if (size is not None and size < 1) or not 0 < crop_fraction <= 1:
         raise UserError(f"size={size}, crop_fraction={crop_fraction}: a size of at least 1, a fraction up to 1")
     root = request.root(path, "")
     class_names: tuple[str, ...] = ()
@@ -106,6 +108,11 @@ def image_folder(
     else:
         part, own = root, False
     paths, labels = _list_images(root, part, [part / name for name in class_names] if labelled else [part])
+    enlarged = None
+    if size is None:
+        own_size = _common_size([root / os.fsdecode(path) for path in paths[:: max(1, len(paths) // LOOKED_AT)]])
+        enlarged = None if own_size else root / os.fsdecode(paths[0])
+        size = own_size or USUAL_SIZE
     normalise = normalisation("imagenet", 3, mean, std)
     info = Info(
         name=request.name,
@@ -118,10 +125,21 @@ def image_folder(
         crop_fraction=crop_fraction,
     )
     transform = _augmentation(size, jitter) if request.augmented else centre_crop(size, crop_fraction)
-    if not chosen:
-        _warn_of_enlarging(root / os.fsdecode(paths[0]))
+    if enlarged is not None:
+        _warn_of_enlarging(enlarged)
     files = ImageFiles(root, paths, labels, info, transform, normalise)
     return files if own else request.carve(files, test_fraction if part == root else None)
+
+
+def _common_size(paths: Sequence[Path]) -> int | None:
+    """Return the side of square images of one size, by their headers; None if they differ, or are larger than usual."""
+    pillow = require("PIL.Image")
+    sizes = set()
+    for path in paths:
+        with refusing(path, "a readable image", "; mend or remove it"), pillow.open(path, formats=FORMATS) as image:
+            sizes.add(image.size)
+    width, height = next(iter(sizes))
+    return width if len(sizes) == 1 and width == height <= USUAL_SIZE else None
 
 
 def _warn_of_enlarging(path: Path) -> None:

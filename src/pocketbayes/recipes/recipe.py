@@ -14,8 +14,8 @@ from torch import nn
 
 from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.data.alike import alike
 from pocketbayes.data.dataset import Dataset, Pictures
+from pocketbayes.data.preprocessing import match_preprocessing
 from pocketbayes.data.registry import LOADERS
 from pocketbayes.recipes.files import override, read_tree
 from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
@@ -132,7 +132,7 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
         tree = {"size": own.info.input_shape[-1], **tree}
     try:
         other = check_data(tree).load("test", data_dir)
-        return other if settings.keys() & {"mean", "std"} else alike(other, own.info)
+        return other if settings.keys() & {"mean", "std"} else match_preprocessing(other, own.info)
     except UserError as error:
         raise UserError(f"data beside {own.info.name!r}, which are to look like them: {error}") from None
 

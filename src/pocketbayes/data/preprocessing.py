@@ -1,4 +1,4 @@
-"""Other data as a network's own: in the same size, by the same means and stds."""
+"""Prepare other data as a network's own: in the same size, by the same means and stds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pocketbayes.data.memory import Arrays
 from pocketbayes.data.normalise import Normalise
 
 
-def alike(other: Dataset, own: Info) -> Dataset:
-    """The data, made to look like those that `own` describes, whatever their loader took for their scale.
+def match_preprocessing(other: Dataset, own: Info) -> Dataset:
+    """Return the data prepared like those that `own` describes, whatever their loader took for their scale.
 
     Pictures get the size and the normalisation, tables the scale of features and targets; what has it already, and
     what `own` says nothing of, stays as it is.
