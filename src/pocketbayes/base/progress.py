@@ -85,7 +85,7 @@ class Log:
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Say how far the work has come, if nothing was said for a while."""
         self.done += amount
-        if self.clock() - self.said >= BAR_SECONDS and self.done:
+        if self.clock() - self.said >= BAR_SECONDS and 0 < self.done < self.total:
             left = (self.clock() - self.start) / self.done * (self.total - self.done)
             self._say(f"{self.title} {self.done}/{self.total}, {time_left(left)}")
 
