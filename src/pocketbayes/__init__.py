@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """The estimators, whose scikit-learn takes a while to import."""
+        """Return the estimators, whose scikit-learn takes a while to import."""
         if name in ("PocketClassifier", "PocketRegressor"):
             from pocketbayes.ship import estimator
 
@@ -73,17 +73,17 @@ else:
 
 
 def methods() -> tuple[str, ...]:
-    """The registry names of all methods."""
+    """Return the registry names of all methods."""
     return tuple(METHODS)
 
 
 def kl(net: Net) -> Tensor:
-    """KL(q || prior) in nats: a true sum over every random weight, neither averaged nor scaled."""
+    """Compute KL(q || prior) in nats: a true sum over every random weight, neither averaged nor scaled."""
     return net.kl()
 
 
 def census(net: Net) -> Census:
-    """What the network stores, counted honestly."""
+    """Return the counts of what the network stores."""
     return net.census()
 
 

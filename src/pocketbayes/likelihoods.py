@@ -56,7 +56,7 @@ class Likelihood(nn.Module, ABC):
 
     @abstractmethod
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """-log p(target | output) in nats, the mean over the batch."""
+        """Compute -log p(target | output) in nats, the mean over the batch."""
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Return log p(target | output) of each example, (n,); override it where `nll` of one at a time is slow."""
@@ -93,7 +93,7 @@ class Categorical(Likelihood):
         ignore_index: int | None = None,
         gaussian_loss: GaussianLoss = "cross-entropy",
     ) -> None:
-        """Args: class_weights: (classes,) weights of the loss; ignore_index: a label that does not count."""
+        """Take `class_weights` (classes,) of the loss and `ignore_index`, a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.as_tensor(class_weights)
@@ -104,7 +104,9 @@ class Categorical(Likelihood):
         self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """-log softmax(output)[target], weighted by class where weights are given: the mean over labels that count.
+        """Compute -log softmax(output)[target], weighted by class where weights are given.
+
+        The mean over labels that count.
 
         Of Gaussian logits, with p the softmax of their means: -log p[target] + sum_c p_c (1 - p_c) v_c / 2, the
         expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
@@ -127,7 +129,7 @@ class Categorical(Likelihood):
         return total / self._weights(target).sum().clamp(min=1e-12)  # if nothing counts, the loss is 0, not 0 / 0
 
     def _weights(self, target: Tensor) -> Tensor:
-        """What each label counts."""
+        """Return the weight of each label."""
         counted = target != (-100 if self.ignore_index is None else self.ignore_index)
         if self.class_weights is None:
             return counted
@@ -156,7 +158,10 @@ class Categorical(Likelihood):
         return (each * weights).sum() / weights.sum().clamp(min=1e-12)
 
     def _correlated_nll(self, log_probs: Tensor, covariance: Tensor, wanted: Tensor) -> Tensor:
-        """The same with all covariances S: tr(J S) / 2 more, or -log N(label; p, J S J^T), J = diag(p) - p p^T."""
+        """Return the same with all covariances S.
+
+        Tr(J S) / 2 more, or -log N(label; p, J S J^T), J = diag(p) - p p^T.
+        """
         probs = log_probs.exp()
         jacobian = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
         if self.gaussian_loss == "cross-entropy":
@@ -169,7 +174,7 @@ class Categorical(Likelihood):
         return density
 
     def config(self) -> dict[str, Any]:
-        """The ignored label, and the loss on Gaussian logits."""
+        """Return the ignored label, and the loss on Gaussian logits."""
         return {"ignore_index": self.ignore_index, "gaussian_loss": self.gaussian_loss}
 
 
@@ -198,7 +203,7 @@ class GaussianNoise(Likelihood):
             self.raw = nn.Parameter(torch.tensor(math.log(math.expm1(0.5))) if raw is None else raw.clone())
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the noise std of every target."""
+        """Return the mean and the noise std of every target."""
         if self.noise == "predicted":
             if output.ndim < 2 or output.shape[-1] % 2:
                 raise UserError(
@@ -212,7 +217,7 @@ class GaussianNoise(Likelihood):
         return output, torch.full_like(output, float(self.noise))
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries.
+        """Compute log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries.
 
         Of Gaussian outputs the expectation, which adds v / (2 noise^2); or, as "gaussian-nll", the same with the
         variance noise^2 + v.
@@ -235,19 +240,19 @@ class GaussianNoise(Likelihood):
         return 2 * targets if self.noise == "predicted" else targets
 
     def config(self) -> dict[str, Any]:
-        """Where the noise comes from, and the loss on Gaussian outputs."""
+        """Return where the noise comes from, and the loss on Gaussian outputs."""
         return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
 
 
 def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
-    """The loss itself, or an error that lists the known ones."""
+    """Return the loss itself, or an error that lists the known ones."""
     if loss not in get_args(GaussianLoss):
         raise UnknownNameError("loss", loss, get_args(GaussianLoss))
     return loss
 
 
 def check_output(output: object) -> None:
-    """Raises: UserError: If a model's output is no tensor but, say, a tuple or another library's container."""
+    """Raise `UserError` if a model's output is no tensor but, say, a tuple or another library's container."""
     if not isinstance(output, Tensor):
         raise UserError(
             f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
@@ -256,7 +261,7 @@ def check_output(output: object) -> None:
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:
-    """The target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
+    """Return the target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
     if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
         raise UserError(
             f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: targets that are "

@@ -80,7 +80,7 @@ class Network(nn.Module):
         propagation: str = "sample",
         input_var: float = 0.0,
     ) -> None:
-        """Takes over `model`, from which the layout's weights have been or will be stripped."""
+        """Take over `model`, from which the layout's weights have been or will be stripped."""
         super().__init__()
         self.layout: Layout = posterior.layout
         self.layout.strip(model)
@@ -117,7 +117,7 @@ class Network(nn.Module):
         return twin
 
     def __repr__(self) -> str:
-        """With stand-ins for the weights, which some modules look at."""
+        """Print the network with stand-ins for the weights, which some modules look at."""
         weights = [torch.empty(slot.shape, device="meta") for slot in self.layout.slots]
         with MODEL_LOCK, weights_in_place(self.model, self.layout.by_site(weights)):
             return super().__repr__()
@@ -193,12 +193,12 @@ class Network(nn.Module):
                 raise error.at(module_of(error, self.model)) from error
 
     def linear(self, x: Tensor, classes: str = "predicted", draws: int = 30, seed: int = 0) -> Linearised:
-        """The delta method at the posterior mean: see `pocketbayes.propagation.linear.delta.linearise`."""
+        """Return the delta method at the posterior mean: see `pocketbayes.propagation.linear.delta.linearise`."""
         with MODEL_LOCK:
             return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """One pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
+        """Return one pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
         lock = nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK
         with lock, weights_in_place(self.model, self.layout.by_site(self.layout.views(flat))):
             return call_model(self.model, *args, **kwargs)
@@ -271,11 +271,11 @@ class Network(nn.Module):
                 self._asks[thread] = before
 
     def kl(self) -> Tensor:
-        """KL(q || prior) in nats, a true sum over the random weights."""
+        """Compute KL(q || prior) in nats, a true sum over the random weights."""
         return self.posterior.kl(self.prior)
 
     def to_module(self, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
-        """A plain copy of the model with its weights put back: the mean, or one draw."""
+        """Return a plain copy of the model with its weights put back: the mean, or one draw."""
         with MODEL_LOCK:
             model = copy.deepcopy(self.model)
         with torch.no_grad():
@@ -284,7 +284,7 @@ class Network(nn.Module):
         return model
 
     def census(self) -> Census:
-        """What is stored, the model's point parameters and buffers included."""
+        """Count what is stored, the model's point parameters and buffers included."""
         with MODEL_LOCK:
             outside = list(self.model.state_dict().values())
         points = Census(
@@ -342,15 +342,15 @@ class Mixture(nn.Module):
         return [1.0] * len(self) if self.weights is None else [len(self) * weight for weight in self.weights]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The outputs of one pass of each network, stacked along a new first axis."""
+        """Return the outputs of one pass of each network, stacked along a new first axis."""
         return torch.stack([network(*args, **kwargs) for network in self])
 
     def kl(self) -> Tensor:
-        """The sum of the networks' KL divergences."""
+        """Return the sum of the networks' KL divergences."""
         return torch.stack([network.kl() for network in self]).sum()
 
     def census(self) -> Census:
-        """What all of them store together."""
+        """Count what all members store together."""
         first, *rest = (network.census() for network in self)
         return sum(rest, start=first)
 
@@ -359,7 +359,7 @@ Net = Network | Mixture
 
 
 def members(net: Net) -> list[Network]:
-    """The networks of a mixture, or the one network.
+    """Return the networks of a mixture, or the one network.
 
     Raises:
         UserError: If it is neither.

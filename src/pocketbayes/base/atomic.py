@@ -14,7 +14,7 @@ from pocketbayes.base.errors import UserError
 
 
 def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
-    """Lets `fill` write a temporary file beside `path`, then renames it."""
+    """Let `fill` write a temporary file beside `path`, then rename it."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"cannot write {str(path)!r}: it is a folder")
@@ -34,7 +34,7 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says which file cannot be written, and why.
+    """Report which file cannot be written, and why.
 
     Raises:
         UserError: If the disk is full, read-only or gone.
@@ -46,7 +46,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def remove_leftovers(path: str | Path) -> None:
-    """Removes the temporary files that writers of `path` left behind when they were killed."""
+    """Remove the temporary files that writers of `path` left behind when they were killed."""
     path = Path(path)
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.{8 * '[0-9a-f]'}"):
         leftover.unlink(missing_ok=True)

@@ -15,7 +15,7 @@ PACKAGES = frozenset({"torch", "torchvision", "numpy", "scikit-learn", "pocketba
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what matters to the numbers, the processor, the threads and the day."""
+    """Return versions of what matters to the numbers, the processor, the threads and the day."""
     installed = {d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name}
     return {
         "python": platform.python_version(),

@@ -33,7 +33,7 @@ class UnknownNameError(UserError):
 
 @contextmanager
 def refusing(path: object, kind: str, way_out: str = "") -> Iterator[None]:
-    """Turns whatever a parser fails with into a `UserError` that names the file.
+    """Turn whatever a parser fails with into a `UserError` that names the file.
 
     For blocks that do nothing but parse: a file that is not what it should be can fail in as many ways as there are
     parsers.

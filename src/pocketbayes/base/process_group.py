@@ -39,24 +39,24 @@ class Team:
 
     @classmethod
     def current(cls) -> Team:
-        """All processes of torch's default group, if there is one."""
+        """Return all processes of torch's default group, if there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
         return cls()
 
     def part(self, length: int) -> slice:
-        """This process's share of so many things; the shares of all are consecutive and differ by at most one."""
+        """Return this process's consecutive share of `n` items; shares differ by at most one."""
         first, last = (rank * length // self.size for rank in (self.rank, self.rank + 1))
         return slice(first, last)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, in place: the same bits on every one of them."""
+        """Return the sum over all processes, in place: the same bits on every one of them."""
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all processes, in the order of their ranks; for small ones."""
+        """Return the values of all processes, in the order of their ranks; for small ones."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
@@ -64,7 +64,7 @@ class Team:
         return everyone
 
     def merge(self, own: T | None) -> T:
-        """One accumulator (anything with `merge`) of what all have seen, merged in the order of their ranks.
+        """Return one accumulator (anything with `merge`) of what all have seen, merged in the order of their ranks.
 
         A process that has seen nothing may bring None; one at least has seen something.
         """
@@ -75,7 +75,7 @@ class Team:
         return merged
 
     def first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, on every one of them; a mistake of the user's is told to all alike."""
+        """Return the first process's result on every process; a UserError is raised on all of them."""
         if self.size == 1:
             return make()
         found: list[Any] = [None, None]
@@ -92,14 +92,14 @@ class Team:
 
     @torch.no_grad()
     def align(self, module: nn.Module) -> None:
-        """Gives every process the first one's parameters and buffers."""
+        """Give every process the first one's parameters and buffers."""
         if self.size > 1:
             for value in (*module.parameters(), *module.buffers()):
                 torch.distributed.broadcast(value.detach(), 0)
 
     @torch.no_grad()
     def average_batch_norm(self, module: nn.Module) -> None:
-        """Gives every process the mean of all running statistics."""
+        """Give every process the mean of all running statistics."""
         if self.size > 1:
             for norm in module.modules():
                 if isinstance(norm, nn.modules.batchnorm._NormBase):
@@ -109,7 +109,7 @@ class Team:
 
     @contextmanager
     def guarded(self, way_out: str) -> Iterator[None]:
-        """Says clearly that another process is gone, and the way out, where torch's message is of sockets."""
+        """Turn torch's socket errors into one line that another process is gone, and what to do."""
         try:
             yield
         except RuntimeError as error:
@@ -129,7 +129,10 @@ ALONE = Team()
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """The processes that torchrun started together with this one, if it did; else those that work together already."""
+    """Return the processes that torchrun started together with this one, if it did.
+
+    Else those that work together already.
+    """
     known = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
     if not known or torch.distributed.is_initialized():
         yield Team.current()
@@ -140,7 +143,7 @@ def joined() -> Iterator[Team]:
 
 
 def is_first() -> bool:
-    """Whether this is the first of the processes that work together, the one that writes and speaks."""
+    """Return whether this is the first of the processes that work together, the one that writes and speaks."""
     return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
 
 
@@ -151,14 +154,14 @@ class JointBatchNorm(TorchFunctionMode):
     """
 
     def __init__(self, team: Team, counted: bool = True) -> None:
-        """Takes the processes, and whether this one's examples count: one that has none left runs one for company."""
+        """Take the process group and whether this rank's examples count; a rank without data runs one extra batch."""
         super().__init__()
         self.team, self.counted = team, counted
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[Any], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Takes the place of batch norm in training, and of nothing else."""
+        """Take the place of batch norm in training, and of nothing else."""
         kwargs = kwargs or {}
         if func is not F.batch_norm or type(args[0]) is not Tensor:
             return func(*args, **kwargs)

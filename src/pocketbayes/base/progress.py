@@ -20,26 +20,26 @@ class Display(Protocol):
     """A bar that can also print lines above itself."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Moves the bar and shows figures beside it."""
+        """Move the bar and shows figures beside it."""
 
     def begin(self, title: str, total: int) -> None:
-        """Starts a new bar."""
+        """Start a new bar."""
 
     def line(self, text: str) -> None:
-        """Prints a line."""
+        """Print a line."""
 
 
 class Silent:
     """For programs and tests."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def begin(self, title: str, total: int) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
     def line(self, text: str) -> None:
-        """Shows nothing."""
+        """Show nothing."""
 
 
 class Bar:
@@ -50,18 +50,18 @@ class Bar:
         self.task: Any = None
 
     def begin(self, title: str, total: int) -> None:
-        """Starts a new bar in place of the one before."""
+        """Start a new bar in place of the one before."""
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self.progress.add_task(title, total=total, figures="")
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Moves the bar."""
+        """Move the bar."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
         self.progress.update(self.task, advance=amount, **({"figures": text} if figures else {}))
 
     def line(self, text: str) -> None:
-        """Prints a line above the bar."""
+        """Print a line above the bar."""
         if self.lines:
             self.progress.console.print(text, highlight=False, markup=False)
 

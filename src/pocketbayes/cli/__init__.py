@@ -41,7 +41,7 @@ class Commands(TyperGroup):
     """Turns every mistake that a user can mend into one line on stderr and exit code 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a command and exits."""
+        """Run a command and exits."""
         kwargs["standalone_mode"] = False  # else wrong options would come out in a frame of many lines
         try:
             code = super().main(*args, **kwargs)
@@ -53,7 +53,7 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command that was asked for."""
+        """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -116,7 +116,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _reflowed(text: str) -> str:
-    """Paragraphs as one line each, for the terminal to break; what is indented, as examples are, stays as it is."""
+    """Return paragraphs as one line each, for the terminal to break.
+
+    What is indented, as examples are, stays as it is.
+    """
     paragraphs = text.split("\n\n")
     return "\n\n".join(part if "\n  " in part else part.replace("\n", " ") for part in paragraphs)
 
@@ -126,7 +129,7 @@ for name, command in COMMANDS.items():
 
 
 def main() -> None:
-    """The entry point."""
+    """Return the entry point."""
     warnings.showwarning = lambda message, *_, **__: complain(str(message), "warning: ")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def recipe_beside(file: Path) -> Recipe | None:
-    """The recipe of the run that a network's file lies in."""
+    """Return the recipe of the run that a network's file lies in."""
     from pocketbayes.recipes import read
 
     return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
@@ -24,7 +24,10 @@ def recipe_beside(file: Path) -> Recipe | None:
 def data_of(
     file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
 ) -> tuple[DataPart, dict[str, Any]]:
-    """The data to measure on, with the options of the run if it is the same data set; and options of other data."""
+    """Return the data to measure on, with the options of the run if it is the same data set.
+
+    And options of other data.
+    """
     from pocketbayes.data import names
     from pocketbayes.network import members
     from pocketbayes.recipes import check_data, override
@@ -47,7 +50,7 @@ def data_of(
 
 
 def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
-    """A split of the data, scaled as the network's own were unless their options say how, and known to fit."""
+    """Return a split of the data, scaled as the network's own were unless their options say how, and known to fit."""
     from pocketbayes.data.preprocessing import match_preprocessing
     from pocketbayes.network import members
 
@@ -60,7 +63,7 @@ def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | 
 
 
 def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
-    """Refuses data that the network cannot take, or whose labels it does not know."""
+    """Reject data that the network cannot take, or whose labels it does not know."""
     from pocketbayes.network import members
     from pocketbayes.recipes.parts import check_input
 

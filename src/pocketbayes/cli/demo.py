@@ -79,14 +79,17 @@ def demo(
 
 
 def _command() -> str:
-    """How this very program is called from where we are: it may lie in an environment that is not activated."""
+    """Return the command that starts this program, whose environment may not be activated."""
     program = Path(sys.argv[0])
     return str(program) if program.name == "pocketbayes" and shutil.which("pocketbayes") is None else "pocketbayes"
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Networks this small are done before a second thread has woken up, and on a busy machine it may take long."""
+    """Return networks this small are done before a second thread has woken up.
+
+    And on a busy machine it may take long.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -122,7 +125,7 @@ def _coded(outcome: Outcome) -> Outcome:
 
 
 def _evaluate(outcome: Outcome) -> None:
-    """The parts of a report that an evaluation gives, small enough for a demo."""
+    """Return the parts of a report that an evaluation gives, small enough for a demo."""
     from pocketbayes.inference.suite import evaluate_suite
     from pocketbayes.recipes.experiment import about
 
@@ -141,7 +144,7 @@ def _evaluate(outcome: Outcome) -> None:
 
 
 def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
-    """Pieces of the two photographs that come with scikit-learn, as large and as grey as the digits."""
+    """Return pieces of the two photographs that come with scikit-learn, as large and as grey as the digits."""
     import importlib.util
 
     import torch
@@ -157,7 +160,7 @@ def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _most_uncertain(outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """The test digits with the largest total uncertainty under the random network with the lowest NLL."""
+    """Return the test digits with the largest total uncertainty under the random network with the lowest NLL."""
     from pocketbayes.inference.prediction import predict
 
     random = {name: o for name, o in outcomes.items() if o.net.census().random} or outcomes
@@ -184,7 +187,7 @@ def _most_uncertain(outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 def _pixels(x: Any, info: Any) -> list[list[float]]:
-    """An image of one channel as grey values from 0 to 1, rows first."""
+    """Return an image of one channel as grey values from 0 to 1, rows first."""
     return [[round(value, 3) for value in row] for row in (x[0] * info.std[0] + info.mean[0]).tolist()]
 
 

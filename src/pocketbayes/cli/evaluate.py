@@ -167,7 +167,7 @@ def _names(text: str) -> list[str]:
 
 
 def _document_file(file: Path, out: Path | None, propagation: str | None) -> Path:
-    """`evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own.
+    """Return `evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own.
 
     The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`.
     """
@@ -179,7 +179,7 @@ def _document_file(file: Path, out: Path | None, propagation: str | None) -> Pat
 
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
-    """The published corruptions of the same images, where the user has them."""
+    """Return the published corruptions of the same images, where the user has them."""
     from pocketbayes.data import folder_of
     from pocketbayes.data.shifted import PUBLISHED
     from pocketbayes.recipes import check_data
@@ -198,7 +198,7 @@ def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[s
 
 
 def _read_humans(path: Path, part: DataPart) -> Any:
-    """The rows of the images that are measured."""
+    """Return the rows of the images that are measured."""
     from pocketbayes.data.formats import read_npy
     from pocketbayes.data.split import choose
 

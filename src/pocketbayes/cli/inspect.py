@@ -49,7 +49,7 @@ def inspect(
 
 
 def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """What one network of a file is, without building its model."""
+    """Describe one network of a file without building its model."""
     from pocketbayes.files.network_file import posterior_in
     from pocketbayes.methods.sparsity import describe_sparsity
     from pocketbayes.posteriors import Census
@@ -87,7 +87,7 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
-    """Every weight tensor, of a sparse network with its density."""
+    """Return every weight tensor, of a sparse network with its density."""
     densities = posterior.densities()
     return [
         {"name": slot.name, "shape": slot.shape, "sites": slot.sites}
@@ -97,7 +97,7 @@ def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """The recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
+    """Return the recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
     from pocketbayes.recipes import read
 
     found: dict[str, Any] = {}
@@ -168,7 +168,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _largest(parts: Mapping[str, int], most: int = 6) -> dict[str, int]:
-    """Where the bytes are: the largest parts, and the others together."""
+    """List the largest parts of the file, and the others together."""
     order = sorted(parts, key=lambda name: -parts[name])
     rest = sum(parts[name] for name in order[most:])
     return {name: parts[name] for name in order[:most]} | ({"others": rest} if rest else {})

@@ -107,7 +107,7 @@ def _training() -> list[dict[str, Any]]:
 
 
 def _about(made_by: Any) -> str:
-    """The first line of what a class or function says of itself."""
+    """Return the first line of what a class or function says of itself."""
     told = made_by.func if isinstance(made_by, partial) else made_by
     return (inspect.getdoc(told) or "").partition("\n")[0]
 

@@ -12,7 +12,7 @@ PIPE_WIDTH = 160
 
 
 def show(*things: Any) -> None:
-    """Prints tables and text for people on stdout; brackets in a name are brackets, not rich's markup."""
+    """Print tables and text for people on stdout; brackets in a name are brackets, not rich's markup."""
     from pocketbayes.base.terminal import SafeConsole
 
     console = SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -21,26 +21,26 @@ def show(*things: Any) -> None:
 
 
 def styled(style: str, text: object, rest: str = "") -> Any:
-    """A text in a style, and more without."""
+    """Return a text in a style, and more without."""
     from rich.text import Text
 
     return Text.assemble((str(text), style), rest)
 
 
 def show_json(value: Any) -> None:
-    """Prints the one JSON object of a command on stdout; numbers that JSON does not know become null."""
+    """Print the one JSON object of a command on stdout; numbers that JSON does not know become null."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Prints a line on stderr, for people at a terminal only: an error shall be the one line in a log."""
+    """Print a line on stderr, for people at a terminal only: an error shall be the one line in a log."""
     if sys.stderr.isatty():
         _line("", text, "dim")
 
 
 def complain(text: str, label: str = "error: ") -> None:
-    """Prints the one line of an error or a warning on stderr."""
+    """Print the one line of an error or a warning on stderr."""
     _line(label, " ".join(text.split()), "")
 
 

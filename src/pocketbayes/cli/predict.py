@@ -124,7 +124,7 @@ def _chosen(
     data_dir: Path | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
-    """The threshold of total uncertainty that keeps the risk on validation data, and what it does there."""
+    """Return the threshold of total uncertainty that keeps the risk on validation data, and what it does there."""
     from dataclasses import asdict
 
     import torch
@@ -167,7 +167,7 @@ def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
 
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
-    """One input's answer as plain values."""
+    """Return one input's answer as plain values."""
     import torch
 
     if prediction.probs is None:
@@ -188,7 +188,10 @@ def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, 
 
 
 def _pixels(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
-    """The answer for a picture's pixels: the share of each class, the commonest one, and means over the pixels."""
+    """Return the answer for a picture's pixels.
+
+    The share of each class, the commonest one, and means over the pixels.
+    """
     assert prediction.probs is not None
     probs = prediction.probs[index]
     shares = probs.argmax(0).flatten().bincount(minlength=len(probs)) / probs[0].numel()
@@ -209,7 +212,10 @@ def _name(label: int, info: Info | None) -> str:
 
 
 def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
-    """Two pictures an input: classes by colour, and total uncertainty from black (none) to white (all there can be)."""
+    """Return two pictures an input.
+
+    Classes by colour, and total uncertainty from black (none) to white (all there can be).
+    """
     import colorsys
     from functools import partial
 

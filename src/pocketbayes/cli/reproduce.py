@@ -75,7 +75,7 @@ def reproduce(
 
 
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line a row, means over its seeds."""
+    """Return a line a row, means over its seeds."""
     lines = []
     for name, row in result["rows"].items():
         seeds = list(row["seeds"].values())

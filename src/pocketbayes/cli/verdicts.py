@@ -22,7 +22,7 @@ Document = Mapping[str, Any]
 
 
 def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a network; bold is what a test says is better than every other, and the smallest file."""
+    """Return one row a network; bold is what a test says is better than every other, and the smallest file."""
     rows = [_summary(result) for result in results]
     best = {name: best_of(name, rows) for name in ("values", "bytes")}
     for measure in ("accuracy", "nll", "brier"):
@@ -35,7 +35,7 @@ def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str
 
 
 def shift_tables(results: Sequence[Document]) -> list[Table]:
-    """For each shift with levels, the networks at its first, middle and last level."""
+    """Return one table for each shift with levels: the networks at its first, middle and last level."""
     tables = []
     for shift, level in LEVELS.items():
         found = [(result, result.get("shift", {}).get(shift)) for result in results]
@@ -51,7 +51,7 @@ def shift_tables(results: Sequence[Document]) -> list[Table]:
 
 
 def seeds_table(results: Sequence[Document], groups: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a recipe: mean over its seeds, and half the width of the 95 % interval."""
+    """Return one row a recipe: mean over its seeds, and half the width of the 95 % interval."""
     rows = []
     for group in groups:
         first = results[group["networks"][0]]
@@ -72,7 +72,7 @@ def sentences(
     groups: Sequence[Mapping[str, Any]],
     tests: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """A sentence for each comparison that people want: not those between two seeds of one recipe."""
+    """Return a sentence for each comparison that people want: not those between two seeds of one recipe."""
     recipe = {place: number for number, group in enumerate(groups) for place in group["networks"]}
     told = [
         row

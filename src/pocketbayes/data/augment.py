@@ -64,6 +64,6 @@ def random_flip(images: Tensor) -> Tensor:
 
 
 def _reflected(size: int, pad: int, device: torch.device) -> Tensor:
-    """The indices `pad..1, 0..size-1, size-2..size-1-pad`."""
+    """Return the indices `pad..1, 0..size-1, size-2..size-1-pad`."""
     position = torch.arange(-pad, size + pad, device=device).abs()
     return torch.where(position < size, position, 2 * (size - 1) - position)

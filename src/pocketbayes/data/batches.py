@@ -29,7 +29,7 @@ VALUES_IN_FLIGHT = 32 * 3 * 224 * 224
 
 
 def as_source(value: Any) -> Source:
-    """A data set, a loader, or a pair (x, y) of arrays, as something `batches` can read.
+    """Return a data set, a loader, or a pair (x, y) of arrays, as something `batches` can read.
 
     Raises:
         UserError: If it is none of these, or is empty.
@@ -61,7 +61,7 @@ def as_source(value: Any) -> Source:
 
 
 def size_of(source: TorchDataset | DataLoader) -> int:
-    """N, the number of examples."""
+    """Return N, the number of examples."""
     data = source.dataset if isinstance(source, DataLoader) else source
     try:
         return len(data)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def size_of(source: TorchDataset | DataLoader) -> int:
 
 
 def info_of(source: TorchDataset | DataLoader) -> Info | None:
-    """What the data say of themselves, if they are one of our data sets."""
+    """Return the data set's `Info`, if it has one."""
     data = source.dataset if isinstance(source, DataLoader) else source
     info = getattr(data, "info", None)
     return info if isinstance(info, Info) else None
@@ -87,7 +87,9 @@ def batches(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Batches (x, y), checked against what the data say of themselves; x is a tensor, or `Inputs` where it is several.
+    """Return batches (x, y), checked against what the data say of themselves.
+
+    X is a tensor, or `Inputs` where it is several.
 
     Args:
         source: What `as_source` returned; a DataLoader keeps its own order and batch size.
@@ -139,7 +141,7 @@ def batches(
 
 
 def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:
-    """What this process's mean over its part of a batch counts, so that the mean over processes is the batch's mean.
+    """Return the weight of this rank's batch mean, so that the mean over ranks is the batch's mean.
 
     1 where all parts are equally large, 0 where there was no example left for this process. A user's DataLoader is
     taken to give every process as many.
@@ -180,19 +182,19 @@ def batch_size_for(shape: Sequence[int], most: int) -> int:
 
 
 def steps_per_epoch(source: TorchDataset | DataLoader, batch_size: int) -> int:
-    """The number of batches in an epoch."""
+    """Return the number of batches in an epoch."""
     return len(source) if isinstance(source, DataLoader) else -(-size_of(source) // batch_size)
 
 
 def epoch_order(size: int, seed: int | None) -> Tensor:
-    """The order in which an epoch visits the examples."""
+    """Return the order in which an epoch visits the examples."""
     if seed is None:
         return torch.arange(size)
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed))
 
 
 def _as_float(x: Any) -> Any:
-    """Arrays are often float64, which no model is by default; whole numbers may be tokens and stay."""
+    """Convert float64 arrays to float32; integers may be tokens and stay."""
     if isinstance(x, Inputs):
         return x.map(_as_float)
     return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 else x

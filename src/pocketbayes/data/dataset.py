@@ -109,18 +109,18 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The rows `indices` as one batch `(x, y)`."""
+        """Return the rows `indices` as one batch `(x, y)`."""
 
     @abstractmethod
     def take(self, indices: Tensor) -> Dataset:
-        """The same data set, of the rows `indices` only, in that order."""
+        """Return the same data set, of the rows `indices` only, in that order."""
 
     def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor]:
-        """One row `(x, y)`, or the rows of a slice as one batch: `dataset[:]` is all of them."""
+        """Return one row `(x, y)`, or the rows of a slice as one batch: `dataset[:]` is all of them."""
         if isinstance(index, slice):
             return self.__getitems__(range(len(self))[index])
         x, y = self.__getitems__([index])
@@ -144,10 +144,10 @@ class Pictures(Dataset, ABC):
 
     @abstractmethod
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The rows `indices` as bytes `(n, channels, height, width)`, and their labels."""
+        """Return the rows `indices` as bytes `(n, channels, height, width)`, and their labels."""
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of normalised float32 images, and their labels."""
+        """Return a batch of normalised float32 images, and their labels."""
         images, labels = self.pixels(indices)
         return self.normalise(images), labels
 

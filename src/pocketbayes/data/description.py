@@ -181,7 +181,7 @@ def _from_steps(steps: Sequence[Any]) -> Preprocessing:
 
 
 def _steps(transform: Any) -> list[Any]:
-    """The steps of a composed transform, nested ones in line."""
+    """Return the steps of a composed transform, nested ones in line."""
     inner = getattr(transform, "transforms", None)
     if type(transform).__name__ in ("Compose", "Sequential") and inner is None:
         inner = list(transform)
@@ -191,7 +191,7 @@ def _steps(transform: Any) -> list[Any]:
 
 
 def _from_config(config: Mapping[str, Any]) -> Preprocessing:
-    """Timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
+    """Return Timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
     if "input_size" not in config:
         raise UnreadableTransformError(f"a data configuration needs input_size, this one has {', '.join(config)}")
     channels, *size = config["input_size"]
@@ -201,7 +201,7 @@ def _from_config(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def _from_processor(processor: Any) -> Preprocessing:
-    """An image processor of transformers."""
+    """Return an image processor of transformers."""
     size = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     shorter = size.get("shortest_edge")
@@ -214,7 +214,7 @@ def _from_processor(processor: Any) -> Preprocessing:
 
 
 def _mode(step: Any) -> str:
-    """How a step interpolates; timm's random steps name several, of which the first will do."""
+    """Return how a step interpolates; timm's random steps name several, of which the first will do."""
     mode = getattr(step, "interpolation", "bilinear")
     mode = mode[0] if isinstance(mode, (tuple, list)) else mode
     name = str(getattr(mode, "value", mode)).lower()

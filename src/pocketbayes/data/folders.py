@@ -52,7 +52,7 @@ class ImageFiles(Pictures):
         self.transform, self.normalise = transform, normalise
 
     def __len__(self) -> int:
-        """How many files."""
+        """Return the number of files."""
         return len(self.paths)
 
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ class ImageFiles(Pictures):
         return torch.stack(images), self.labels[torch.from_numpy(rows)]
 
     def take(self, indices: Tensor) -> ImageFiles:
-        """The files `indices` only."""
+        """Return the files `indices` only."""
         return ImageFiles(
             self.root, self.paths[indices.numpy()], self.labels[indices], self.info, self.transform, self.normalise
         )
@@ -143,7 +143,7 @@ def _common_size(paths: Sequence[Path]) -> int | None:
 
 
 def _warn_of_enlarging(path: Path) -> None:
-    """Says so where images are much smaller than usual: training on 224 x 224 costs 49 times 32 x 32."""
+    """Report so where images are much smaller than usual: training on 224 x 224 costs 49 times 32 x 32."""
     shorter = min(read_image(path, None).size)
     if 2 * shorter < USUAL_SIZE:
         warnings.warn(
@@ -171,7 +171,7 @@ def imagenet(
 
 
 def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) -> tuple[Path, bool]:
-    """The folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve."""
+    """Return the folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve."""
     if not (root / "train").is_dir():
         if not holds_data(root):
             if root.is_dir() and any(root.iterdir()):
@@ -223,7 +223,7 @@ def _refuse_other_classes(root: Path, part: Path, class_names: tuple[str, ...]) 
 
 
 def _list_images(root: Path, part: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
-    """The images in each folder and below it, as paths inside `root`, and the numbers of their folders."""
+    """Return the images in each folder and below it, as paths inside `root`, and the numbers of their folders."""
     paths: list[bytes] = []
     labels: list[int] = []
     for label, top in enumerate(folders):

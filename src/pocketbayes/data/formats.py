@@ -31,7 +31,10 @@ MOST_REUSED = 16
 
 
 def read_idx(path: Path) -> Bytes:
-    """An idx file of bytes (MNIST): two zeros, type 8, number of dimensions, each dimension big-endian, the bytes."""
+    """Return an idx file of bytes (MNIST).
+
+    Two zeros, type 8, number of dimensions, each dimension big-endian, the bytes.
+    """
     with refusing(path, "a readable idx file"), path.open("rb") as file:
         head = file.read(4)
         if len(head) < 4 or head[:3] != b"\0\0\x08":
@@ -47,7 +50,7 @@ def read_idx(path: Path) -> Bytes:
 
 
 def read_cifar(path: Path, label_key: str) -> tuple[Bytes, Bytes]:
-    """One of CIFAR's pickles: images `(n, 3, 32, 32)` and labels."""
+    """Return one of CIFAR's pickles: images `(n, 3, 32, 32)` and labels."""
     with refusing(path, "a file of CIFAR images"):
         data = path.read_bytes()
         _check_operations(data)
@@ -60,7 +63,7 @@ def read_cifar(path: Path, label_key: str) -> tuple[Bytes, Bytes]:
 
 
 def _check_operations(data: bytes) -> None:
-    """Refuses a pickle that would take more memory or time than its size allows for."""
+    """Reject a pickle that would take more memory or time than its size allows for."""
     reused = 0
     for operation, argument, _ in pickletools.genops(data):
         if (
@@ -103,7 +106,7 @@ class _CifarUnpickler(pickle.Unpickler):
 
 
 def read_npz(path: Path, keys: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays `keys` of an npz file, as far as they are there."""
+    """Return the arrays `keys` of an npz file, as far as they are there."""
     with refusing(path, "a readable npz file"), zipfile.ZipFile(path) as archive:
         found = [key for key in keys if f"{key}.npy" in archive.namelist()]
         for key in found:
@@ -119,7 +122,7 @@ def read_npz(path: Path, keys: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
-    """The numbers of an npy file."""
+    """Return the numbers of an npy file."""
     with refusing(path, "a readable npy file"):
         with path.open("rb") as file:
             _check_npy(file, path.stat().st_size, str(path))
@@ -130,7 +133,7 @@ def read_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def _check_npy(file: IO[bytes], size: int, where: str) -> None:
-    """Whether the array in a file of a size is what its header says."""
+    """Return whether the array in a file of a size is what its header says."""
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = header(file)
@@ -144,7 +147,7 @@ def _check_npy(file: IO[bytes], size: int, where: str) -> None:
 
 
 def read_svhn(path: Path) -> tuple[Bytes, Bytes]:
-    """SVHN's Matlab file: `X` is (32, 32, 3, n), `y` counts the digit 0 as 10."""
+    """Return SVHN's Matlab file: `X` is (32, 32, 3, n), `y` counts the digit 0 as 10."""
     with refusing(path, "SVHN's Matlab file"):
         contents = dict(matlab_arrays(path.read_bytes()))
         images, labels = contents["X"].transpose(3, 2, 0, 1), contents["y"].reshape(-1) % 10

@@ -13,7 +13,10 @@ _AT_ONCE = 16
 
 
 def class_frequencies(dataset: Dataset) -> Tensor:
-    """The fraction of labels, or of pixels, that each class has, (classes,); the ignored label does not count."""
+    """Return the fraction of labels, or of pixels, that each class has, (classes,).
+
+    The ignored label does not count.
+    """
     info = getattr(dataset, "info", None)
     if info is None:
         raise UserError(f"classes are counted in a data set of pb.data.load, not in a {type(dataset).__name__}")
@@ -28,5 +31,8 @@ def class_frequencies(dataset: Dataset) -> Tensor:
 
 
 def class_weights(dataset: Dataset) -> Tensor:
-    """w_c = 1 / ln(1.02 + p_c), p_c the frequency of class c (Paszke et al. 2016): rare ones count up to 50 times."""
+    """Compute w_c = 1 / ln(1.02 + p_c), p_c the frequency of class c (Paszke et al. 2016).
+
+    Rare ones count up to 50 times.
+    """
     return 1 / (1.02 + class_frequencies(dataset)).log()

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 
 def read_inputs(path: str | Path, info: Info | None) -> Tensor:
-    """The inputs (n, ...) in a file, ready for `predict`.
+    """Return the inputs (n, ...) in a file, ready for `predict`.
 
     Images are scaled, and cropped where they were in training, to the size that the network takes. Arrays (.npy, or x
     in an .npz) hold one input or many: bytes or numbers from 0 to 1 for images, the original units for tables; they
@@ -52,7 +52,10 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
 
 
 def scale_inputs(x: Tensor, info: Info) -> Tensor:
-    """Inputs (n, ...), pixels from 0 to 1 or features, as a network saw them in training: less mean, over std."""
+    """Return inputs (n, ...), pixels from 0 to 1 or features, as a network saw them in training.
+
+    Less mean, over std.
+    """
     if info.mean is None or info.std is None:
         return x
     extra = (1,) * (len(info.input_shape) - 1)
@@ -91,7 +94,10 @@ def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:
 
 
 def _arranged(array: Array, path: Path, shape: tuple[int, ...]) -> Array:
-    """The array as (n, ...): one input or many, images with their channels first or last or, if it is one, left out."""
+    """Return the array as (n, ...).
+
+    One input or many, images with their channels first or last or, if it is one, left out.
+    """
     orders = [array]
     if len(shape) == 3:
         orders += [np.moveaxis(array, -1, -3)] if array.ndim >= 3 else []

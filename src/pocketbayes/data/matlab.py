@@ -19,7 +19,7 @@ MOST_BYTES = 16 * 2**30
 
 
 def matlab_arrays(data: bytes) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
-    """The arrays of a file by name; anything that is no plain array of numbers is an error."""
+    """Return the arrays of a file by name; anything that is no plain array of numbers is an error."""
     if len(data) < HEAD or data[HEAD - 4 : HEAD] != b"\0\x01IM":
         raise ValueError("not a little-endian file of level 5")
     for kind, body in _elements(memoryview(data)[HEAD:]):

@@ -27,11 +27,11 @@ class Images(Pictures):
         self.normalise, self.augment = normalise, augment
 
     def __len__(self) -> int:
-        """How many images."""
+        """Return the number of images."""
         return len(self.labels)
 
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of images as bytes, augmented if they are to be, and their labels."""
+        """Return a batch of images as bytes, augmented if they are to be, and their labels."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[rows]
         if self.augment is not None:
@@ -39,7 +39,7 @@ class Images(Pictures):
         return images, self.labels[rows]
 
     def take(self, indices: Tensor) -> Images:
-        """The images `indices` only."""
+        """Return the images `indices` only."""
         return Images(self.images[indices], self.labels[indices], self.info, self.normalise, self.augment)
 
 
@@ -50,16 +50,16 @@ class Arrays(Dataset):
         self.x, self.y, self.info = x, y, info
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         return len(self.y)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of rows."""
+        """Return a batch of rows."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return self.x[rows], self.y[rows]
 
     def take(self, indices: Tensor) -> Arrays:
-        """The rows `indices` only."""
+        """Return the rows `indices` only."""
         return Arrays(self.x[indices], self.y[indices], self.info)
 
     @property
@@ -70,7 +70,7 @@ class Arrays(Dataset):
     def scaled(
         self, mean: Numbers, std: Numbers, target_mean: float | Numbers = 0.0, target_std: float | Numbers = 1.0
     ) -> Arrays:
-        """The same rows, features and targets shifted and divided, which `info` keeps."""
+        """Return the same rows, features and targets shifted and divided, which `info` keeps."""
         x, y = (self.x - torch.tensor(mean)) / torch.tensor(std), self.y
         if y.is_floating_point():
             y = (y - torch.tensor(target_mean)) / torch.tensor(target_std)
@@ -78,7 +78,7 @@ class Arrays(Dataset):
         return Arrays(x, y, info)
 
     def unscaled(self) -> Arrays:
-        """The same rows in their original units."""
+        """Return the same rows in their original units."""
         mean, std, target_mean, target_std = self.scale
         x, y = self.x, self.y
         if mean is not None and std is not None:
@@ -88,7 +88,10 @@ class Arrays(Dataset):
         return Arrays(x, y, replace(self.info, mean=None, std=None, target_mean=0.0, target_std=1.0))
 
     def standardised(self, known: Tensor) -> Arrays:
-        """The same rows; features, and the targets of a regression, with mean 0 and std 1 over the rows `known`."""
+        """Return the same rows; features.
+
+        And the targets of a regression, with mean 0 and std 1 over the rows `known`.
+        """
         features = _moments(self.x[known])
         if not self.y.is_floating_point():
             return self.scaled(*features)
@@ -97,7 +100,7 @@ class Arrays(Dataset):
 
 
 def _moments(columns: Tensor) -> tuple[Numbers, Numbers]:
-    """Mean and std of each column; a constant column says nothing, and must not become NaN: its std counts as 1."""
+    """Return mean and std of each column; the std of a constant column counts as 1."""
     columns = columns.double()
     std = columns.std(dim=0, correction=0)
     std = torch.where(std > 0, std, torch.ones_like(std))

@@ -41,7 +41,7 @@ class Normalise:
 
 
 def normalisation(usual: str, channels: int, mean: StatsOption = None, std: StatsOption = None) -> Normalise:
-    """The normalisation of a set, unless `mean` and `std` say otherwise.
+    """Return the normalisation of a set, unless `mean` and `std` say otherwise.
 
     Args:
         usual: The set's own entry in `NORMALISATIONS`.

@@ -49,17 +49,17 @@ class Resized(Pictures):
         self.info = replace(pictures.info, input_shape=(pictures.info.input_shape[0], height, width))
 
     def __len__(self) -> int:
-        """How many pictures."""
+        """Return the number of pictures."""
         return len(self.pictures)
 
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The pictures `indices` as bytes, and their labels."""
+        """Return the pictures `indices` as bytes, and their labels."""
         images, labels = self.pictures.pixels(indices)
         scaled = interpolate(images.float(), self.info.input_shape[1:], mode="bilinear", antialias=True)
         return scaled.round().clamp(0, 255).to(torch.uint8), labels
 
     def take(self, indices: Tensor) -> Resized:
-        """The pictures `indices` only."""
+        """Return the pictures `indices` only."""
         kept = self.pictures.take(indices)
         assert isinstance(kept, Pictures), "a part of pictures is pictures"
         return Resized(kept, *self.info.input_shape[1:])

@@ -34,12 +34,12 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 
 
 def names() -> list[str]:
-    """The names `load` knows."""
+    """Return the names `load` knows."""
     return sorted(LOADERS)
 
 
 def folder_of(data_dir: str | Path | None = None) -> Path:
-    """The folder that holds the data: as given, else the environment's POCKETBAYES_DATA, else `./data`."""
+    """Return the folder that holds the data: as given, else the environment's POCKETBAYES_DATA, else `./data`."""
     return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
 
 
@@ -98,7 +98,7 @@ def load(
 
 
 def unknown(name: str) -> UserError:
-    """What is said of a name that no loader has; a folder may be meant for data that are in it."""
+    """Build the message about a name that no loader has; a folder may be meant for data that are in it."""
     if os.path.isdir(name):  # False for any text that can be no path
         return UserError(
             f"{name!r} is a folder, not a data set: images in a folder for each class are read by the data set "

@@ -55,11 +55,11 @@ class Request:
         return pool.take(val if self.split == "val" else train)
 
     def kept(self, rows: int, test_fraction: float) -> Tensor:
-        """Which of so many rows are for training and validation, in a set without a test part of its own."""
+        """Choose the rows for training and validation in a set without a test split."""
         return hold_out(rows, test_fraction, TEST_SEED)[0]
 
     def root(self, path: str | Path | None, usual: str) -> Path:
-        """The folder of a tree: `path` (inside the data folder or on its own), or the usual place."""
+        """Return the folder of a tree: `path` (inside the data folder or on its own), or the usual place."""
         places = [self.folder / path, Path(path).expanduser()] if path else [self.folder / usual, self.folder]
         for place in places:
             if place.is_dir():
@@ -67,7 +67,7 @@ class Request:
         raise self.missing("folder", places[0])
 
     def missing(self, what: str, place: Path, otherwise: str = "it cannot be fetched for you") -> UserError:
-        """The error for files that are not there."""
+        """Build the error for files that are not there."""
         return UserError(
             f"data set {self.name!r}: no {what} {place}; "
             f"name the folder that holds the data with --data-dir (data_dir=...), {otherwise}"

@@ -43,16 +43,16 @@ class MaskFiles(Dataset):
         self.normalise, self.augment = normalise, augment
 
     def __len__(self) -> int:
-        """How many pairs."""
+        """Return the number of pairs."""
         return len(self.pairs)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of images `(n, 3, height, width)` and masks `(n, height, width)`."""
+        """Return a batch of images `(n, 3, height, width)` and masks `(n, height, width)`."""
         images, masks = zip(*(self._read(self.pairs[index]) for index in indices))
         return self.normalise(torch.stack(images)), torch.stack(masks)
 
     def take(self, indices: Tensor) -> MaskFiles:
-        """The pairs `indices` only."""
+        """Return the pairs `indices` only."""
         pairs = [self.pairs[index] for index in indices.tolist()]
         return MaskFiles(pairs, self.info, self.relabel, self.normalise, self.augment)
 
@@ -200,7 +200,7 @@ def _read_mask(path: Path) -> Image.Image:
 
 
 def _random_box(width: int, height: int) -> tuple[tuple[float, float, float, float], bool]:
-    """A window of half to full size with the image's own shape, anywhere in it; and whether to flip."""
+    """Return a window of half to full size with the image's own shape, anywhere in it; and whether to flip."""
     scale, across, down, coin = torch.rand(4).tolist()
     window_width, window_height = width * (1 + scale) / 2, height * (1 + scale) / 2
     left, top = across * (width - window_width), down * (height - window_height)

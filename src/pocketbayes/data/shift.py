@@ -60,7 +60,7 @@ def corrupt(
 
 
 def rotate(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
-    """Turned counter-clockwise about the centre, linear between pixels, black where nothing was.
+    """Turn images counter-clockwise about the centre, linear between pixels, black outside.
 
     Args:
         images: as for `corrupt`.
@@ -73,7 +73,7 @@ def rotate(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
 
 
 def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index: int = 0) -> NDArray[np.float32]:
-    """`x + e` with `10 log10(sum x^2 / sum e^2) = snr_db` exactly, for each image, before any normalisation.
+    """Compute `x + e` with `10 log10(sum x^2 / sum e^2) = snr_db` exactly, for each image, before any normalisation.
 
     The noise is Gaussian, scaled to the wanted power, and nothing is clipped: either would break the ratio. An image's
     noise has the same shape at every ratio, so that curves over ratios compare like with like.
@@ -93,7 +93,7 @@ def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index:
 
 
 def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images and labels from the published `.npy` files of CIFAR-10-C or CIFAR-100-C.
+    """Return images and labels from the published `.npy` files of CIFAR-10-C or CIFAR-100-C.
 
     The images are mapped, not read: memory is used for what is looked at.
 
@@ -129,7 +129,7 @@ def _check_choice(name: str, severity: int) -> None:
 
 
 def _as_batch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(n, h, w, c) of bytes, whatever of the allowed shapes came in."""
+    """Return (n, h, w, c) of bytes, whatever of the allowed shapes came in."""
     if images.dtype != np.uint8:
         raise UserError(f"images are {images.dtype}: give bytes (uint8, 0 to 255), before any normalisation")
     batch = {2: images[None, ..., None], 3: images[None]}.get(images.ndim, images)

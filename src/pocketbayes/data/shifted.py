@@ -36,11 +36,11 @@ class Shifted(Dataset):
         self.places = torch.arange(len(pictures)) if places is None else places
 
     def __len__(self) -> int:
-        """How many images."""
+        """Return the number of images."""
         return len(self.places)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch of changed, then normalised images, and their labels."""
+        """Return a batch of changed, then normalised images, and their labels."""
         places = self.places[torch.as_tensor(indices, dtype=torch.int64)].tolist()
         pixels, labels = self.pictures.pixels(places)
         images = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
@@ -50,26 +50,26 @@ class Shifted(Dataset):
         return self.pictures.normalise(torch.from_numpy(changed).permute(0, 3, 1, 2).contiguous()), labels
 
     def take(self, indices: Tensor) -> Shifted:
-        """The images `indices` only, changed as they would be among the others."""
+        """Return the images `indices` only, changed as they would be among the others."""
         return Shifted(self.pictures, self.change, self.places[indices])
 
 
 def corrupted(pictures: Pictures, name: str, severity: int, seed: int = 0) -> Shifted:
-    """The set under one of the 19 corruptions, see `shift.corrupt`."""
+    """Return the set under one of the 19 corruptions, see `shift.corrupt`."""
     from pocketbayes.data.shift import corrupt
 
     return Shifted(pictures, lambda images, first: corrupt(images, name, severity, seed, first_index=first))
 
 
 def rotated(pictures: Pictures, degrees: float) -> Shifted:
-    """The set turned counter-clockwise, see `shift.rotate`."""
+    """Return the set turned counter-clockwise, see `shift.rotate`."""
     from pocketbayes.data.shift import rotate
 
     return Shifted(pictures, lambda images, _: rotate(images, degrees))
 
 
 def noisy(pictures: Pictures, snr_db: float, seed: int = 0) -> Shifted:
-    """The set with Gaussian noise at a signal-to-noise ratio, see `shift.noise_db`; nothing is clipped."""
+    """Return the set with Gaussian noise at a signal-to-noise ratio, see `shift.noise_db`; nothing is clipped."""
     from pocketbayes.data.shift import noise_db
 
     return Shifted(pictures, lambda images, first: 255 * noise_db(images, snr_db, seed, first_index=first))
@@ -92,7 +92,7 @@ def cifar_c(
     mean: StatsOption = None,
     std: StatsOption = None,
 ) -> Dataset:
-    """One corruption at one severity from the published `.npy` files.
+    """Return one corruption at one severity from the published `.npy` files.
 
     Args:
         spec: The set.

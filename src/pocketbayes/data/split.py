@@ -12,7 +12,7 @@ from pocketbayes.base.errors import UserError
 
 
 def permutation(n: int, seed: int) -> Tensor:
-    """A permutation of `0..n-1`, the same on every machine and with every release of the libraries.
+    """Return a permutation of `0..n-1`, the same on every machine and with every release of the libraries.
 
     NumPy promises the raw stream of a bit generator for ever; neither it nor torch promises a shuffle.
     """
@@ -30,7 +30,7 @@ def hold_out(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
-    """The rows that `subset` means: the first so many of a seeded shuffle, or just those listed."""
+    """Return the rows that `subset` means: the first so many of a seeded shuffle, or just those listed."""
     if isinstance(subset, int):
         if not 1 <= subset <= n:
             raise UserError(f"subset={subset}: there are {n} rows, so choose between 1 and {n}")

@@ -60,7 +60,9 @@ def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
 
 
 def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Dataset:
-    """`y = x^3 + N(0, noise_std^2)`: `x` uniform in [-4, 4] for training, 10,000 points even over [-6, 6] for testing.
+    """Compute `y = x^3 + N(0, noise_std^2)`.
+
+    `x` uniform in [-4, 4] for training, 10,000 points even over [-6, 6] for testing.
 
     The validation points are drawn apart: all `n` are for training.
 
@@ -84,7 +86,7 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
 
 
 def _table(path: Path) -> Array:
-    """The numbers in a file, a row a line."""
+    """Return the numbers in a file, a row a line."""
     with refusing(path, "a readable table of numbers"):
         values = np.loadtxt(path, dtype=np.float64, ndmin=2)
     if not np.isfinite(values).all():

@@ -50,7 +50,7 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
 
 
 def warn_of_odd_targets(y: Tensor) -> None:
-    """Says so where real numbers look like classes, or whole numbers like the targets of a regression."""
+    """Report so where real numbers look like classes, or whole numbers like the targets of a regression."""
     if y.ndim > 2 or y.flatten().shape != y.shape[:1] or not len(y):
         return
     different = len(y.unique())

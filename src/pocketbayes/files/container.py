@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 
 
 def write(path: str | Path, tree: Any, kind: str) -> int:
-    """Writes a tree of dicts, lists, tuples, numbers, text and tensors; returns the file's size in bytes.
+    """Write a tree of dicts, lists, tuples, numbers, text and tensors; return the file's size in bytes.
 
     Args:
         path: The file, replaced as one step: an interrupted write leaves the old file or none.
@@ -40,7 +40,7 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
 
 
 def read(path: str | Path, kind: str) -> Any:
-    """Reads what `write` wrote.
+    """Read what `write` wrote.
 
     Raises:
         UserError: If the file is missing, foreign, of another kind or damaged.
@@ -78,7 +78,7 @@ def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _dismantle(node: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    """A JSON value for the node.
+    """Return a JSON value for the node.
 
     ["t", n] is tensor n, ["i", n] an int64 one, then ["d", pairs], ["l", items], ["u", items], ["v", plain value].
     """
@@ -114,7 +114,10 @@ def _assemble(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
 
 
 def narrowed(tensor: Tensor) -> Tensor:
-    """An int64 tensor in the smallest type that holds its values: indices are small on disk. Others as they are."""
+    """Return an int64 tensor in the smallest type that holds its values.
+
+    Indices are small on disk. Others as they are.
+    """
     if tensor.dtype != torch.int64 or tensor.numel() == 0:
         return tensor
     low, high = int(tensor.min()), int(tensor.max())

@@ -41,7 +41,7 @@ MALFORMED = (
 
 
 def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless", keep_centre: bool = False) -> int:
-    """Writes the network, everything that prediction needs; returns the file's size in bytes.
+    """Write the network, everything that prediction needs; return the file's size in bytes.
 
     Args:
         net: A network or mixture.
@@ -90,13 +90,13 @@ class Packed:
 
 
 def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
-    """The network as `load` would give it back from a file of this precision, and the file's size."""
+    """Return the network as `load` would give it back from a file of this precision, and the file's size."""
     packed = Packed.of(net, precision)
     return packed.unpack([network.to_module() for network in members(net)]), packed.size
 
 
 def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:
-    """Reads a network.
+    """Read a network.
 
     Args:
         path: A file that `save` wrote, or the folder of a run.
@@ -111,7 +111,7 @@ def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) 
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
-    """The tree in a file that `save` wrote, for which no model is needed."""
+    """Return the tree in a file that `save` wrote, for which no model is needed."""
     path = check_path(path, "the network")
     path = path / MODEL_FILE if path.is_dir() else path
     if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
@@ -138,7 +138,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
 
 
 def describe(net: Net) -> dict[str, Any]:
-    """The network as a tree of tensors and plain values."""
+    """Return the network as a tree of tensors and plain values."""
     if isinstance(net, Mixture):
         known = {"weights": None if net.weights is None else list(net.weights), "stopping": net.stopping}
         networks = [describe(network) for network in net]
@@ -167,7 +167,7 @@ def describe(net: Net) -> dict[str, Any]:
 
 
 def rebuild(tree: Mapping[str, Any], model: Models = None, source: str = "the file") -> Net:
-    """The network that `describe` described."""
+    """Return the network that `describe` described."""
     try:
         if "networks" in tree:
             modules = _one_each(model, len(tree["networks"]))
@@ -194,7 +194,7 @@ def _one_each(model: Models, count: int) -> list[nn.Module | None]:
 
 
 def posterior_in(network: Mapping[str, Any]) -> Posterior:
-    """The posterior of one network that `describe` described; no model is needed."""
+    """Return the posterior of one network that `describe` described; no model is needed."""
     layout, part = Layout.from_json(network["layout"]), network["posterior"]
     return posteriors.restore(part["name"], layout, part["tensors"], part["config"])
 

@@ -61,7 +61,7 @@ class Precision:
 
     @classmethod
     def of(cls, value: str | Precision) -> Precision:
-        """A precision by name: that of the means, with stds and points to match."""
+        """Return a precision by name: that of the means, with stds and points to match."""
         if isinstance(value, Precision):
             return value
         return PRECISIONS[value] if value in PRECISIONS else cls(value, value, value)
@@ -74,7 +74,7 @@ PRECISIONS = {
 
 
 def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """What `artifact.describe` described, as the text and the parts of a file."""
+    """Pack a network's description as the text and the parts of a file."""
     networks = tree.get("networks", [tree])
     packer = _Packer(Precision.of(precision))
     heads, bodies = [], []
@@ -119,7 +119,7 @@ def first_networks(
 
 
 def unpack(text: Mapping[str, Any], parts: Mapping[str, Buffer], skipped: Collection[int] = ()) -> dict[str, Any]:
-    """The inverse of `pack`, as far as the precision allows, without the networks of the numbers `skipped`.
+    """Invert `pack`, as far as the precision allows, without the networks of the numbers `skipped`.
 
     Raises:
         UserError: If this cannot be what `pack` wrote. Other errors (KeyError, TypeError, ValueError) are possible for
@@ -174,7 +174,7 @@ class _Packer:
         return {**tree, "tensors": tensors}
 
     def state(self, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-        """All tensors of a type as one: a name and a shape each cost less than a part of the file."""
+        """Return all tensors of a type as one: a name and a shape each cost less than a part of the file."""
         groups: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             groups.setdefault(tensor.dtype, {})[name] = tensor
@@ -210,7 +210,7 @@ class _Packer:
     def index(
         self, name: str, index: Tensor, runs: Sequence[tuple[int, int]], edges: Sequence[int]
     ) -> tuple[dict[str, Any], list[int] | None]:
-        """Positions of weights, and how many lie in each layer; or table entries, where they do not ascend."""
+        """Return positions of weights, and how many lie in each layer; or table entries, where they do not ascend."""
         values = index.detach().cpu().reshape(-1).numpy().astype(np.int64)
         if _ascends(index, edges[-1]):
             node = self.node(f"posterior.{name}", index, "positions", codec.pack_positions(values, edges))
@@ -223,7 +223,7 @@ class _Packer:
         return self.node(f"posterior.{name}", index, "ints", data, by=by, **kept), None
 
     def codes(self, name: str, tensor: Tensor, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Codes under models by context or by layer, whichever is smaller."""
+        """Code under models by context or by layer, whichever is smaller."""
         values = tensor.detach().cpu().reshape(-1).numpy().astype(np.int64)
         by_layer = codec.pack_ints(values, [math.prod(shape) for shape in shapes])
         by_context = codec.pack_codes(values, shapes)
@@ -234,7 +234,7 @@ class _Packer:
     def tensor(
         self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
     ) -> dict[str, Any]:
-        """A tensor in the text if it is tiny, else as a part."""
+        """Return a tensor in the text if it is tiny, else as a part."""
         tensor = tensor.detach().cpu()
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
             raise UserError(f"a file cannot hold {name}, which is {tensor.dtype}")
@@ -337,7 +337,7 @@ class _Unpacker:
 
 
 def _nodes(bodies: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """All tensors that a tree describes."""
+    """Return all tensors that a tree describes."""
     for body in bodies:
         for module in (body["posterior"], body["prior"], body["likelihood"] or {"tensors": {}}):
             yield from module["tensors"].values()
@@ -379,7 +379,7 @@ def _layout_size(slots: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _short_slots(slots: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """[name, shape], and the sites where they are not just the name."""
+    """Return `[name, shape]` for every slot, with its sites where they differ from the name."""
     return [[s["name"], s["shape"], *([s["sites"]] if list(s["sites"]) != [s["name"]] else [])] for s in slots]
 
 

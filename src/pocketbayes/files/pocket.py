@@ -37,7 +37,7 @@ class DamagedFileError(UserError):
 
 
 def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes]) -> int:
-    """Writes a file as one step; returns its size in bytes.
+    """Write a file as one step; return its size in bytes.
 
     Args:
         path: The file.
@@ -50,7 +50,7 @@ def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes])
 
 
 def assemble(text: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     metadata = {METADATA: _compact({"format": FORMAT, **text}), "checksum": _BLANK.decode()}
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
@@ -69,7 +69,7 @@ def assemble(text: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
-    """The text and the parts of a file.
+    """Return the text and the parts of a file.
 
     Raises:
         UserError: If the file is missing, foreign or damaged.
@@ -93,7 +93,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
 
 
 def sizes(path: str | Path) -> dict[str, int]:
-    """The bytes of each part, and of the header."""
+    """Return the bytes of each part, and of the header."""
     path = Path(path)
     header, size = read_header(path)
     places = _understand(path, header, size)[1]
@@ -101,7 +101,7 @@ def sizes(path: str | Path) -> dict[str, int]:
 
 
 def read_header(path: str | Path) -> tuple[bytes, int]:
-    """The header's JSON and the size of the whole file: of any safetensors file, not of ours alone."""
+    """Return the header's JSON and the size of the whole file: of any safetensors file, not of ours alone."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"no file {str(path)!r}")
@@ -117,12 +117,12 @@ def read_header(path: str | Path) -> tuple[bytes, int]:
 
 
 def format_of(path: Path, header: bytes) -> str:
-    """Which format a header announces."""
+    """Return which format a header announces."""
     return str(_metadata(path, _json(path, header)).get("format"))
 
 
 def _understand(path: Path, header: bytes, size: int) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """The text, and where the parts lie; they must follow one another and fill the file."""
+    """Return the text, and where the parts lie; they must follow one another and fill the file."""
     fields = _json(path, header)
     text = _metadata(path, fields)
     if text.get("format") != FORMAT:
@@ -174,7 +174,7 @@ def _compact(value: Any) -> str:
 
 
 def _digest(pieces: Iterable[Buffer]) -> str:
-    """BLAKE2b of the file, which has zeros in place of the checksum's digits."""
+    """Return the BLAKE2b digest of the file with zeros in place of the checksum's digits."""
     digest = hashlib.blake2b(digest_size=SIZE)
     for piece in pieces:
         digest.update(piece)

@@ -64,14 +64,14 @@ class Stopping:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Stopping:
-        """From plain values, such as a file's."""
+        """Build from plain values, such as a file's."""
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return all of it as plain values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -164,7 +164,7 @@ class Settled(Passes):
         raise TypeError("these answers are final")
 
     def summary(self) -> Prediction:
-        """The answers."""
+        """Return the answers."""
         return self.prediction
 
 

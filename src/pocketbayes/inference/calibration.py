@@ -31,7 +31,7 @@ def fit_variance_scale(
     batch_size: int = 256,
     seed: int = 0,
 ) -> float:
-    """The factor c that minimises the NLL of the validation data when the variance of the outputs is c times as large.
+    """Return the factor by which to multiply output variances for the lowest validation NLL.
 
     The network runs once over the data; what changes with c is what is made of its outputs. Pass c as
     `variance_scale=` to `predict` or `evaluate`, with the same settings.
@@ -78,7 +78,7 @@ def _variance(outputs: list[Passed]) -> Tensor:
 
 
 def _nll(passes: Any, y: Tensor) -> float:
-    """-log p(y), summed over the batch."""
+    """Compute -log p(y), summed over the batch."""
     if isinstance(passes, RealPasses):
         return -float(passes.log_likelihood().sum())
     assert isinstance(passes, ClassPasses)

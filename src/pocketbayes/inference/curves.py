@@ -23,7 +23,7 @@ DECIBELS = (-6.0, 0.0, 6.0, 10.0, 15.0, 20.0)
 
 
 def importance(mean: Tensor, std: Tensor, by: Criterion = "magnitude") -> Tensor:
-    """|mean| (global L1), or the signal-to-noise ratio |mean| / std, infinite for a point other than 0."""
+    """Compute |mean| (global L1), or the signal-to-noise ratio |mean| / std, infinite for a point other than 0."""
     if by not in get_args(Criterion):
         raise UnknownNameError("pruning criterion", by, get_args(Criterion))
     size = mean.abs()
@@ -31,7 +31,7 @@ def importance(mean: Tensor, std: Tensor, by: Criterion = "magnitude") -> Tensor
 
 
 def pruned(net: Net, fraction: float, by: Criterion = "magnitude") -> Net:
-    """A copy without the least important weights of the whole network: their mean and std are 0.
+    """Return a copy without the least important weights of the whole network: their mean and std are 0.
 
     The copy keeps means and stds, whatever the storage was: draws are independent from here on.
 

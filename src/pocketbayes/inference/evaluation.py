@@ -38,7 +38,7 @@ def evaluate(
     team: Team = ALONE,
     progress: Show = "bar",
 ) -> dict[str, float]:
-    """Accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
+    """Measure accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
 
     Args:
         net: A network or mixture.
@@ -90,7 +90,10 @@ def stream(
     on_pass: Callable[[], object] | None = None,
     team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
-    """The answers to each batch and its targets, one batch in memory at a time; the arguments are `evaluate`'s."""
+    """Return the answers to each batch and its targets, one batch in memory at a time.
+
+    The arguments are `evaluate`'s.
+    """
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
     return answers(net, source, ask, on_pass=on_pass, team=team)
 
@@ -109,7 +112,7 @@ def answers(
 
 
 def loss_of(measures: Mapping[str, float]) -> float:
-    """The mean negative log-likelihood, of classes or of real numbers."""
+    """Return the mean negative log-likelihood, of classes or of real numbers."""
     return measures["nll"] if "nll" in measures else -measures["log_likelihood"]
 
 
@@ -120,7 +123,7 @@ class Measures:
         self.accumulators = accumulators
 
     def __call__(self, passes: Passes, y: Tensor) -> None:
-        """Takes in the answers to a batch and its targets."""
+        """Add the answers to a batch and its targets."""
         prediction = passes.summary()
         for accumulator in self.accumulators:
             if isinstance(accumulator, Classification):
@@ -145,12 +148,12 @@ class Measures:
                 )
 
     def merge(self, other: Measures) -> None:
-        """Takes in what other accumulators for the same task have seen."""
+        """Add what other accumulators for the same task have seen."""
         for mine, theirs in zip(self.accumulators, other.accumulators):
             mine.merge(theirs)
 
     def compute(self) -> dict[str, float]:
-        """All measures so far, by name."""
+        """Return all measures so far, by name."""
         measures: dict[str, float] = {}
         for accumulator in self.accumulators:
             measures |= accumulator.compute()
@@ -160,7 +163,7 @@ class Measures:
 
 
 def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[float, ...]) -> Measures:
-    """Empty accumulators for what the network answers and the data ask."""
+    """Return empty accumulators for what the network answers and the data ask."""
     likelihood = likelihood_of(net)
     if isinstance(passes, OtherPasses):
         assert likelihood is not None

@@ -29,7 +29,7 @@ from pocketbayes.propagation.readout import read_out
 def probabilities(
     net: Net, samples: int = 5, propagation: str | None = None, seed: int = 0
 ) -> Callable[[Tensor], Tensor]:
-    """x -> p(class | x), (n, classes): a differentiable function of the inputs, the same at every call.
+    """Compute x -> p(class | x), (n, classes): a differentiable function of the inputs, the same at every call.
 
     Args:
         net: A network or mixture that tells classes.
@@ -71,7 +71,7 @@ def _class_probabilities(output: Tensor) -> Tensor:
 
 
 def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: bool = True, **settings: Any) -> Tensor:
-    """|d p_target / d x| for every input value, in the shape of x.
+    """Compute |d p_target / d x| for every input value, in the shape of x.
 
     Args:
         net: A network or mixture.
@@ -91,7 +91,9 @@ def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: boo
 def infidelity(
     net: Net, x: Tensor, target: Tensor | None = None, *, noise: float = 0.1, draws: int = 10, **settings: Any
 ) -> Tensor:
-    """E (e . saliency - (p(x) - p(x - e)))^2 for noise e ~ N(0, noise^2), (n,) (Yeh et al. 2019); less is better.
+    """Compute E (e . saliency - (p(x) - p(x - e)))^2 for noise e ~ N(0, noise^2), (n,) (Yeh et al. 2019).
+
+    Less is better.
 
     Args:
         net: A network or mixture.
@@ -119,7 +121,7 @@ def infidelity(
 def sensitivity_max(
     net: Net, x: Tensor, target: Tensor | None = None, *, radius: float = 0.1, draws: int = 10, **settings: Any
 ) -> Tensor:
-    """max |saliency(x + e) - saliency(x)| / |saliency(x)| over draws of e in a ball, (n,) (Yeh et al. 2019).
+    """Compute max |saliency(x + e) - saliency(x)| / |saliency(x)| over draws of e in a ball, (n,) (Yeh et al. 2019).
 
     Args:
         net: A network or mixture.

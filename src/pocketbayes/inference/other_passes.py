@@ -26,7 +26,7 @@ class OtherPasses(RealPasses):
         self.seed = seed
 
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in outputs, or draws from their distribution, and the targets, whatever they are."""
+        """Add outputs, or draws from their distribution, and the targets, whatever they are."""
         super().add(passed)
         if target is None:
             return
@@ -39,7 +39,7 @@ class OtherPasses(RealPasses):
         self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
 
     def summary(self) -> Prediction:
-        """As for real numbers; a network that is certain and knows of no noise has the least entropy there is."""
+        """Summarise as for real numbers; a certain network without noise has the least entropy there is."""
         prediction = super().summary()
         least = torch.finfo(prediction.std.dtype).tiny
         entropy = prediction.std.clamp(min=least).log() + 0.5 * math.log(2 * math.pi * math.e)

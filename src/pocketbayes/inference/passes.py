@@ -39,7 +39,7 @@ class Passes(ABC):
 
     @abstractmethod
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
+        """Add the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
 
     def _count(self, passed: Passed) -> None:
         count = 1 if isinstance(passed.output, Gaussian) else len(passed.output)
@@ -48,7 +48,7 @@ class Passes(ABC):
 
     @abstractmethod
     def summary(self) -> Prediction:
-        """The prediction so far."""
+        """Return the prediction so far."""
 
     def _passes(self, values: Tensor) -> Tensor:
         """Return the number of passes of each input."""
@@ -67,7 +67,7 @@ class _RunningMoments:
         self.squares: Tensor | None = None
 
     def add(self, values: Tensor, weight: float, total: float) -> None:
-        """Takes in values (s, ...) of this weight each, with which the weights sum to `total`."""
+        """Add values (s, ...) of this weight each, with which the weights sum to `total`."""
         if len(values) == 1:
             mean, squares = values[0], torch.zeros_like(values[0])
         else:
@@ -97,14 +97,14 @@ class ClassPasses(Passes):
     """Passes of a classifier, per example or per pixel."""
 
     def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
-        """Takes how Gaussian logits become probabilities, see `read_out`."""
+        """Take how Gaussian logits become probabilities, see `read_out`."""
         super().__init__()
         self.readout, self.seed = readout, seed
         self.probs, self.entropy = _RunningMoments(), _RunningMoments()
         self.within: Tensor | None = None
 
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in logits (s, n, classes, ...), or their distribution."""
+        """Add logits (s, n, classes, ...), or their distribution."""
         self._count(passed)
         output, weight = passed.output, passed.weight
         if not isinstance(output, Gaussian):
@@ -128,7 +128,7 @@ class ClassPasses(Passes):
         self.within = None if self.within is None else self.within[rows]
 
     def summary(self) -> Prediction:
-        """Mean probabilities; total entropy = aleatoric + epistemic."""
+        """Return mean probabilities; total entropy = aleatoric + epistemic."""
         mean, var = self.probs.read(self.weight)
         var = var if self.within is None else var + self.within / self.weight
         entropy = torch.special.entr(mean).sum(1)
@@ -147,7 +147,7 @@ class RealPasses(Passes):
         self.log_density: Tensor | None = None
 
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Takes in outputs, or their distribution, and the targets where the log density over passes is wanted."""
+        """Add outputs, or their distribution, and the targets where the log density over passes is wanted."""
         self._count(passed)
         output, weight = passed.output, passed.weight
         values = output.loc[None] if isinstance(output, Gaussian) else output
@@ -171,7 +171,7 @@ class RealPasses(Passes):
         return self.log_density - math.log(self.weight)
 
     def summary(self) -> Prediction:
-        """Mean; variance = that of the mean over passes + the mean noise variance."""
+        """Return the mean, and as variance that of the mean over passes plus the mean noise variance."""
         mean, var = self.mean.read(self.weight)
         var = var if self.within is None else var + self.within / self.weight
         noise = self.noise_var.read(self.weight)[0]

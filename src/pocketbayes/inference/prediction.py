@@ -43,7 +43,7 @@ def predict(
     variance_scale: float = 1.0,
     adaptive: Any = None,
 ) -> Prediction:
-    """p(y | x) averaged over the posterior.
+    """Compute p(y | x) averaged over the posterior.
 
     Pass s draws the same weights for every batch and whatever the batch size: a prediction by weight samples depends on
     the seed only. Local noise and flipout draw by example, and so by its place in the batch.
@@ -160,7 +160,7 @@ def run_passes(
 
 
 def passes_for(network: Network, ask: Ask) -> Passes:
-    """An empty summary for the network's kind of output."""
+    """Return an empty summary for the network's kind of output."""
     task = task_of(network.likelihood)
     if task == "classification":
         return ClassPasses(ask.readout, ask.seed)
@@ -191,7 +191,7 @@ def calibrated(passed: Passed, variance_scale: float, calibration: Calibration |
 
 
 def scaled(passed: Passed, factor: float) -> Passed:
-    """The output with its variance multiplied."""
+    """Return the output with its variance multiplied."""
     output = passed.output
     if factor == 1:
         return passed
@@ -251,7 +251,7 @@ def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
 
 
 def _fitting(x: ModelInput, network: Network) -> ModelInput:
-    """The inputs where the network is, and real numbers in its own type: arrays are often float64."""
+    """Return the inputs where the network is, and real numbers in its own type: arrays are often float64."""
     if not x.is_floating_point():
         return x.to(network.device)
     point = next(network.model.parameters(), None)
@@ -259,7 +259,7 @@ def _fitting(x: ModelInput, network: Network) -> ModelInput:
 
 
 def likelihood_of(net: Net) -> Likelihood | None:
-    """The likelihood that the network, or every network of a mixture, was trained with."""
+    """Return the likelihood that the network, or every network of a mixture, was trained with."""
     likelihood = members(net)[0].likelihood
     assert likelihood is None or isinstance(likelihood, Likelihood)
     return likelihood

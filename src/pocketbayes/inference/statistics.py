@@ -62,7 +62,7 @@ class Anova:
 
 
 def mean_interval(values: Any, confidence: float = CONFIDENCE) -> Interval:
-    """`mean +- t_(n-1) s / sqrt(n)`, Student's interval for the mean of a few seeds."""
+    """Compute `mean +- t_(n-1) s / sqrt(n)`, Student's interval for the mean of a few seeds."""
     x = _numbers(values)
     if not len(x):
         raise UserError("a mean needs at least one value")
@@ -74,7 +74,10 @@ def mean_interval(values: Any, confidence: float = CONFIDENCE) -> Interval:
 
 
 def paired_t(first: Any, second: Any) -> PairedTest:
-    """`t = mean(d) / (s_d / sqrt(n))`, d the difference on each image: for NLL, Brier and other numbers per image."""
+    """Compute `t = mean(d) / (s_d / sqrt(n))`, d the difference on each image.
+
+    For NLL, Brier and other numbers per image.
+    """
     from scipy import stats
 
     d = _differences(first, second)
@@ -87,7 +90,9 @@ def paired_t(first: Any, second: Any) -> PairedTest:
 
 
 def mcnemar(first: Any, second: Any) -> PairedTest:
-    """McNemar's exact test of two accuracies: of the images that one of them alone gets right, is half the first's?
+    """Return McNemar's exact test of two accuracies.
+
+    Of the images that one of them alone gets right, is half the first's?
 
     Args:
         first: Whether the first network is right, per image.
@@ -105,7 +110,9 @@ def mcnemar(first: Any, second: Any) -> PairedTest:
 
 
 def anova(groups: Mapping[str, Sequence[float]]) -> Anova:
-    """`F = (sum_g n_g (m_g - m)^2 / (k - 1)) / (sum_g sum_i (x_gi - m_g)^2 / (n - k))`, k groups of n values in all.
+    """Compute `F = (sum_g n_g (m_g - m)^2 / (k - 1)) / (sum_g sum_i (x_gi - m_g)^2 / (n - k))`.
+
+    K groups of n values in all.
 
     Args:
         groups: For each method the measure of each of its seeds.
@@ -125,7 +132,7 @@ def anova(groups: Mapping[str, Sequence[float]]) -> Anova:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's correction: among m tests the chance of any false alarm stays below the level.
+    """Return Holm's correction: among m tests the chance of any false alarm stays below the level.
 
     The k-th smallest p becomes `max over j <= k of (m - j + 1) p_(j)`, at most 1.
     """

@@ -73,7 +73,7 @@ __all__ = [
 
 
 def make(name: str, **settings: Any) -> Method:
-    """The method of that registry name with these settings."""
+    """Return the method of that registry name with these settings."""
     if name not in METHODS:
         raise UnknownNameError("method", name, METHODS)
     try:

@@ -42,7 +42,7 @@ class DenseGradients:
     nll: float = float("nan")
 
     def gradients(self, layerwise: bool = False) -> Iterator[Tensor]:
-        """sum_k |g_k| over the batches, slot by slot of the layout.
+        """Compute sum_k |g_k| over the batches, slot by slot of the layout.
 
         Args:
             layerwise: Passes for every layer, with the same draws, so that only one layer's gradient exists at a time
@@ -55,7 +55,7 @@ class DenseGradients:
                 yield from self._of(group)
 
     def _of(self, group: Sequence[int]) -> list[Tensor]:
-        """The gradients to the weights of some slots."""
+        """Return the gradients to the weights of some slots."""
         totals: list[Tensor] = []
         for number, batch in enumerate(self.batches()):
             gradients, nll = self._of_batch(group, batch)
@@ -71,7 +71,7 @@ class DenseGradients:
         return totals
 
     def _of_batch(self, group: Sequence[int], batch: Batch) -> tuple[list[Tensor], float]:
-        """The gradient of a batch's mean NLL, summed over its parts, and this NLL."""
+        """Return the gradient of a batch's mean NLL, summed over its parts, and this NLL."""
         net, likelihood = self.net, self.net.likelihood
         assert isinstance(likelihood, Likelihood)
         slots = [net.layout.slots[number] for number in group]

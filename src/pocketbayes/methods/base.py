@@ -31,7 +31,7 @@ class TrainingContext(Protocol):
     team: Team
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the training data, on the network's device.
+        """Return one pass over the training data, on the network's device.
 
         Args:
             shuffle: Takes an order that the seed decides instead of their own.
@@ -39,7 +39,7 @@ class TrainingContext(Protocol):
         """
 
     def note(self, **figures: Any) -> None:
-        """Records figures beside the metrics and shows them as a line."""
+        """Record figures beside the metrics and shows them as a line."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Method(ABC):
 
     @abstractmethod
     def init(self, model: nn.Module) -> Net:
-        """The untrained network. The model, or a trained Network that the method builds on, is copied."""
+        """Return the untrained network. The model, or a trained Network that the method builds on, is copied."""
 
     def start(self, model: nn.Module) -> Net:
-        """What training starts from: `init`, unless the first stage trains another kind of network."""
+        """Return what training starts from: `init`, unless the first stage trains another kind of network."""
         return self.init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """The parts of training, in order.
+        """Return the parts of training, in order.
 
         Args:
             model: What the caller gave to `fit`: a Network has been trained, so that a method may leave out its own
@@ -123,7 +123,7 @@ class Method(ABC):
         return (Stage("train"),)
 
     def kl_weight(self, progress: float) -> float:
-        """Beta, the weight of KL / N, when a fraction of the epochs is over."""
+        """Return beta, the weight of KL / N, at a fraction of the epochs."""
         return 0.0
 
     def make_optimizer(self, network: Network, lr: float, steps: int, examples: int) -> torch.optim.Optimizer | None:
@@ -170,10 +170,10 @@ class Method(ABC):
     def after_step(  # noqa: B027 (most methods do nothing here)
         self, net: Network, optimizer: torch.optim.Optimizer, step: int, steps: int
     ) -> None:
-        """Called with the network in training after every optimiser step; `steps` is the stage's total."""
+        """Act on the network after every optimiser step; `steps` is the stage's total."""
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any] | None:
-        """Called with the network in training after every epoch of a stage; returns figures for the epoch's record."""
+        """Act on the network after every epoch of a stage; return figures for the epoch's record."""
         return None
 
 
@@ -272,7 +272,7 @@ class Start:
 
     @classmethod
     def of(cls, model: nn.Module, bayesian_bias: bool = False, select: str | None = None) -> Start:
-        """From a plain model, or from a Network trained by another method."""
+        """Build from a plain model, or from a Network trained by another method."""
         if isinstance(model, Mixture):
             raise UserError("a method starts from one network, not from a mixture: give one of its members")
         if isinstance(model, Network):

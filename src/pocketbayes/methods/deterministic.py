@@ -19,14 +19,17 @@ class Deterministic(Method):
     name = "map"
 
     def init(self, model: nn.Module) -> Network:
-        """The model's own weights."""
+        """Return the model's own weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         point = Point(start.layout, start.mean)
         return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
 
 
 def deterministic_start(method: Method, model: nn.Module) -> Network:
-    """A copy of a given Network, or the model's own weights as a point: what a method's first stage goes on from."""
+    """Return a copy of a given Network, or the model's own weights as a point.
+
+    What a method's first stage goes on from.
+    """
     if isinstance(model, Network):
         return copy.deepcopy(model)
     return Deterministic(bayesian_bias=method.bayesian_bias, select=method.select).init(model)

@@ -55,15 +55,15 @@ class Ensemble(DerivedMethod):
             raise UserError("an ensemble of ensembles is one ensemble with more members")
 
     def init(self, model: nn.Module) -> Mixture:
-        """The members, untrained."""
+        """Return the members, untrained."""
         return self._mixture(model, self.base.init)
 
     def start(self, model: nn.Module) -> Mixture:
-        """The members as their method's training starts."""
+        """Return the members as their method's training starts."""
         return self._mixture(model, self.base.start)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """All stages of the first member, then of the second, ..."""
+        """Return all stages of the first member, then of the second, ..."""
         return [stage for number in range(self.members) for stage in self.member_stages(model, number, number)]
 
     def member_stages(self, model: nn.Module, number: int, place: int) -> list[Stage]:
@@ -113,11 +113,11 @@ class EnsembleMember(Method):
     number: int
 
     def init(self, model: nn.Module) -> Mixture:
-        """The member, untrained."""
+        """Return the member, untrained."""
         return Mixture([members(self.ensemble.init(model))[self.number]])
 
     def start(self, model: nn.Module) -> Mixture:
-        """The member as its method's training starts."""
+        """Return the member as its method's training starts."""
         return Mixture([members(self.ensemble.start(model))[self.number]])
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
@@ -131,7 +131,7 @@ class EnsembleMember(Method):
 
 
 def reinitialised(model: nn.Module) -> nn.Module:
-    """A copy with fresh weights, drawn from a stream of their own.
+    """Return a copy with fresh weights, drawn from a stream of their own.
 
     The global stream may well stand where it stood when the model was made: the same seed would make the same weights.
 
@@ -159,7 +159,7 @@ Step = Callable[[Net, TrainingContext], Net]
 
 
 def _on_member(number: int, step: Step | None) -> Step | None:
-    """The step of one network as a step of the mixture."""
+    """Return the step of one network as a step of the mixture."""
     if step is None:
         return None
 
@@ -174,7 +174,7 @@ def _on_member(number: int, step: Step | None) -> Step | None:
 
 
 def _on_own_noise(number: int, step: Step | None) -> Step:
-    """The step after seeding the noise of a member, so that it does not depend on the members before it."""
+    """Return the step after seeding the noise of a member, so that it does not depend on the members before it."""
 
     def apply(net: Net, run: TrainingContext) -> Net:
         seed_generators(derive_seed(run.seed, number))

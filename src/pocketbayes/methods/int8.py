@@ -41,17 +41,17 @@ class Int8(DerivedMethod):
             raise UserError(f"Int8 quantises mean-field networks: method must be a MeanFieldVI, not {self.method!r}")
 
     def init(self, model: nn.Module) -> Network:
-        """The network's moments, or those that mean-field training would start from, in integers."""
+        """Return the network's moments, or those that mean-field training would start from, in integers."""
         network = self.base.init(model)
         assert isinstance(network, Network)
         return quantized(network, self.sigma_bits)
 
     def start(self, model: nn.Module) -> Net:
-        """The mean-field network, in floats."""
+        """Return the mean-field network, in floats."""
         return self.base.start(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Mean-field training, quantisation at its end; a Network that has stds is only quantised."""
+        """Return mean-field training with quantisation at its end; a Network that has stds is only quantised."""
         if isinstance(model, Network) and model.has_stds:
             return (Stage("quantize", epochs=0, end=self._end),)
         *first, last = self.base.stages(model)
@@ -63,7 +63,7 @@ class Int8(DerivedMethod):
 
 
 def quantized(network: Network, sigma_bits: int = 8) -> Network:
-    """The network with the moments of its posterior in integers; it takes over the network's model."""
+    """Return the network with the moments of its posterior in integers; it takes over the network's model."""
     with torch.no_grad():
         mean, std = network.posterior.moments()
     posterior = Quantized.quantize(network.layout, mean, std, sigma_bits)

@@ -77,11 +77,11 @@ class Laplace(Method):
             raise UserError(f"prior_precision must be positive or 'marglik', not {precision!r}")
 
     def init(self, model: nn.Module) -> Network:
-        """The model's own weights, as a point."""
+        """Return the model's own weights, as a point."""
         return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Training, if it is still to be done, and the approximation at its end."""
+        """Return training, if it is still to be done, and the approximation at its end."""
         if importlib.util.find_spec("laplace") is None:
             raise UserError("Laplace needs laplace-torch: pip install 'pocketbayes[laplace]'")
         if isinstance(model, Network):
@@ -124,7 +124,7 @@ class Laplace(Method):
         return Network(net.model, posterior, prior=prior, likelihood=net.likelihood).eval()
 
     def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
-        """The approximation for a linear head on the features it gets, on the CPU, where the head is small."""
+        """Return the approximation for a linear head on the features it gets, on the CPU, where the head is small."""
         layer, head, index = problem.last_layer()
         self._check_dense(len(index))
         fitted = _laplace_torch(head, problem.kind, "all", self.hessian, **self._settings(problem))
@@ -132,7 +132,7 @@ class Laplace(Method):
         return fitted, index
 
     def _fit_subnetwork(self, problem: _Problem) -> tuple[Any, Tensor]:
-        """The approximation for the chosen weights, on the whole network."""
+        """Return the approximation for the chosen weights, on the whole network."""
         positions = problem.train_layout_only()
         size = min(self.subnetwork_size, len(positions))
         self._check_dense(size)
@@ -184,7 +184,7 @@ def _laplace_torch(*args: Any, **settings: Any) -> Any:
 
 
 def _dense(layout: Layout, mean: Tensor, fitted: Any, index: Tensor) -> LowRank:
-    """The approximation with a std for each weight, or with a dense covariance F F^T."""
+    """Return the approximation with a std for each weight, or with a dense covariance F F^T."""
     scale = fitted.posterior_scale
     if scale.ndim == 1:
         std, factor = scale, scale.new_zeros(len(index), 0)
@@ -194,7 +194,7 @@ def _dense(layout: Layout, mean: Tensor, fitted: Any, index: Tensor) -> LowRank:
 
 
 def _kronecker(layout: Layout, mean: Tensor, fitted: Any, index: Tensor) -> Kronecker:
-    """The approximation whose precision has, per slot, eigenvectors R x C and eigenvalues r_i c_j + a."""
+    """Return the approximation whose precision has, per slot, eigenvectors R x C and eigenvalues r_i c_j + a."""
     precision = fitted.posterior_precision
     stds, rows, columns = [], [], []
     for values, vectors, prior in zip(precision.eigenvalues, precision.eigenvectors, precision.deltas):
@@ -236,7 +236,7 @@ class _Problem:
         return self.run.team if self.run.examples >= self.run.team.size else ALONE
 
     def fit(self, fitted: Any, make: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
-        """Fits to the examples of all processes; `make` gives those of this one."""
+        """Fit to the examples of all processes; `make` gives those of this one."""
         fitted.fit(_Loader(make, self.run.examples))
         if self.team.size == 1:
             return
@@ -252,7 +252,7 @@ class _Problem:
             fitted.H = fitted.H_facs.decompose(damping=fitted.damping)
 
     def examples(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's examples of every batch."""
+        """Return this process's examples of every batch."""
         seen = 0
         for x, y in self.run.batches():
             first = (self.team.rank - seen) % self.team.size
@@ -261,11 +261,11 @@ class _Problem:
                 yield x[first :: self.team.size], y[first :: self.team.size]
 
     def targets(self, output: Tensor, y: Tensor) -> Tensor:
-        """The targets in the outputs' shape."""
+        """Return the targets in the outputs' shape."""
         return match_target(output, y) if self.kind == "regression" else y
 
     def last_layer(self) -> tuple[nn.Linear, nn.Module, Tensor]:
-        """The layer that makes the output, a head with its weights, and the positions of these in the layout."""
+        """Return the layer that makes the output, a head with its weights, and the positions of these in the layout."""
         names = {slot.name for slot in self.network.layout.slots}
         called: list[tuple[str, nn.Module, Tensor]] = []
         hooks = [
@@ -288,7 +288,7 @@ class _Problem:
         return layer, head, torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
 
     def features(self, layer: nn.Linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the layer gets for every batch, and the targets, on the CPU."""
+        """Return what the layer gets for every batch, and the targets, on the CPU."""
         seen: list[Tensor] = []
         hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
@@ -300,7 +300,7 @@ class _Problem:
             hook.remove()
 
     def train_layout_only(self) -> Tensor:
-        """Freezes all but the layout's weights; their positions in the layout, in the module's order."""
+        """Freeze all but the layout's weights; their positions in the layout, in the module's order."""
         slots = {id(self.module.get_parameter(slot.name)): slot for slot in self.network.layout.slots}
         positions = []
         for parameter in self.module.parameters():
@@ -311,7 +311,7 @@ class _Problem:
         return torch.cat(positions)
 
     def batches(self, weights: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The data in batches so small that their Jacobian fits in memory."""
+        """Return the data in batches so small that their Jacobian fits in memory."""
         for x, y in self.examples():
             with torch.no_grad():
                 output = self.module(x[:1])

@@ -37,7 +37,7 @@ class MCDropout(Method):
             raise UserError("antithetic noise needs weight samples in training: dropout draws masks per example")
 
     def init(self, model: nn.Module) -> Network:
-        """The model's own weights."""
+        """Return the model's own weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         posterior = Dropped(start.layout, start.mean, self.rate, input_units(start.model, start.layout))
         if not posterior.noise_size:

@@ -56,7 +56,7 @@ class MeanFieldVI(VariationalMethod):
         return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
 
     def init(self, model: nn.Module) -> Network:
-        """Means at the model's weights."""
+        """Return means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std
         if std is None:

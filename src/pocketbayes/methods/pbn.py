@@ -70,16 +70,16 @@ class PBN(VariationalMethod):
             raise UnknownNameError("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
-        """The chosen fraction at random places: sensitivities need data, which come with the stages."""
+        """Return the chosen fraction at random places: sensitivities need data, which come with the stages."""
         start = Start.of(model, self.bayesian_bias, self.select)
         return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
 
     def start(self, model: nn.Module) -> Network:
-        """The deterministic network."""
+        """Return the deterministic network."""
         return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Deterministic training, if it is still to be done, then the partial network."""
+        """Return deterministic training, if it is still to be done, then the partial network."""
         partial = Stage("partial", begin=self._begin_partial)
         if isinstance(model, Network) or self.pretrain_epochs == 0:
             return (partial,)

@@ -26,7 +26,7 @@ class RigL(SparseTraining):
         return None
 
     def scores(self, posterior: Sparse) -> Tensor:
-        """|value|."""
+        """Compute |value|."""
         return posterior.mean.detach().abs()
 
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> None:
@@ -34,5 +34,5 @@ class RigL(SparseTraining):
         return None
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:
-        """A deterministic network."""
+        """Return a deterministic network."""
         return Network(start.model, posterior, likelihood=start.likelihood, propagation="mean")

@@ -26,7 +26,7 @@ def sensitivities(
     chunk: int = 16,
     team: Team = ALONE,
 ) -> Tensor:
-    """One score per weight at the posterior mean, (n,), in evaluation mode.
+    """Return one score per weight at the posterior mean, (n,), in evaluation mode.
 
     gradient: mean over batches of |dL/dw|, L the batch's mean NLL. squared: sqrt of the mean over examples of
     (dl/dw)^2, l the example's own NLL: the diagonal Fisher information. output: mean over batches of |d mean(y)/dw|, y
@@ -74,7 +74,7 @@ def sensitivities(
 
 
 def largest(score: Tensor, count: int) -> Tensor:
-    """The positions of exactly `count` largest scores, ascending; of equal scores the first ones."""
+    """Return the positions of exactly `count` largest scores, ascending; of equal scores the first ones."""
     if count <= 0:
         return torch.empty(0, dtype=torch.int64, device=score.device)
     least = score.topk(min(count, len(score)), sorted=False).values.min()
@@ -86,7 +86,7 @@ def largest(score: Tensor, count: int) -> Tensor:
 
 
 def largest_per_slot(score: Tensor, layout: Layout, rate: float) -> Tensor:
-    """The same, `rate` of every slot of the layout."""
+    """Return the same, `rate` of every slot of the layout."""
     return torch.cat(
         [slot.start + largest(score[slot.start : slot.stop], round(rate * slot.size)) for slot in layout.slots]
     )

@@ -87,15 +87,15 @@ class SparseTraining(Method):
 
     @abstractmethod
     def first_std(self, mean: Tensor) -> Tensor | None:
-        """The stds that weights with these means start with; None for point values."""
+        """Return the stds that weights with these means start with; None for point values."""
 
     @abstractmethod
     def scores(self, posterior: Sparse) -> Tensor:
-        """(s,) scores of the present weights; the lowest leave."""
+        """Return (s,) scores of the present weights; the lowest leave."""
 
     @abstractmethod
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor | None:
-        """The stds that weights come in with; None for point values.
+        """Return the stds that weights come in with; None for point values.
 
         Args:
             posterior: The posterior before the swap.
@@ -105,12 +105,12 @@ class SparseTraining(Method):
 
     @abstractmethod
     def make_network(self, start: Start, posterior: Sparse) -> Network:
-        """The network around the posterior."""
+        """Return the network around the posterior."""
 
     # -- the start ----------------------------------------------------------------------------------------------------
 
     def init(self, model: nn.Module) -> Network:
-        """A choice of weights in every layer; a network that is sparse already is gone on with."""
+        """Return a choice of weights in every layer; a network that is sparse already is gone on with."""
         start = Start.of(model, self.bayesian_bias, self.select)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
             return self.make_network(start, self._again(model.posterior))
@@ -130,20 +130,20 @@ class SparseTraining(Method):
         return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
 
     def _chosen(self, weights: Tensor, count: int) -> Tensor:
-        """The places of a layer's first weights."""
+        """Return the places of a layer's first weights."""
         if self.first_choice == "largest":
             return largest(weights.abs(), count)
         return torch.randperm(len(weights), device=weights.device)[:count]
 
     def _again(self, trained: Sparse) -> Sparse:
-        """The same weights, with stds if the method has stds."""
+        """Return the same weights, with stds if the method has stds."""
         mean, std = trained.mean.detach(), trained.present_std()
         first = self.first_std(mean)
         kept = first if first is None or std is None else std
         return Sparse(trained.layout, trained.index, mean, kept, self.kernel)
 
     def _dense(self, layout: Layout) -> list[bool]:
-        """The slots of the first and the last layer, if these stay dense."""
+        """Return the slots of the first and the last layer, if these stay dense."""
         owners = [slot.name.rpartition(".")[0] for slot in layout.slots]
         kept = {owners[0]} if self.dense_first else set()
         kept |= {owners[-1]} if self.dense_last else set()
@@ -152,7 +152,7 @@ class SparseTraining(Method):
     # -- swaps --------------------------------------------------------------------------------------------------------
 
     def fraction(self, step: int, steps: int) -> float:
-        """a/2 (1 + cos(pi t / T)) in a swap step, else 0; t the steps that are over, T the end of swapping."""
+        """Compute a/2 (1 + cos(pi t / T)) in a swap step, else 0; t the steps that are over, T the end of swapping."""
         end = self.swap_until * steps
         relative = min(max(steps // SWAPS_OF_A_SHORT_RUN, 1), LONGEST_SWAP_INTERVAL)
         every = relative if self.swap_every == "auto" else self.swap_every
@@ -170,7 +170,7 @@ class SparseTraining(Method):
         steps: int,
         weight: float = 1.0,
     ) -> float | None:
-        """A swap, every `swap_every` steps."""
+        """Return a swap, every `swap_every` steps."""
         fraction = self.fraction(step, steps)
         if not fraction:
             return None
@@ -186,7 +186,7 @@ class SparseTraining(Method):
         fraction: float,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> int:
-        """Swaps a fraction of the present weights; returns how many.
+        """Swap a fraction of the present weights; return how many.
 
         Args:
             posterior: Changed in place.
@@ -221,7 +221,7 @@ class SparseTraining(Method):
         return len(new)
 
     def _pools(self, layout: Layout) -> list[list[int]]:
-        """The slots, neighbours, within which weights compete."""
+        """Return the slots, neighbours, within which weights compete."""
         if self.distribution != "global":
             return [[number] for number in range(len(layout.slots))]
         free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
@@ -230,7 +230,7 @@ class SparseTraining(Method):
     def _passes(
         self, net: Network, run: TrainingContext, batch: Batch, step: int, weight: float = 1.0
     ) -> DenseGradients:
-        """The step's batch, or with others in an order of the step's own."""
+        """Return the step's batch, or with others in an order of the step's own."""
 
         def batches() -> Iterator[Batch]:
             yield batch
@@ -243,7 +243,10 @@ class SparseTraining(Method):
     # -- records ------------------------------------------------------------------------------------------------------
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
-        """How many weights have been swapped so far, how dense every layer is, and which multiply by sparse kernels."""
+        """Return how many weights have been swapped so far.
+
+        How dense every layer is, and which multiply by sparse kernels.
+        """
         posterior = net.posterior
         assert isinstance(posterior, Sparse)
         return {
@@ -254,7 +257,10 @@ class SparseTraining(Method):
 
 
 def _best_absent(posterior: Sparse, number: int, gradient: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest gradients to absent weights of a slot (all, if there are fewer), and their positions."""
+    """Return the `count` largest gradients to absent weights of a slot.
+
+    (all, if there are fewer), and their positions.
+    """
     slot, (first, last) = posterior.layout.slots[number], posterior.spans()[number]
     absent = gradient.flatten().clone()
     absent[posterior.index[first:last].long() - slot.start] = -1

@@ -22,7 +22,7 @@ def layer_counts(
     distribution: Distribution = "uniform",
     dense: Sequence[bool] | None = None,
 ) -> list[int]:
-    """How many weights each layer starts with.
+    """Return how many weights each layer starts with.
 
     uniform, global: density n. erdos-renyi: e (n_in + n_out), as in a random graph, so that small layers are denser;
     erdos-renyi-kernel: e times the sum of all dimensions; e such that the total is right, no layer above its size (Evci
@@ -54,7 +54,7 @@ def layer_counts(
 def _shares(
     shapes: Sequence[Sequence[int]], sizes: Sequence[int], total: int, distribution: Distribution
 ) -> list[float]:
-    """Counts before rounding, none above the layer's size."""
+    """Count before rounding, none above the layer's size."""
     if distribution in ("uniform", "global"):
         return [total * size / sum(sizes) for size in sizes]
     weights = [sum(shape if distribution == "erdos-renyi-kernel" else shape[:2]) for shape in shapes]
@@ -79,7 +79,7 @@ def _whole(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[in
 
 
 def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0) -> Tensor:
-    """|A and B| / |A or B| of the weights that two scores would remove, (6, 6) in the order of `SCORES`.
+    """Compute |A and B| / |A or B| of the weights that two scores would remove, (6, 6) in the order of `SCORES`.
 
     Args:
         posterior: The present weights.

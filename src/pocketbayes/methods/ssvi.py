@@ -65,11 +65,14 @@ class SSVI(SparseTraining, VariationalMethod):
             raise UserError(f"added_std_init must be a positive number or 'layer', not {self.added_std_init!r}")
 
     def first_std(self, mean: Tensor) -> Tensor:
-        """|N(std_init, std_spread^2)|, kept above 0."""
+        """Compute |N(std_init, std_spread^2)|, kept above 0."""
         return (self.std_init + self.std_spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
 
     def scores(self, posterior: Sparse) -> Tensor:
-        """The log of the removal score in double precision: close scores and large exponentials keep their order."""
+        """Return the log of the removal score in double precision.
+
+        Close scores and large exponentials keep their order.
+        """
         with torch.no_grad():
             std = posterior.present_std()
             assert std is not None
@@ -77,7 +80,7 @@ class SSVI(SparseTraining, VariationalMethod):
             return removal_score(self.removal, mean.double(), std.double(), self.removal_scale, log=True)
 
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor:
-        """The mean std of each new weight's layer; `std_init` for a layer that has none left."""
+        """Return the mean std of each new weight's layer; `std_init` for a layer that has none left."""
         if self.added_std_init != "layer":
             return torch.full(added.shape, float(self.added_std_init), dtype=posterior.mean.dtype, device=added.device)
         starts = torch.tensor([slot.start for slot in posterior.layout.slots], device=added.device)
@@ -92,7 +95,7 @@ class SSVI(SparseTraining, VariationalMethod):
         return means[torch.bucketize(added, starts, right=True) - 1]
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:
-        """A network with local noise."""
+        """Return a network with local noise."""
         return Network(
             start.model,
             posterior,

@@ -51,11 +51,11 @@ class SWAG(Method):
             raise UserError(f"scale must be positive, not {self.scale}")
 
     def init(self, model: nn.Module) -> Network:
-        """The model's own weights, as a point."""
+        """Return the model's own weights, as a point."""
         return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Training, if it is still to be done, then the collection."""
+        """Return training, if it is still to be done, then the collection."""
         fixed = {"schedule": "constant", "warmup_epochs": 0.0, "keep_best": False}
         if self.swag_lr is not None:
             fixed["lr"] = self.swag_lr
@@ -85,7 +85,7 @@ def _collect(net: Network, epoch: int) -> None:
 
 
 def _flat_points(model: nn.Module, like: Tensor) -> Tensor:
-    """The parameters outside the posterior, flat."""
+    """Return the parameters outside the posterior, flat."""
     return torch.cat([like.new_zeros(0), *(parameter.detach().flatten() for parameter in model.parameters())])
 
 

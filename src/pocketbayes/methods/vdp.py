@@ -59,7 +59,7 @@ class DensityPropagation(VariationalMethod):
         """How moments go through the network."""
 
     def init(self, model: nn.Module) -> Network:
-        """Means at the model's weights."""
+        """Return means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init, self.std_scale)
         return Network(
@@ -72,7 +72,7 @@ class DensityPropagation(VariationalMethod):
         )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """One stage, its likelihood told which loss a Gaussian output has."""
+        """Return one stage, its likelihood told which loss a Gaussian output has."""
         measure = stds_at_begin(self.std_init, model)
 
         def begin(net: Net, run: TrainingContext) -> Net:

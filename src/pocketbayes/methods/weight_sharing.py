@@ -107,15 +107,15 @@ class WeightSharing(VariationalMethod):
             raise UnknownNameError("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
-        """The shared network of a model as it is: without data there are no gradient outliers."""
+        """Return the shared network of a model as it is: without data there are no gradient outliers."""
         return self._share(Start.of(self._mean_field().init(model)), None, seed=0)[0]
 
     def start(self, model: nn.Module) -> Network:
-        """A network of the given weights, from which the first stage goes on."""
+        """Return a network of the given weights, from which the first stage goes on."""
         return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Deterministic, mean-field and shared, as far as they are still to be done."""
+        """Return the deterministic, mean-field and shared stages that are still to be done."""
         stages = []
         if not isinstance(model, Network) and self.pretrain_epochs != 0:
             stages.append(Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()))
@@ -223,7 +223,7 @@ def shared_posterior(
     *,
     keep_points: bool = False,
 ) -> Shared:
-    """The storage that one plane over all weights, or one per consecutive part of them, describes."""
+    """Return the storage that one plane over all weights, or one per consecutive part of them, describes."""
     gaussians = [len(p.mixture) for p in planes]
     first = [0, *itertools.accumulate(gaussians)]
     index = torch.cat([torch.where(p.index >= 0, p.index + k, -1) for p, k in zip(planes, first)])
@@ -252,7 +252,7 @@ def shared_posterior(
 
 @torch.no_grad()
 def refresh(posterior: Shared, neighbours: int, keep: int | None = None) -> None:
-    """Reassigns weights, and blends anew, under the Gaussians as they are now trained; see `plane.blend`."""
+    """Reassign weights, and blends anew, under the Gaussians as they are now trained; see `plane.blend`."""
     assert posterior.points is not None
     weights = posterior.counts.double() / posterior.counts.sum()
     centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).double()
@@ -274,5 +274,5 @@ def _drop_points(net: Net, run: TrainingContext) -> Net:
 
 
 def _widen(rows: Tensor, width: int) -> Tensor:
-    """Rows padded to a common width by Gaussian 0 of their plane, with share 0."""
+    """Return rows padded to a common width by Gaussian 0 of their plane, with share 0."""
     return F.pad(rows, (0, width - rows.shape[1]))

@@ -26,7 +26,7 @@ OUR_NAMES = {library: tuple(names) for library, names in _THEIR_NAMES.items()}
 
 
 def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:
-    """A model of `torchvision` or `timm`; `classes` (and for timm `in_channels`) may be given by our names."""
+    """Return a model of `torchvision` or `timm`; `classes` (and for timm `in_channels`) may be given by our names."""
     if library not in LIBRARIES:
         raise UnknownNameError("model library", library, LIBRARIES)
     models = _models(library)
@@ -44,7 +44,7 @@ def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def has_model(library: str, name: str) -> bool:
-    """Whether the library is installed and knows the name."""
+    """Return whether the library is installed and knows the name."""
     if importlib.util.find_spec(library) is None:
         return False
     models = _models(library)
@@ -77,7 +77,7 @@ def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def _check_same_structure(name: str, model: nn.Module, bare: nn.Module) -> None:
-    """Refuses a pretrained model that its own arguments without the weights would not rebuild.
+    """Reject a pretrained model that its own arguments without the weights would not rebuild.
 
     A file keeps the arguments without `weights`, so that loading it downloads nothing. But some of torchvision's
     weights switch auxiliary heads or an input transform.

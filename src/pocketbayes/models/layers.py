@@ -8,17 +8,17 @@ from torch import nn
 
 
 def named(**layers: nn.Module | None) -> nn.Sequential:
-    """A chain of layers, each under its own name in the state dict; those given as None are left out."""
+    """Return a chain of layers, each under its own name in the state dict; those given as None are left out."""
     return nn.Sequential(OrderedDict((name, layer) for name, layer in layers.items() if layer is not None))
 
 
 def dropout_or_none(rate: float) -> nn.Dropout | None:
-    """A dropout layer, or None at rate 0: a network without dropout should not look as if it had some."""
+    """Return a dropout layer, or None at rate 0: a network without dropout should not look as if it had some."""
     return nn.Dropout(rate) if rate else None
 
 
 def conv(in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias (a batch norm follows), padded so that only the stride changes the size.
+    """Return a convolution without bias (a batch norm follows), padded so that only the stride changes the size.
 
     The start is He's normal, which keeps the variance of the gradients through ReLU layers.
     """

@@ -12,7 +12,7 @@ from pocketbayes.models.mlp import mlp
 def lenet300(
     in_features: int = 784, classes: int = 10, batch_norm: bool = False, dropout: float = 0.0
 ) -> nn.Sequential:
-    """LeNet-300-100: two hidden layers on the flattened image."""
+    """Build LeNet-300-100: two hidden layers on the flattened image."""
     return mlp(in_features, classes, hidden=(300, 100), batch_norm=batch_norm, dropout=dropout)
 
 
@@ -24,7 +24,7 @@ class PadTo(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns images of at least `size` x `size`."""
+        """Return images of at least `size` x `size`."""
         height, width = (max(self.size - side, 0) for side in x.shape[-2:])
         if not (height or width):
             return x
@@ -32,7 +32,10 @@ class PadTo(nn.Module):
 
 
 def lenet5(in_channels: int = 1, classes: int = 10) -> nn.Sequential:
-    """LeNet-5 with ReLU and max-pooling: 32x32 images as they are, 28x28 ones padded, the same weights for both."""
+    """Build LeNet-5 with ReLU and max-pooling.
+
+    32x32 images as they are, 28x28 ones padded, the same weights for both.
+    """
     return named(
         pad=PadTo(32),
         conv1=nn.Conv2d(in_channels, 6, 5),

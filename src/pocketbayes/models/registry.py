@@ -57,7 +57,7 @@ def names() -> tuple[str, ...]:
 
 
 def build(name: str, **args: Any) -> nn.Module:
-    """Builds a model by name and lets it remember how, see `spec_of`.
+    """Build a model by name and lets it remember how, see `spec_of`.
 
     Args:
         name: One of `names()`, `torchvision:NAME` or `timm:NAME`.
@@ -85,7 +85,7 @@ def build(name: str, **args: Any) -> nn.Module:
 
 
 def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) -> nn.Module:
-    """Builds a model for inputs of a shape and a number of outputs, as far as `args` leave these open.
+    """Build a model for inputs of a shape and a number of outputs, as far as `args` leave these open.
 
     Args:
         name: As in `build`.
@@ -101,7 +101,10 @@ def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) 
 
 
 def argument_names(name: str) -> tuple[str, ...]:
-    """The arguments of a model that we have names for: all of our own models, what is common to another library's."""
+    """Return the arguments of a model that we have names for.
+
+    All of our own models, what is common to another library's.
+    """
     library, separator, _ = name.partition(":")
     if separator:
         return OUR_NAMES.get(library, ())
@@ -109,7 +112,7 @@ def argument_names(name: str) -> tuple[str, ...]:
 
 
 def spec_of(model: nn.Module) -> ModelSpec | None:
-    """How `build` made this model, or None for a model from elsewhere."""
+    """Return how `build` made this model, or None for a model from elsewhere."""
     return model.__dict__.get(_SPEC)
 
 
@@ -129,7 +132,7 @@ def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:
-    """What makes one of our own models."""
+    """Return what makes one of our own models."""
     if name not in _OWN:
         elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
         raise UnknownNameError("model", name, elsewhere or _OWN)
@@ -137,7 +140,7 @@ def constructor(name: str) -> Callable[..., nn.Module]:
 
 
 def _jsonable(name: str, key: str, value: Any) -> Any:
-    """The value as it would come back from a file (a tuple as a list)."""
+    """Return the value as it would come back from a file (a tuple as a list)."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

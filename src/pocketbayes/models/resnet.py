@@ -27,7 +27,7 @@ class SubsampleAndPad(nn.Module):
         self.after = out_channels - in_channels - self.before
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the input at the size of the block's output."""
+        """Return the input at the size of the block's output."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
 
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
         self.downsample = nn.Identity() if same else shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the block's output, smaller by the block's stride."""
+        """Return the block's output, smaller by the block's stride."""
         out = x
         for i in range(1, self.depth + 1):
             out = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(out))
@@ -75,7 +75,10 @@ def residual_network(
     shortcut: Shortcut = projection,
     classifier: str = "fc",
 ) -> nn.Sequential:
-    """A stem, stages of blocks as (width, depth, first stride), global pooling, dropout, and a linear classifier."""
+    """Return a stem, stages of blocks as.
+
+    (width, depth, first stride), global pooling, dropout, and a linear classifier.
+    """
     layers: dict[str, nn.Module] = {}
     channels = stem.out_channels
     for i, (width, depth, stride) in enumerate(stages, 1):
@@ -98,7 +101,7 @@ def residual_network(
 
 
 def resnet_cifar(depth: int, in_channels: int = 3, classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """ResNet-20, -32, -56 of He et al. for 32x32 images: `depth = 6 n + 2`, widths 16, 32, 64, option A shortcuts."""
+    """Build ResNet-20, -32 or -56 of He et al. for 32x32 images: `depth = 6 n + 2`, widths 16, 32, 64."""
     if depth < 8 or depth % 6 != 2:
         raise UserError(f"resnet: depth {depth} is not 6 n + 2; take 20, 32, 44, 56 or 110")
     n = depth // 6
@@ -113,7 +116,7 @@ def resnet_cifar(depth: int, in_channels: int = 3, classes: int = 10, dropout: f
 
 
 def resnet_small(in_channels: int = 3, classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """The PBN paper's small ResNet for CIFAR-10 and SVHN, 0.17 million weights.
+    """Return the PBN paper's small ResNet for CIFAR-10 and SVHN, 0.17 million weights.
 
     The paper gives a 3x3 stem of stride 2, a 2x2 max-pool, four blocks of two 3x3 convolutions, "stride 2 then 1", and
     features 16/32/64. Four halving blocks would leave nothing of the 8x8 map after the pool, and three feature numbers
@@ -141,7 +144,7 @@ def resnet(
     classes: int = 1000,
     dropout: float = 0.0,
 ) -> nn.Sequential:
-    """ResNet-18, -50, -101 of He et al. with torchvision's names.
+    """Build ResNet-18, -50 or -101 of He et al. with torchvision's names.
 
     `stem="imagenet"` is theirs: 7x7, stride 2, max-pool. For 32x32 images, `"cifar"`: 3x3, stride 1, no pool, and
     `"pbn"`: 7x7, stride 1, no pool, as in the PBN paper.

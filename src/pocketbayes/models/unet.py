@@ -13,7 +13,7 @@ from pocketbayes.models.layers import conv, named
 
 
 def double_conv(in_channels: int, out_channels: int) -> nn.Sequential:
-    """Two 3x3 convolutions, each with batch norm and ReLU."""
+    """Return two 3x3 convolutions, each with batch norm and ReLU."""
     return named(
         conv1=conv(in_channels, out_channels),
         bn1=nn.BatchNorm2d(out_channels),
@@ -44,7 +44,7 @@ class UNet(nn.Module):
         self.multiple = 2 ** (len(widths) - 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps images (batch, channels, height, width) to logits (batch, classes, height, width)."""
+        """Map images (batch, channels, height, width) to logits (batch, classes, height, width)."""
         height, width = x.shape[-2:]
         right, below = -width % self.multiple, -height % self.multiple
         if right or below:

@@ -15,7 +15,7 @@ _OPTIONAL = "num_batches_tracked"  # checkpoints older than this buffer lack it,
 
 
 def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Loads a checkpoint of tensors (`torch.save` or safetensors) without running any code it may carry.
+    """Load a checkpoint of tensors (`torch.save` or safetensors) without running any code it may carry.
 
     A `state_dict` entry around the tensors and a `module.` before every name, as data-parallel training scripts leave
     them, are taken off. The model is changed only if every name and shape fits.
@@ -39,7 +39,7 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, on the CPU."""
+    """Return the tensors of a checkpoint by name, on the CPU."""
     if not path.is_file():
         raise UserError(f"no checkpoint at {path}")
     content: Any

@@ -23,7 +23,7 @@ class PreActivationBlock(nn.Module):
         self.shortcut = None if same else conv(in_channels, out_channels, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the block's output, smaller by the block's stride."""
+        """Return the block's output, smaller by the block's stride."""
         active = F.relu(self.bn1(x))
         out = self.conv2(self.drop(F.relu(self.bn2(self.conv1(active)))))
         skip = x if self.shortcut is None else self.shortcut(active)

@@ -46,7 +46,7 @@ class Components:
         return len(self.mean)
 
     def take(self, index: Tensor) -> Components:
-        """The scores at some positions of a flat table."""
+        """Return the scores at some positions of a flat table."""
         # Several times as quick as indexing by a tensor of more than one dimension.
         flat = index.reshape(-1)
         return Components(
@@ -91,7 +91,9 @@ def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: 
 
 
 def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Positions in compact tiles of at most ``size``, by halving along the wider side; neighbours in order are near.
+    """Return positions in compact tiles of at most ``size``, by halving along the wider side.
+
+    Neighbours in order are near.
 
     Args:
         points: (n, 2).
@@ -113,7 +115,7 @@ def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def narrow(
     low: Tensor, high: Tensor, components: Components, k: int, slack: float, width: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Candidates of boxes that are in the order of :func:`tile`: groups of them first, then each by itself.
+    """Return candidates of boxes that are in the order of :func:`tile`: groups of them first, then each by itself.
 
     Args:
         low: lower corners, (boxes, 2).
@@ -170,7 +172,7 @@ class Blocks:
         self.log_widths = 2 * _spacing(mean).log()
 
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
-        """Tiles and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
+        """Tile and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
         groups = []
         for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE, 1):
             needed, order = needed.clamp_max(CANDIDATES).sort(stable=True)
@@ -186,7 +188,7 @@ class Blocks:
         return groups
 
     def start(self, centres: Tensor) -> Tensor:
-        """The sums of an M step, as :meth:`sweep` gives them, where each cell belongs to its nearest centre."""
+        """Return the sums of an M step, as :meth:`sweep` gives them, where each cell belongs to its nearest centre."""
         features = self.features.flatten(0, 1)
         tiles = self.centre.repeat_interleave(self.weight.shape[1], 0)
         index = nearest(tiles + features[:, 1:3], centres)[1][:, 0]
@@ -195,7 +197,7 @@ class Blocks:
         return _total(index, torch.cat((_shift(moments, tiles - centres[index]), widths), 1), len(centres))
 
     def sweep(self, components: Components, candidates: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
-        """One E step and the sums of the M step.
+        """Return one E step and the sums of the M step.
 
         Args:
             components: the current Gaussians.
@@ -229,7 +231,9 @@ class Blocks:
 
 
 def _spacing(mean: Tensor) -> Tensor:
-    """The width of every cell, (tiles, cells, 2), by which the data are resolved there: the gap to its neighbour.
+    """Return the width of every cell, (tiles, cells, 2), by which the data are resolved there.
+
+    The gap to its neighbour.
 
     The nearer one along each axis, so that stds of 1e-8 keep their own width in a tile that holds stds of 1e-2 as well.
     """
@@ -243,12 +247,12 @@ def _spacing(mean: Tensor) -> Tensor:
 
 
 def _total(index: Tensor, values: Tensor, k: int) -> Tensor:
-    """Sums of the rows of each number, (k, columns), in the order of the rows."""
+    """Sum of the rows of each number, (k, columns), in the order of the rows."""
     return torch.stack([torch.bincount(index, column.contiguous(), k) for column in values.unbind(1)], 1)
 
 
 def _coefficients(gap: Tensor, components: Components) -> Tensor:
-    """Coefficients, (..., 6), that turn a cell's moments about the tile's centre into its expected score."""
+    """Return the coefficients (..., 6) that turn a cell's moments about the tile's centre into its expected score."""
     w11, w21, w22 = components.whitener.unbind(-1)
     xx, xy, yy = w11.square() + w21.square(), w21 * w22, w22.square()
     gx, gy = gap.unbind(-1)
@@ -259,7 +263,7 @@ def _coefficients(gap: Tensor, components: Components) -> Tensor:
 
 
 def _shift(moments: Tensor, gap: Tensor) -> Tensor:
-    """Moments about the tile's centre, (..., 6), as moments about a point that lies ``-gap`` from it."""
+    """Return moments about the tile's centre, (..., 6), as moments about a point that lies ``-gap`` from it."""
     n, x, y, xx, xy, yy = moments.unbind(-1)
     gx, gy = gap.unbind(-1)
     shifted = (

@@ -37,7 +37,7 @@ def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor
 
 
 def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What :func:`nearest` gives, from all distances: for devices that have no trees."""
+    """Return what :func:`nearest` gives, from all distances: for devices that have no trees."""
     found = [
         torch.cdist(points[part], centres, compute_mode="donot_use_mm_for_euclid_dist").topk(k, largest=False)
         for part in slices(len(points), max(1, DISTANCES // len(centres)))
@@ -46,7 +46,7 @@ def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, 
 
 
 def kmeans(weight: Tensor, points: Tensor, k: int, seed: int = 0, iterations: int = 20) -> Tensor:
-    """Centres that lessen ``sum_i weight_i min_k |x_i - c_k|^2``.
+    """Centre that lessen ``sum_i weight_i min_k |x_i - c_k|^2``.
 
     Args:
         weight: (m,), float64.
@@ -72,7 +72,7 @@ def kmeans(weight: Tensor, points: Tensor, k: int, seed: int = 0, iterations: in
 
 
 def _lloyd(weight: Tensor, points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Means and counts of the points nearest to each centre that has any, and the cost before."""
+    """Return means and counts of the points nearest to each centre that has any, and the cost before."""
     distance, index = nearest(points, centres)
     index = index[:, 0]
     counts = torch.bincount(index, weight, len(centres))
@@ -84,7 +84,7 @@ def _lloyd(weight: Tensor, points: Tensor, centres: Tensor) -> tuple[Tensor, Ten
 
 
 def _seed(weight: Tensor, points: Tensor, k: int, seed: int) -> Tensor:
-    """``k`` distinct points or fewer, each batch drawn systematically in proportion to the cost so far."""
+    """Compute ``k`` distinct points or fewer, each batch drawn systematically in proportion to the cost so far."""
     generator = torch.Generator().manual_seed(seed)
     heaviest = int(weight.argmax())
     chosen = points[heaviest : heaviest + 1]

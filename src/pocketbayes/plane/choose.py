@@ -16,14 +16,14 @@ BITS_TOLERANCE = 0.05
 
 
 def entropy_bits(counts: Tensor) -> float:
-    """``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``: what an ideal code spends on one index."""
+    """Compute ``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``: what an ideal code spends on one index."""
     shares = counts[counts > 0].to(torch.float64)
     shares = shares / shares.sum()
     return max(0.0, float(-(shares * shares.log2()).sum()))
 
 
 def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 30) -> PlaneMixture:
-    """The largest mixture whose shares have an entropy of at most ``bits`` (within 0.05), in four fits or fewer.
+    """Return the largest mixture whose shares have an entropy of at most ``bits`` (within 0.05), in four fits or fewer.
 
     ``2^bits`` Gaussians never cost more; unequal shares leave room for some more.
     """

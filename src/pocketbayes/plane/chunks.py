@@ -41,12 +41,12 @@ def fixed_order() -> Iterator[None]:
 
 
 def workers() -> int:
-    """How many threads the caller had when it entered :func:`fixed_order`."""
+    """Return how many threads the caller had when it entered :func:`fixed_order`."""
     return _workers.get() or 1
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> Iterator[Result]:
-    """Results in the order of the items, with only a few of them in memory at a time.
+    """Return results in the order of the items, with only a few of them in memory at a time.
 
     Args:
         function: what to do with an item; it must not touch what another item writes.

@@ -26,7 +26,9 @@ def ellipse_points(
     mode: EllipseMode = "nearest",
     index: Tensor | None = None,
 ) -> Tensor:
-    """Points with ``(x - m)^T S^(-1) (x - m) > chi2`` for every Gaussian (``nearest``) or for their own (``own``).
+    """Return points with ``(x - m)^T S^(-1).
+
+    (x - m) > chi2`` for every Gaussian (``nearest``) or for their own (``own``).
 
     A true Gaussian has 5 % of its points outside 5.991, so ``own`` flags about that many by construction.
 

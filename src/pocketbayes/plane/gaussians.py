@@ -36,7 +36,7 @@ def _outer(v: Tensor) -> Tensor:
 
 
 def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
-    """``A^(1/2) = (A + sqrt(det A) I) / sqrt(tr A + 2 sqrt(det A))`` for 2x2 ``A`` with eigenvalues >= 0.
+    """Compute ``A^(1/2) = (A + sqrt(det A) I) / sqrt(tr A + 2 sqrt(det A))`` for 2x2 ``A`` with eigenvalues >= 0.
 
     Args:
         A: matrices of shape (..., 2, 2).
@@ -49,7 +49,9 @@ def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
 
 
 def w2_squared(m1: Tensor, S1: Tensor, m2: Tensor, S2: Tensor) -> Tensor:
-    """``|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))``: squared 2-Wasserstein distance.
+    """Compute ``|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))``.
+
+    Squared 2-Wasserstein distance.
 
     In two dimensions the trace of ``(S1^(1/2) S2 S1^(1/2))^(1/2)`` needs no matrix root: for eigenvalues a, b of a
     2x2 matrix, ``(sqrt a + sqrt b)^2 = tr + 2 sqrt(det)``.
@@ -80,7 +82,9 @@ def merge(
     n2: Tensor | float,
     how: MergeRule = "moments",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One Gaussian in place of two that stand for ``n1`` and ``n2`` weights; ``w = n / (n1 + n2)``, ``d = m1 - m2``.
+    """Return one Gaussian in place of two that stand for ``n1`` and ``n2`` weights.
+
+    ``w = n / (n1 + n2)``, ``d = m1 - m2``.
 
     - ``moments``: ``S = w1 S1 + w2 S2 + w1 w2 d d^T``: the mean and covariance of the united cloud, exactly.
     - ``barycenter``: ``S = w1^2 S1 + w2^2 S2 + w1 w2 (R + R^T)`` with ``R = (S1 S2)^(1/2)``: the W2 barycenter, which
@@ -126,7 +130,7 @@ def merge(
 
 
 def whitening(covs: Tensor) -> tuple[Tensor, Tensor]:
-    """``W = L^(-1)`` with ``S = L L^T``, and ``log det W``.
+    """Compute ``W = L^(-1)`` with ``S = L L^T``, and ``log det W``.
 
     Args:
         covs: positive definite covariances, (..., 2, 2).
@@ -143,7 +147,7 @@ def whitening(covs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mahalanobis_squared(points: Tensor, means: Tensor, covs: Tensor, candidates: Tensor | None = None) -> Tensor:
-    """``(x - m)^T S^(-1) (x - m)``.
+    """Compute ``(x - m)^T S^(-1) (x - m)``.
 
     Args:
         points: (n, 2).
@@ -165,12 +169,12 @@ def mahalanobis_squared(points: Tensor, means: Tensor, covs: Tensor, candidates:
 
 
 def whitened_norm_squared(gap: Tensor, W: Tensor) -> Tensor:
-    """``|W gap|^2`` for gaps (..., 2) and lower triangles (..., 3) from :func:`whitening`."""
+    """Compute ``|W gap|^2`` for gaps (..., 2) and lower triangles (..., 3) from :func:`whitening`."""
     first = gap[..., 0] * W[..., 0]
     second = gap[..., 0] * W[..., 1] + gap[..., 1] * W[..., 2]
     return first.square() + second.square()
 
 
 def log_peak(covs: Tensor) -> Tensor:
-    """``-log(2 pi) - log det S / 2``: the log density of each Gaussian at its own centre."""
+    """Compute ``-log(2 pi) - log det S / 2``: the log density of each Gaussian at its own centre."""
     return whitening(covs)[1] - math.log(2 * math.pi)

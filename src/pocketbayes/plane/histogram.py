@@ -59,7 +59,7 @@ class Axis:
         return cls(start, base, torch.where(width > 0, levels / width.clamp_min(1e-300), 0.0))
 
     def level(self, values: Tensor) -> Tensor:
-        """The level of each value, int64."""
+        """Return the level of each value, int64."""
         piece = _piece(values)
         left, base, slope = (column.index_select(0, piece) for column in (self.left, self.base, self.slope))
         level = torch.addcmul(base, slope, (values.to(torch.float64) - left).clamp_min_(0))
@@ -67,7 +67,7 @@ class Axis:
 
 
 def _piece(values: Tensor) -> Tensor:
-    """The upper 16 bits of a float32 as a number that grows with the value."""
+    """Return the upper 16 bits of a float32 as a number that grows with the value."""
     bits = values.to(torch.float32).contiguous().view(torch.int32)
     return (torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) >> BITS) + (1 << (BITS - 1))
 
@@ -105,7 +105,7 @@ class Grid:
         return self.x_code.index_select(0, self.x.level(x)) + self.y_code.index_select(0, self.y.level(y))
 
     def locate(self, points: Tensor) -> Tensor:
-        """The cell of every point, (n,) int64; chunk the points where memory matters."""
+        """Return the cell of every point, (n,) int64; chunk the points where memory matters."""
         code = self.code(points)
         cell = self.table.index_select(0, code // (self.span // len(self.table))).to(torch.int64)
         rows = (cell < 0).nonzero()[:, 0]
@@ -121,7 +121,7 @@ class Histogram:
     sums: Tensor
 
     def __add__(self, other: Histogram) -> Histogram:
-        """The histogram of both clouds together."""
+        """Return the histogram of both clouds together."""
         if self.grid is not other.grid and not (
             torch.equal(self.grid.starts, other.grid.starts) and torch.equal(self.grid.anchors, other.grid.anchors)
         ):
@@ -129,7 +129,7 @@ class Histogram:
         return Histogram(self.grid, self.sums + other.sums)
 
     def cells(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights (m,), means (m, 2) and covariances (m, 3) as (xx, xy, yy) of the cells that hold something."""
+        """Return weights (m,), means (m, 2) and covariances (m, 3) as (xx, xy, yy) of the cells that hold something."""
         held = self.sums[:, 0] > 0
         sums = self.sums[held]
         weight = sums[:, 0]
@@ -144,7 +144,7 @@ class Histogram:
 
 @fixed_order()
 def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
-    """A grid of about ``cells`` cells (at most 1.5 times as many that hold points) fitted to the cloud.
+    """Return a grid of about ``cells`` cells (at most 1.5 times as many that hold points) fitted to the cloud.
 
     Args:
         points: (n, 2); beyond a million a random sample of them is looked at.
@@ -201,7 +201,7 @@ def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) ->
 
 
 def _interleaving(points: Tensor) -> tuple[Tensor, Tensor, int]:
-    """What each level of either axis contributes to a code, and the number of codes.
+    """Return what each level of either axis contributes to a code, and the number of codes.
 
     The axis along which the cloud is wider is cut more finely, by up to 2^4: cells are to be about as high as wide.
     """
@@ -224,13 +224,13 @@ def _spread(v: Tensor) -> Tensor:
 
 
 def _even_levels(points: Tensor) -> Tensor:
-    """The points in 2^20 even steps, the same for both axes."""
+    """Return the points in 2^20 even steps, the same for both axes."""
     low, high = points.amin(0), points.amax(0)
     return ((points - low) * ((1 << 20) / (high - low).amax().clamp_min(1e-300))).to(torch.int64)
 
 
 def _scatter(coordinates: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """The summed squared distances from their mean of the points in any range, relative to those of all points.
+    """Return the summed squared distances from their mean of the points in any range, relative to those of all points.
 
     Sums are integers: no rounding, whatever the number of points.
     """

@@ -104,7 +104,7 @@ def merge_all(
 def _pairs(
     means: Tensor, covs: Tensor, gradients: Tensor | None, tau_d: float, tau_g: float, tau_v: float, reading: str
 ) -> tuple[Tensor, Tensor]:
-    """Pairs that may be merged at once: each the closest that either of its two Gaussians may be merged into."""
+    """Return pairs that may be merged at once: each the closest that either of its two Gaussians may be merged into."""
     total = len(means)
     _, near = nearest(means, means, min(NEIGHBOURS + 1, total))
     me = torch.arange(total, device=means.device)[:, None].expand_as(near)

@@ -48,18 +48,20 @@ class PlaneMixture:
         return len(self.means)
 
     def take(self, kept: Tensor) -> PlaneMixture:
-        """The Gaussians at some positions or under a mask, their weights summing to 1 again."""
+        """Return the Gaussians at some positions or under a mask, their weights summing to 1 again."""
         weights = self.weights[kept]
         return PlaneMixture(self.means[kept], self.covs[kept], weights / weights.sum())
 
     def components(self, weighted: bool = True) -> Components:
-        """Scores ``log weights_k + log N(x; k)``; not ``weighted``: minus half the squared Mahalanobis distance."""
+        """Score ``log weights_k + log N(x; k)``; not ``weighted``: minus half the squared Mahalanobis distance."""
         whiteners, _ = whitening(self.covs)
         constant = self.weights.log() + log_peak(self.covs) if weighted else torch.zeros_like(self.weights)
         return Components(self.means, whiteners, constant)
 
     def assign(self, points: Tensor, grid: Grid | None = None) -> Tensor:
-        """``argmax_k weights_k N(x; k)``, the most probable Gaussian of every point, exactly and in bounded memory.
+        """Compute ``argmax_k weights_k N(x; k)``.
+
+        The most probable Gaussian of every point, exactly and in bounded memory.
 
         Args:
             points: (n, 2).
@@ -74,7 +76,7 @@ class PlaneMixture:
 
     @fixed_order()
     def log_density(self, points: Tensor) -> Tensor:
-        """``log p(x)`` for every point, (n,) float64, over all K Gaussians."""
+        """Compute ``log p(x)`` for every point, (n,) float64, over all K Gaussians."""
         parts = self.components()
 
         def chunk(part: slice) -> Tensor:
@@ -86,7 +88,7 @@ class PlaneMixture:
 
 
 def default_bins(k: int) -> int:
-    """Cells for a fit of ``k`` Gaussians."""
+    """Return cells for a fit of ``k`` Gaussians."""
     return min(max(CELLS_PER_GAUSSIAN * k, CELLS[0]), CELLS[1])
 
 
@@ -145,7 +147,7 @@ def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int) 
 
 
 def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, covariances and weights from a sweep's sums about the old means; an empty Gaussian keeps its place."""
+    """Return means, covariances and weights from a sweep's sums about the old means."""
     counts = sums[:, 0]
     held = counts > 0
     averages = sums[:, 1:] / counts.clamp_min(1e-300)[:, None]

@@ -28,7 +28,7 @@ SLACK = 1e-9
 
 @fixed_order()
 def best(points: Tensor, components: Components, k: int = 1, grid: Grid | None = None) -> Tensor:
-    """``argtop-k_j score_j(x)`` for every point, best first.
+    """Compute ``argtop-k_j score_j(x)`` for every point, best first.
 
     Args:
         points: (n, 2).
@@ -79,7 +79,10 @@ def _best_of_all(points: Tensor, components: Components, k: int) -> Tensor:
 
 
 def _boxes(points: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    """The cell of every point among those that hold any, (n,) int32, and the bounding box of the points in each."""
+    """Return the cell of every point among those that hold any,.
+
+    (n,) int32, and the bounding box of the points in each.
+    """
     bottom = torch.full((len(grid), 2), float("inf"), dtype=torch.float64, device=points.device)
     low, high = bottom.clone(), -bottom
     cell = torch.empty(len(points), dtype=torch.int32, device=points.device)
@@ -104,7 +107,10 @@ def _boxes(points: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rule_out(low: Tensor, high: Tensor, components: Components, k: int) -> tuple[Tensor, Tensor]:
-    """Candidates of each cell, highest bounds first, (cells, 16), and how many it needs (more than 16: look closer)."""
+    """Return candidates of each cell, highest bounds first,.
+
+    (cells, 16), and how many it needs (more than 16: look closer).
+    """
     width = max(WIDTHS)
     order, _ = tile((low + high) / 2, TILE)
     candidates = torch.empty((len(low), width), dtype=torch.int64, device=low.device)

@@ -162,7 +162,9 @@ class Plane:
 def outliers(
     mean: Tensor, gradient: Tensor | None, tau_w: float | None = 0.2, gradient_fraction: float = 0.01
 ) -> dict[str, Tensor]:
-    """``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest: weights that keep a mean and a std of their own.
+    """Compute ``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest.
+
+    Weights that keep a mean and a std of their own.
 
     Args:
         mean: (n,).
@@ -190,7 +192,7 @@ def survey(
     settings: PlaneSettings | None = None,
     team: Team = ALONE,
 ) -> Plane:
-    """All of stage 2. The same for a seed whatever the number of threads (on a CPU).
+    """Return all of stage 2. The same for a seed whatever the number of threads (on a CPU).
 
     Where every cluster is too small, all weights become outliers and a warning says so.
 
@@ -300,7 +302,7 @@ def _renumber(index: Tensor, mapping: Tensor) -> None:
 
 
 def _mean_size(gradient: Tensor, inside: Tensor, index: Tensor, counts: Tensor) -> Tensor:
-    """The mean absolute gradient over the weights of each Gaussian, (K,)."""
+    """Return the mean absolute gradient over the weights of each Gaussian, (K,)."""
     gradient = gradient[inside]
     sums = torch.zeros(len(counts) + 1, dtype=torch.float64, device=gradient.device)
     for part in slices(len(index), CHUNK):

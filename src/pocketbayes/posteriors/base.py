@@ -101,7 +101,7 @@ class Posterior(nn.Module, ABC):
 
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and std of every weight, each (n,)."""
+        """Return mean and std of every weight, each (n,)."""
 
     @classmethod
     def check_file(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -139,7 +139,7 @@ class Posterior(nn.Module, ABC):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """A block in which nothing is trained: moments are computed once, not for every draw."""
+        """Return a block in which nothing is trained: moments are computed once, not for every draw."""
         self._held = []
         try:
             yield
@@ -147,7 +147,7 @@ class Posterior(nn.Module, ABC):
             self._held = None
 
     def held_moments(self) -> tuple[Tensor, Tensor]:
-        """The moments; within `frozen`, those of the first call."""
+        """Return the moments; within `frozen`, those of the first call."""
         if self._held is None:
             return self.moments()
         self._held = self._held or [*self.moments()]
@@ -155,21 +155,27 @@ class Posterior(nn.Module, ABC):
         return mean, std
 
     def weight_means(self) -> Tensor:
-        """The mean of every weight, (n,), where the stds are not wanted; within `frozen`, that of the first call."""
+        """Return the mean of every weight, (n,), where the stds are not wanted.
+
+        Within `frozen`, that of the first call.
+        """
         return self.held_moments()[0]
 
     def random_slots(self) -> list[int]:
-        """The slots of the layout outside of which every std is 0."""
+        """Return the slots of the layout outside of which every std is 0."""
         stds = self.layout.views(self.held_moments()[1].detach())
         return [number for number, std in enumerate(stds) if bool((std > 0).any())]
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """One draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
+        """Return one draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
         mean, std = self.held_moments()
         return torch.addcmul(mean, std, self._noise(noise, mean))
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """A draw for each row of noise (s, noise_size), of the weights from one edge of a slot to another: (s, m)."""
+        """Return a draw for each row of noise.
+
+        (s, noise_size), of the weights from one edge of a slot to another: (s, m).
+        """
         return torch.stack([self.sample(row)[start:stop] for row in noise])
 
     @property
@@ -178,7 +184,7 @@ class Posterior(nn.Module, ABC):
         return type(self).sample is Posterior.sample
 
     def project(self, gradient: Tensor, start: int = 0) -> Tensor:
-        """Gradients with respect to the noise of a draw, at the mean, from those with respect to the weights.
+        """Return gradients with respect to the noise of a draw, at the mean, from those with respect to the weights.
 
         To first order |.|^2 is the variance, over draws, of the quantity whose gradients these are, and inner products
         are covariances: where one noise serves many weights, their gradients add up.
@@ -191,7 +197,7 @@ class Posterior(nn.Module, ABC):
         return self._project(F.pad(gradient, (start, rest)) if start or rest else gradient)
 
     def _project(self, gradient: Tensor) -> Tensor:
-        """From the gradients (b, n) of all weights."""
+        """Build from the gradients (b, n) of all weights."""
         if self.independent:
             return gradient * self.moments()[1]
         if (ties := self.ties()) is not None:
@@ -212,7 +218,7 @@ class Posterior(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} has ties, and no project_table")
 
     def kl(self, prior: Prior) -> Tensor:
-        """KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""
+        """Compute KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""
         mean, std = self.moments()
         random = std > 0
         if bool(random.all()):
@@ -221,7 +227,7 @@ class Posterior(nn.Module, ABC):
         return prior.take(index).total_kl(mean.index_select(0, index), std.index_select(0, index))
 
     def std_parameters(self) -> Iterable[nn.Parameter]:
-        """The parameters that set the stds: they have a learning rate of their own and no weight decay."""
+        """Return the parameters that set the stds: they have a learning rate of their own and no weight decay."""
         declared = {name for name, coding in self.tensors.items() if coding.role == "std"}
         return [p for name, p in self.named_parameters() if name in declared and p.requires_grad]
 
@@ -288,14 +294,16 @@ class Posterior(nn.Module, ABC):
 
     @classmethod
     def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
-        """Ranges (first value, number) of the largest values in `index` that weights use in order, each value once.
+        """Return ranges (first value, number) of the largest values in `index` that weights use in order.
+
+        Each value once.
 
         A file keeps one symbol for all of a range.
         """
         return []
 
     def census(self) -> Census:
-        """Counts what is stored."""
+        """Count what is stored."""
         with torch.no_grad():
             random = int((self.moments()[1] > 0).sum())
         return Census(

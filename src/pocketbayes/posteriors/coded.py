@@ -44,7 +44,7 @@ class Coded(Posterior):
         units: Units = "network",
         std_units: StdUnits = "none",
     ) -> None:
-        """Takes codes (n,), centres (K,), a scale for each unit (1 by default) and, where there are any, stds."""
+        """Take codes (n,), centres (K,), a scale for each unit (1 by default) and, where there are any, stds."""
         super().__init__(layout)
         for value, kinds in ((units, Units), (std_units, StdUnits)):
             if value not in get_args(kinds):
@@ -71,7 +71,7 @@ class Coded(Posterior):
         return {"weights": layout.size, "units": len(unit_sizes(layout, config["units"])), "std units": std_units}
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The entries of the codebook times the scales of the units."""
+        """Return the entries of the codebook times the scales of the units."""
         codes = self.index.int() if self.packed is None else self.packed()
         scale = self.spread(self.scale, self.units)
         mean = self.centres.index_select(0, codes) * scale
@@ -97,7 +97,7 @@ class Coded(Posterior):
         return 0 if self.std_units == "none" else self.layout.size
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """One draw; without stds the means."""
+        """Return one draw; without stds the means."""
         return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
 
     def config(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Pattern:
 
     @classmethod
     def of(cls, index: Tensor, shape: tuple[int, int]) -> Pattern:
-        """The pattern of ascending positions in the flattened matrix."""
+        """Return the pattern of ascending positions in the flattened matrix."""
         _silence_beta_warning()
         rows, columns = shape
         firsts = torch.arange(0, (rows + 1) * columns, columns, device=index.device, dtype=index.dtype)
@@ -39,11 +39,11 @@ class Pattern:
         return cls(shape, torch.searchsorted(index, firsts, out_int32=True), index.remainder(columns).int())
 
     def matrix(self, values: Tensor) -> Tensor:
-        """The matrix with these values."""
+        """Return the matrix with these values."""
         return torch.sparse_csr_tensor(self.starts, self.columns, values, self.shape, check_invariants=False)
 
     def transpose(self, values: Tensor) -> Tensor:
-        """Its transpose."""
+        """Return its transpose."""
         order, pattern = self._transposed
         return pattern.matrix(values.index_select(0, order))
 
@@ -73,20 +73,20 @@ class SparseMatrix(torch.Tensor):
 
     @staticmethod
     def __new__(cls, pattern: Pattern, values: Tensor) -> SparseMatrix:
-        """Makes a matrix of a pattern and its values, in the pattern's order."""
+        """Make a matrix of a pattern and its values, in the pattern's order."""
         self = values.detach().new_zeros(()).expand(pattern.shape).as_subclass(cls)
         self.values_, self.pattern = values, pattern
         return self
 
     def dense(self) -> Tensor:
-        """A dense copy."""
+        """Return a dense copy."""
         return self.pattern.matrix(self.values_.detach()).to_dense()
 
     @classmethod
     def __torch_function__(
         cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Takes F.linear, and questions that the values do not answer."""
+        """Take F.linear, and questions that the values do not answer."""
         if func is F.linear:
             return _linear(*args, **(kwargs or {}))
         if func in METADATA or func is torch.Tensor.as_subclass:
@@ -99,7 +99,7 @@ class SparseMatrix(torch.Tensor):
 
 
 def _linear(input: Tensor, weight: SparseMatrix, bias: Tensor | None = None) -> Tensor:
-    """X W^T + b for inputs (..., columns); the output's memory is in its usual order: models may view it."""
+    """Compute X W^T + b for inputs (..., columns); the output's memory is in its usual order: models may view it."""
     rows, columns = weight.pattern.shape
     x = input.reshape(-1, columns).t()
     if torch.is_grad_enabled() and (weight.values_.requires_grad or x.requires_grad):
@@ -125,7 +125,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """grad X^T at the present places, and W^T grad."""
+        """Compute grad X^T at the present places, and W^T grad."""
         values, x = ctx.saved_tensors
         grad = grad.contiguous()
         of_values = of_x = None
@@ -139,7 +139,7 @@ class _Product(torch.autograd.Function):
 
 @cache
 def _silence_beta_warning() -> None:
-    """Lets torch say once, unheard, that its sparse layouts may still change."""
+    """Let torch say once, unheard, that its sparse layouts may still change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.zeros(1, 1).to_sparse_csr()

@@ -37,7 +37,7 @@ class Dropped(Posterior):
     tensors: ClassVar = {"mean": MEAN}
 
     def __init__(self, layout: Layout, mean: Tensor, rate: float, units: Sequence[Units]) -> None:
-        """Takes the values, p, and per slot how its units lie (see `input_units`)."""
+        """Take the values, p, and per slot how its units lie (see `input_units`)."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rate = float(rate)
@@ -65,7 +65,7 @@ class Dropped(Posterior):
                 raise UserError(f"{groups} groups of {inner} units in {slot.name!r} of shape {slot.shape}")
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The values, and |mean| sqrt(p / (1 - p)) in the layers that are dropped."""
+        """Return the values, and |mean| sqrt(p / (1 - p)) in the layers that are dropped."""
         spread = (self.rate / (1 - self.rate)) ** 0.5
         stds = [
             view.abs() * spread if groups else torch.zeros_like(view)
@@ -79,7 +79,7 @@ class Dropped(Posterior):
         return sum(groups * inner for groups, inner in self.units)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """One mask for all weights: units whose noise is below the quantile of p vanish, the others grow."""
+        """Return one mask for all weights: units whose noise is below the quantile of p vanish, the others grow."""
         noise = self._noise(noise, self.mean)
         masks = ((noise > self._quantile).to(self.mean.dtype) / (1 - self.rate)).split([g * i for g, i in self.units])
         parts = []
@@ -91,7 +91,7 @@ class Dropped(Posterior):
         return torch.cat(parts)
 
     def _project(self, gradient: Tensor) -> Tensor:
-        """sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over the weights i of each unit: a mask has no derivative."""
+        """Compute sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over the weights i of each unit: a mask has no derivative."""
         spread = (self.rate / (1 - self.rate)) ** 0.5
         parts = [gradient.new_zeros(len(gradient), 0)]
         for (groups, inner), slot in zip(self.units, self.layout.slots):
@@ -102,25 +102,25 @@ class Dropped(Posterior):
         return torch.cat(parts, 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
+        """Return 0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
         return self.mean.new_zeros(())
 
     def stored(self) -> dict[str, int]:
-        """n values and the rate."""
+        """Return n values and the rate."""
         return {"means": self.mean.numel(), "rates": 1}
 
     def config(self) -> dict[str, Any]:
-        """The rate, and how the units lie."""
+        """Return the rate, and how the units lie."""
         return {"rate": self.rate, "units": [list(units) for units in self.units]}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From the values and the config."""
+        """Build from the values and the config."""
         return cls(layout, tensors["mean"], config["rate"], config["units"])
 
 
 def input_units(model: nn.Module, layout: Layout) -> list[Units]:
-    """How the input units of every slot lie in its weight.
+    """Return how the input units of every slot lie in its weight.
 
     The second axis of a weight holds its inputs, in each of a convolution's groups others; a transposed convolution has
     them in its first axis. The first layer is not dropped, for its inputs are the data, and a bias has no input.
@@ -140,5 +140,5 @@ def input_units(model: nn.Module, layout: Layout) -> list[Units]:
 
 
 def _layer(name: str) -> str:
-    """The path of the layer a weight belongs to, of a parametrised one the layer itself."""
+    """Return the path of the layer a weight belongs to, of a parametrised one the layer itself."""
     return re.split(r"(?:^|\.)parametrizations\.", name.rpartition(".")[0])[0]

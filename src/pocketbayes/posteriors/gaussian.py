@@ -32,16 +32,16 @@ class RuleTable(ABC):
         return self
 
     def noisy(self, x: Tensor, var: float) -> Gaussian:
-        """An input with independent noise of the given variance."""
+        """Return an input with independent noise of the given variance."""
         return Gaussian(x, torch.full_like(x, var), rules=self)
 
     @abstractmethod
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """Whether a rule takes this weight, at its place among the arguments, as a Gaussian."""
+        """Return whether a rule takes this weight, at its place among the arguments, as a Gaussian."""
 
     @abstractmethod
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation on arguments of which at least one is a Gaussian."""
+        """Return the operation on arguments of which at least one is a Gaussian."""
 
 
 class Gaussian(torch.Tensor):
@@ -61,7 +61,7 @@ class Gaussian(torch.Tensor):
     def __new__(
         cls, mean: Tensor, var: Tensor | None = None, *, std: Tensor | None = None, rules: RuleTable | None = None
     ) -> Gaussian:
-        """Makes a Gaussian of a mean and either a variance or a std, which frees a weight's draw of square roots."""
+        """Make a Gaussian of a mean and either a variance or a std, which frees a weight's draw of square roots."""
         if (var is None) == (std is None):
             raise ValueError("a Gaussian takes either var or std")
         self = mean.as_subclass(cls)
@@ -88,7 +88,7 @@ class Gaussian(torch.Tensor):
     def __torch_function__(
         cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Looks the operation up in the rule table of the first Gaussian among its arguments."""
+        """Look the operation up in the rule table of the first Gaussian among its arguments."""
         kwargs = kwargs or {}
         if func in METADATA:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class Correlated(Gaussian):
 
     @staticmethod
     def __new__(cls, mean: Tensor, blocks: Tensor, *, rules: RuleTable | None = None) -> Correlated:
-        """Makes one of a mean (b, ...) and the blocks of its covariance."""
+        """Make one of a mean (b, ...) and the blocks of its covariance."""
         diagonal = blocks.diagonal(dim1=-2, dim2=-1)
         self: Correlated = Gaussian.__new__(cls, mean, diagonal.reshape(mean.shape), rules=rules)  # type: ignore[assignment]
         self.blocks = blocks
@@ -141,7 +141,7 @@ METADATA: frozenset[Op] = frozenset(
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested lists, tuples and dicts."""
+    """Return every tensor in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -153,7 +153,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def safe_sqrt(var: Tensor) -> Tensor:
-    """sqrt(var) with gradient 0 at 0: no floor under the root, which would swamp the small variances of deep nets."""
+    """Compute sqrt(var) with gradient 0 at 0.
+
+    No floor under the root, which would swamp the small variances of deep nets.
+    """
     positive = var > 0
     return torch.where(positive, var, 1).sqrt() * positive
 

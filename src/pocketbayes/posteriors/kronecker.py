@@ -35,7 +35,7 @@ class Kronecker(Posterior):
     def __init__(
         self, layout: Layout, mean: Tensor, slots: Sequence[int], std: Tensor, rows: Tensor, columns: Tensor
     ) -> None:
-        """Takes all means (n,), the numbers of the random slots, and their stds, R and C, flat, slot after slot."""
+        """Take all means (n,), the numbers of the random slots, and their stds, R and C, flat, slot after slot."""
         super().__init__(layout)
         if list(slots) != sorted(set(slots) & set(range(len(layout.slots)))):
             raise UserError(f"random slots {list(slots)} of a layout with {len(layout.slots)}")
@@ -59,18 +59,18 @@ class Kronecker(Posterior):
         }
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means and the marginal stds: var W_ij = sum_kl R_ik^2 std_kl^2 C_jl^2, 0 outside the slots."""
+        """Return the means and the marginal stds: var W_ij = sum_kl R_ik^2 std_kl^2 C_jl^2, 0 outside the slots."""
         std = torch.zeros_like(self.mean)
         for slot, block, rows, columns in self._blocks():
             std[slot.start : slot.stop] = (rows.square() @ block.square() @ columns.square().T).sqrt().flatten()
         return self.mean, std
 
     def weight_means(self) -> Tensor:
-        """As they are stored."""
+        """Return the means as they are stored."""
         return self.mean
 
     def random_slots(self) -> list[int]:
-        """Those with factors."""
+        """Return those with factors."""
         return list(self.slots)
 
     @property
@@ -79,11 +79,11 @@ class Kronecker(Posterior):
         return self.std.numel()
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Mean + R (std * E) C^T."""
+        """Return mean + R (std * E) C^T."""
         return self.draws(self._noise(noise, self.mean)[None])[0]
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Two products with small matrices a slot, for all draws at once."""
+        """Return two products with small matrices a slot, for all draws at once."""
         result = self.mean[start:stop].repeat(len(noise), 1)
         parts = noise.split(self._sizes(), dim=1)
         for part, (slot, std, rows, columns) in zip(parts, self._blocks()):
@@ -93,7 +93,7 @@ class Kronecker(Posterior):
         return result
 
     def project(self, gradient: Tensor, start: int = 0) -> Tensor:
-        """std * (R^T G C) for the gradient G of each random slot."""
+        """Compute std * (R^T G C) for the gradient G of each random slot."""
         parts = [
             (rows.T @ gradient[:, slot.start - start : slot.stop - start].reshape(-1, *std.shape) @ columns) * std
             for slot, std, rows, columns in self._blocks()
@@ -101,33 +101,36 @@ class Kronecker(Posterior):
         return torch.cat([part.flatten(1) for part in parts], 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q: exact, for priors are independent."""
+        """Compute KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q.
+
+        Exact, for priors are independent.
+        """
         return super().kl(prior) + self.total_correlation()
 
     def total_correlation(self) -> Tensor:
-        """The log of all marginal stds over that of all stds: rotations change no determinant."""
+        """Return the log of all marginal stds over that of all stds: rotations change no determinant."""
         marginal = self.moments()[1]
         return marginal[marginal > 0].log().sum() - self.std.log().sum()
 
     def stored(self) -> dict[str, int]:
-        """n means, a std for every random weight, and the factors."""
+        """Return n means, a std for every random weight, and the factors."""
         factors = self.rows.numel() + self.columns.numel()
         return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": factors}
 
     def config(self) -> dict[str, Any]:
-        """The numbers of the random slots."""
+        """Return the numbers of the random slots."""
         return {"slots": list(self.slots)}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From its tensors."""
+        """Build from its tensors."""
         return cls(layout, tensors["mean"], config["slots"], tensors["std"], tensors["rows"], tensors["columns"])
 
     def _sizes(self) -> list[int]:
         return [self.layout.slots[number].size for number in self.slots]
 
     def _blocks(self) -> Iterator[tuple[Slot, Tensor, Tensor, Tensor]]:
-        """Each random slot, its stds (r, c), R and C."""
+        """Return each random slot, its stds (r, c), R and C."""
         slots = [self.layout.slots[number] for number in self.slots]
         heights = [slot.shape[0] for slot in slots]
         widths = [math.prod(slot.shape[1:]) for slot in slots]

@@ -79,7 +79,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, *, select: Select | None = None, bayesian_bias: bool = False) -> Layout:
-        """Selects the weights of every linear, convolution, recurrent and attention layer.
+        """Select the weights of every linear, convolution, recurrent and attention layer.
 
         Args:
             model: Any module.
@@ -111,20 +111,20 @@ class Layout:
         return cls(tuple(slots), tuple(points))
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The (n,) vector of the tensors given by slot name."""
+        """Return the (n,) vector of the tensors given by slot name."""
         return torch.cat([tensors[slot.name].reshape(-1) for slot in self.slots])
 
     def read(self, model: nn.Module) -> Tensor:
-        """The (n,) vector of the model's present weights, detached."""
+        """Return the (n,) vector of the model's present weights, detached."""
         return self.flatten({slot.name: _get(model, slot.name).detach() for slot in self.slots})
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The vector cut into one view per slot, each in its own shape."""
+        """Return the vector cut into one view per slot, each in its own shape."""
         pieces = flat.split([slot.size for slot in self.slots])
         return [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots)]
 
     def write(self, model: nn.Module, flat: Tensor) -> None:
-        """Puts the vector back into the model as parameters, at every site and in their old order."""
+        """Put the vector back into the model as parameters, at every site and in their old order."""
         owners: dict[int, nn.Module] = {}
         for slot, view in zip(self.slots, self.views(flat.detach())):
             parameter = nn.Parameter(view.clone())
@@ -138,7 +138,7 @@ class Layout:
                 owner._init_flat_weights()
 
     def strip(self, model: nn.Module) -> None:
-        """Takes the selected weights out of the model, at every site."""
+        """Take the selected weights out of the model, at every site."""
         for slot in self.slots:
             for owner, attribute in self._owners(model, slot):
                 if attribute in owner._parameters:
@@ -150,21 +150,21 @@ class Layout:
         return [_owner(model, site) for site in slot.sites]
 
     def segments(self, device: torch.device | str | None = None) -> Tensor:
-        """The (n,) vector of slot numbers."""
+        """Return the (n,) vector of slot numbers."""
         sizes = torch.tensor([slot.size for slot in self.slots], device=device)
         return torch.repeat_interleave(torch.arange(len(self.slots), device=device), sizes)
 
     def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The tensor of every place in the model, from those of the slots."""
+        """Return the tensor of every place in the model, from those of the slots."""
         return {site: view for slot, view in zip(self.slots, views) for site in slot.sites}
 
     def slots_of(self, positions: Tensor) -> list[int]:
-        """The numbers of the slots that these positions of the flat vector lie in."""
+        """Return the numbers of the slots that these positions of the flat vector lie in."""
         stops = torch.tensor([slot.stop for slot in self.slots], device=positions.device)
         return torch.searchsorted(stops, positions, right=True).unique().tolist()  # type: ignore[no-any-return]
 
     def check(self, model: nn.Module) -> None:
-        """Raises an error naming the first weight whose shape differs in the model."""
+        """Raise an error naming the first weight whose shape differs in the model."""
         for slot in self.slots:
             for site in slot.sites:
                 try:
@@ -175,7 +175,7 @@ class Layout:
                     raise UserError(f"{site!r} has shape {found} in the model, {slot.shape} in the layout")
 
     def to_json(self) -> dict[str, Any]:
-        """The layout as plain JSON values."""
+        """Return the layout as plain JSON values."""
         return {
             "slots": [{"name": s.name, "shape": list(s.shape), "sites": list(s.sites)} for s in self.slots],
             "points": [list(p) for p in self.points],
@@ -183,7 +183,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Layout:
-        """The inverse of `to_json`."""
+        """Invert `to_json`."""
         slots: list[Slot] = []
         start = 0
         for item in value["slots"]:
@@ -197,7 +197,7 @@ class Layout:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for every module, and each module's own mode afterwards."""
+    """Put every module into evaluation mode within the block."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -209,7 +209,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def weights_in_place(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """The weights, by site, in the stripped model within the block; its `parameters()` list them too."""
+    """Return the weights, by site, in the stripped model within the block; its `parameters()` list them too."""
     sites = [(*_owner(model, site), weight) for site, weight in weights.items()]
     for owner, attribute, weight in sites:
         owner._parameters[attribute] = weight  # type: ignore[assignment]
@@ -238,14 +238,14 @@ def no_checkpointing() -> AbstractContextManager[None]:
 
 
 def _renew_flat_weights(module: nn.Module) -> None:
-    """Gives a recurrent layer, which runs on a list of its own, the weights of now: old draws must not live on."""
+    """Give a recurrent layer, which runs on a list of its own, the weights of now: old draws must not live on."""
     if isinstance(module, nn.RNNBase):
         module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
         module._flat_weight_refs = [None] * len(module._flat_weights_names)
 
 
 def _parameters_with_sites(model: nn.Module) -> Iterable[tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]]:
-    """Each parameter once, with every (path, module, attribute) that holds it; a shared module counts once."""
+    """Return each parameter once, with every (path, module, attribute) that holds it; a shared module counts once."""
     found: dict[int, tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]] = {}
     for prefix, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
@@ -303,7 +303,7 @@ def _is_parametrisation(module: nn.Module) -> bool:
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Raises: UserError: By name for what cannot be re-parametrised."""
+    """Raise `UserError` for what cannot be re-parametrised."""
     for path, module in model.named_modules():
         where = f"{path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):

@@ -30,7 +30,7 @@ class LowRank(Posterior):
     }
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
-        """Takes all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).
+        """Take all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).
 
         Without positions k is n.
         """
@@ -51,18 +51,18 @@ class LowRank(Posterior):
         return {"weights": layout.size} | ({} if "index" in tensors else {"random": layout.size})
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means and the marginal stds sqrt(std^2 + sum_r F_r^2), 0 outside the index."""
+        """Return the means and the marginal stds sqrt(std^2 + sum_r F_r^2), 0 outside the index."""
         std = self._marginal_std()
         if self.index is not None:
             std = torch.zeros_like(self.mean).index_copy(0, self.index, std)
         return self.mean, std
 
     def weight_means(self) -> Tensor:
-        """As they are stored."""
+        """Return the means as they are stored."""
         return self.mean
 
     def random_slots(self) -> list[int]:
-        """Those that the random weights lie in."""
+        """Return those that the random weights lie in."""
         return super().random_slots() if self.index is None else self.layout.slots_of(self.index)
 
     @property
@@ -71,13 +71,13 @@ class LowRank(Posterior):
         return self.std.numel() + self.factor.shape[1]
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Mean + std eps + F xi."""
+        """Return mean + std eps + F xi."""
         own, shared = self._noise(noise, self.mean).split([self.std.numel(), self.factor.shape[1]])
         change = torch.addcmul(self.factor @ shared, self.std, own)
         return self.mean + change if self.index is None else self.mean.index_add(0, self.index, change)
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """One product with F for all draws, and no copy of weights that were not asked for."""
+        """Return one product with F for all draws, and no copy of weights that were not asked for."""
         own, shared = noise.split([self.std.numel(), self.factor.shape[1]], dim=1)
         change = torch.addcmul(shared @ self.factor.T, self.std, own)
         mean = self.mean[start:stop].expand(len(noise), -1)
@@ -87,7 +87,7 @@ class LowRank(Posterior):
         return mean.index_add(1, self.index[given] - start, change[:, given])
 
     def project(self, gradient: Tensor, start: int = 0) -> Tensor:
-        """std g and F^T g of the random weights."""
+        """Compute std g and F^T g of the random weights."""
         places = torch.arange(self.layout.size, device=gradient.device) if self.index is None else self.index
         given = (places >= start) & (places < start + gradient.shape[1])
         random = gradient.new_zeros(len(gradient), len(places))
@@ -95,11 +95,14 @@ class LowRank(Posterior):
         return torch.cat([random * self.std, random @ self.factor], 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q: exact, for priors are independent."""
+        """Compute KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q.
+
+        Exact, for priors are independent.
+        """
         return super().kl(prior) + self.total_correlation()
 
     def total_correlation(self) -> Tensor:
-        """-log det(R) / 2 in nats, R the correlation matrix of the random weights; infinite if it is singular.
+        """Compute -log det(R) / 2 in nats, R the correlation matrix of the random weights; infinite if it is singular.
 
         With a diagonal part, det(D^2 + G G^T) = det(D^2) det(I + G^T D^-2 G) needs no matrix larger than the rank.
         """
@@ -119,13 +122,13 @@ class LowRank(Posterior):
         return result.to(self.mean.dtype)
 
     def stored(self) -> dict[str, int]:
-        """n means, k stds, k x rank factors and the positions, if not all."""
+        """Return n means, k stds, k x rank factors and the positions, if not all."""
         positions = {} if self.index is None else {"positions": self.index.numel()}
         return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": self.factor.numel(), **positions}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From its tensors."""
+        """Build from its tensors."""
         return cls(layout, tensors["mean"], tensors["std"], tensors["factor"], tensors.get("index"))
 
     def _marginal_std(self) -> Tensor:

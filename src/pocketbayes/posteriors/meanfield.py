@@ -28,11 +28,11 @@ class MeanField(Posterior):
         self._all_random = bool((std > 0).all())  # a std of 0 has no gradient and stays 0
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means and softplus(rho)."""
+        """Return the means and softplus(rho)."""
         return self.mean, F.softplus(self.rho)
 
     def kl(self, prior: Prior) -> Tensor:
-        """The sum over the random weights, without looking for others where there were none at the start."""
+        """Return the sum over the random weights, without looking for others where there were none at the start."""
         return prior.total_kl(*self.moments()) if self._all_random else super().kl(prior)
 
     @classmethod

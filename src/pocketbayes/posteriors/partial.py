@@ -25,22 +25,22 @@ class Partial(Posterior):
     index: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, index: Tensor, std: Tensor) -> None:
-        """Takes all means (n,), and the positions and stds (k,) of the random weights."""
+        """Take all means (n,), and the positions and stds (k,) of the random weights."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
         self.register_buffer("index", index.detach().clone())
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means, and softplus(rho) at the chosen weights, 0 elsewhere."""
+        """Return the means, and softplus(rho) at the chosen weights, 0 elsewhere."""
         return self.mean, torch.zeros_like(self.mean).index_copy(0, self.index, F.softplus(self.rho))
 
     def weight_means(self) -> Tensor:
-        """As they are stored."""
+        """Return the means as they are stored."""
         return self.mean
 
     def random_slots(self) -> list[int]:
-        """Those that the random weights lie in."""
+        """Return those that the random weights lie in."""
         return self.layout.slots_of(self.index)
 
     @property
@@ -49,7 +49,7 @@ class Partial(Posterior):
         return self.index.numel()
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """The means, and noise on the chosen ones."""
+        """Return the means, and noise on the chosen ones."""
         change = F.softplus(self.rho) * self._noise(noise, self.mean)
         return self.mean.index_add(0, self.index, change)
 
@@ -59,10 +59,10 @@ class Partial(Posterior):
         return True
 
     def kl(self, prior: Prior) -> Tensor:
-        """The sum over the chosen weights: a point value has no KL."""
+        """Return the sum over the chosen weights: a point value has no KL."""
         return prior.take(self.index).total_kl(self.mean.index_select(0, self.index), F.softplus(self.rho))
 
     def fractions(self) -> dict[str, float]:
-        """The fraction of random weights in every slot."""
+        """Return the fraction of random weights in every slot."""
         counts = torch.bincount(self.layout.segments(self.index.device)[self.index], minlength=len(self.layout))
         return {slot.name: int(count) / slot.size for slot, count in zip(self.layout.slots, counts)}

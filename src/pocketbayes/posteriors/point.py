@@ -24,7 +24,7 @@ class Point(Posterior):
         self.mean = nn.Parameter(mean.detach().clone())
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The values, and std 0."""
+        """Return the values, and std 0."""
         return self.mean, torch.zeros_like(self.mean)
 
     @property
@@ -33,9 +33,9 @@ class Point(Posterior):
         return 0
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """The values themselves."""
+        """Return the values themselves."""
         return self.mean
 
     def kl(self, prior: Prior) -> Tensor:
-        """0: a point value has no KL; weight decay may take its place."""
+        """Return 0: a point value has no KL; weight decay may take its place."""
         return self.mean.new_zeros(())

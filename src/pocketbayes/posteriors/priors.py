@@ -20,14 +20,14 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """KL(N(mean, std^2) || prior) in nats, one per weight; std > 0."""
+        """Compute KL(N(mean, std^2) || prior) in nats, one per weight; std > 0."""
 
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """The sum of `kl` over all weights."""
+        """Return the sum of `kl` over all weights."""
         return self.kl(mean, std).sum()
 
     def take(self, index: Tensor) -> Prior:
-        """The prior of the chosen weights only."""
+        """Return the prior of the chosen weights only."""
         return self
 
     @property
@@ -37,7 +37,7 @@ class Prior(nn.Module, ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """What, with the module's tensors, rebuilds the prior."""
+        """Return what, with the module's tensors, rebuilds the prior."""
 
 
 class Normal(Prior):
@@ -46,7 +46,7 @@ class Normal(Prior):
     name = "normal"
 
     def __init__(self, std: float = 1.0, centre: Tensor | None = None, centre_left_out: bool = False) -> None:
-        """Takes the std and the centre, 0 if there is none; or notes that a file left the centre out."""
+        """Take the std and the centre, 0 if there is none; or notes that a file left the centre out."""
         super().__init__()
         if not std > 0:
             raise UserError(f"prior_std must be positive, not {std}")
@@ -56,7 +56,7 @@ class Normal(Prior):
         self.register_buffer("centre", None if centre is None else centre.detach().clone())
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """log(s/std) + (std^2 + (mean - centre)^2) / (2 s^2) - 1/2."""
+        """Compute log(s/std) + (std^2 + (mean - centre)^2) / (2 s^2) - 1/2."""
         offset = self._offset(mean)
         scale = 0.5 / self.std**2
         return scale * (std * std + offset * offset) - std.log() + (math.log(self.std) - 0.5)
@@ -66,11 +66,11 @@ class Normal(Prior):
         return _TotalKL.apply(self._offset(mean), std, self.std)  # type: ignore[no-any-return]
 
     def take(self, index: Tensor) -> Prior:
-        """The chosen centres, the same std."""
+        """Return the chosen centres, the same std."""
         return self if self.centre is None else Normal(self.std, self.centre[index])
 
     def config(self) -> dict[str, Any]:
-        """The prior's std."""
+        """Return the prior's std."""
         return {"std": self.std, **({"centre_left_out": True} if self.centre_left_out else {})}
 
     @property
@@ -150,13 +150,13 @@ class ScaleMixture(Prior):
         return torch.logaddexp(one, two) - 0.5 * math.log(2 * math.pi)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """-H(q) - E_q log p(w), the expectation by an antithetic pair of draws: there is no closed form."""
+        """Compute -H(q) - E_q log p(w), the expectation by an antithetic pair of draws: there is no closed form."""
         noise = torch.randn_like(mean)
         expected = 0.5 * (self.log_prob(mean + std * noise) + self.log_prob(mean - std * noise))
         return -std.log() - 0.5 * math.log(2 * math.pi * math.e) - expected
 
     def config(self) -> dict[str, Any]:
-        """The weight and the two stds."""
+        """Return the weight and the two stds."""
         return {"p": self.p, "std1": self.std1, "std2": self.std2}
 
 
@@ -191,12 +191,12 @@ class Empirical(Prior):
         return values.index_select(0, self._layers)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """`log(s_l / std) + (std^2 + mean^2) / (2 s_l^2) - 1/2`, with the variances held."""
+        """Compute `log(s_l / std) + (std^2 + mean^2) / (2 s_l^2) - 1/2`, with the variances held."""
         var = self.spread(self.variances(mean.detach(), std.detach()))
         return 0.5 * ((mean * mean + std * std) / var - 1 + var.log()) - std.log()
 
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """`sum_l n_l log s_l - sum log std`: the squares cancel at the best variances."""
+        """Compute `sum_l n_l log s_l - sum log std`: the squares cancel at the best variances."""
         counts = (
             torch.tensor(self.sizes, device=mean.device)
             if self._layers is None
@@ -236,7 +236,7 @@ PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleM
 
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
-    """The prior that `name`, `config()` and the module's tensors describe."""
+    """Return the prior that `name`, `config()` and the module's tensors describe."""
     if name not in PRIORS:
         raise UnknownNameError("prior", name, PRIORS)
     return PRIORS[name](**config, **tensors)

@@ -38,7 +38,7 @@ class Quantized(Posterior):
     def __init__(
         self, layout: Layout, means: Tensor, scale: Tensor, stds: Tensor, low: Tensor, step: Tensor, sigma_bits: int
     ) -> None:
-        """Takes what `quantize` made: codes of means (n,) and, packed, of stds; three numbers a channel."""
+        """Take what `quantize` made: codes of means (n,) and, packed, of stds; three numbers a channel."""
         super().__init__(layout)
         self.sigma_bits = check_sigma_bits(sigma_bits)
         self.means: Tensor
@@ -58,7 +58,7 @@ class Quantized(Posterior):
 
     @classmethod
     def quantize(cls, layout: Layout, mean: Tensor, std: Tensor, sigma_bits: int = 8) -> Self:
-        """The nearest codes.
+        """Return the nearest codes.
 
         Means: scale = max |mean| / 127, error at most scale / 2. Stds: levels at equal distances from the channel's
         smallest to its largest, error at most step / 2. With one bit the two levels are the root mean squares of the
@@ -70,7 +70,7 @@ class Quantized(Posterior):
         return cls(layout, means, scale, pack(codes, sigma_bits), low, step, sigma_bits)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The codes times their channels' scales."""
+        """Return the codes times their channels' scales."""
         means = rows(self.layout, self.means)
         codes = rows(self.layout, unpack(self.stds, self.sigma_bits, self.layout.size))
         channels = [len(part) for part in means]
@@ -80,26 +80,29 @@ class Quantized(Posterior):
         return mean, std
 
     def stored(self) -> dict[str, int]:
-        """n codes of means, n of stds, three numbers a channel."""
+        """Return n codes of means, n of stds, three numbers a channel."""
         return {"means": self.means.numel(), "stds": self.layout.size, "scales": 3 * self.scale.numel()}
 
     def config(self) -> dict[str, Any]:
-        """Bits of a std."""
+        """Return bits of a std."""
         return {"sigma_bits": self.sigma_bits}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From its tensors."""
+        """Build from its tensors."""
         return cls(layout, **tensors, sigma_bits=config["sigma_bits"])
 
 
 def rows(layout: Layout, flat: Tensor) -> list[Tensor]:
-    """A flat vector as one (channels, weights a channel) view per slot."""
+    """Return a flat vector as one (channels, weights a channel) view per slot."""
     return [view.view(view.shape[0] if view.ndim > 1 else 1, -1) for view in layout.views(flat)]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes (n,) of so many bits, 8 / bits to a byte, the first in the lowest bits; the last byte is filled with 0."""
+    """Compute Code (n,) of so many bits, 8 / bits to a byte, the first in the lowest bits.
+
+    The last byte is filled with 0.
+    """
     per_byte = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % per_byte)).view(-1, per_byte)
     packed = padded[:, 0].clone()
@@ -109,7 +112,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """The first `size` codes, uint8: the inverse of `pack`."""
+    """Return the first `size` codes, uint8: the inverse of `pack`."""
     if bits == 8:
         return packed
     # Quotients, for ONNX has no shift of bytes that its exporter gets right.
@@ -119,14 +122,14 @@ def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
 
 
 def check_sigma_bits(bits: int) -> int:
-    """The number itself, or an error that names the known ones."""
+    """Return the number itself, or an error that names the known ones."""
     if bits not in SIGMA_BITS:
         raise UserError(f"sigma_bits must be one of {', '.join(map(str, SIGMA_BITS))}, not {bits!r}")
     return bits
 
 
 def _quantize_rows(mean: Tensor, std: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Codes of means, their scales, codes of stds, their lowest level and step, for rows of one slot."""
+    """Code of means, their scales, codes of stds, their lowest level and step, for rows of one slot."""
     scale = mean.abs().amax(1) / 127
     codes = _steps(mean, scale[:, None]).clamp(-127, 127)
     levels = 2**bits - 1
@@ -142,12 +145,12 @@ def _quantize_rows(mean: Tensor, std: Tensor, bits: int) -> tuple[Tensor, Tensor
 
 
 def _steps(values: Tensor, step: Tensor) -> Tensor:
-    """The nearest whole number of steps; 0 where the step is 0."""
+    """Return the nearest whole number of steps; 0 where the step is 0."""
     return torch.where(step > 0, values / torch.where(step > 0, step, 1), 0).round()
 
 
 def _rms(values: Tensor, chosen: Tensor, otherwise: Tensor) -> Tensor:
-    """sqrt of the mean square of each row's chosen values; `otherwise` where there are none."""
+    """Compute sqrt of the mean square of each row's chosen values; `otherwise` where there are none."""
     count = chosen.sum(1)
     mean_square = (values.square() * chosen).sum(1) / count.clamp(min=1)
     return torch.where(count > 0, mean_square.sqrt(), otherwise)

@@ -18,7 +18,7 @@ _SMALL = 1e-4
 
 
 def removal_score(name: str, mean: Tensor, std: Tensor, scale: float = 1.0, *, log: bool = False) -> Tensor:
-    """The score of each weight w ~ N(mean, std^2); the lowest are removed first (Li et al. 2024, six criteria).
+    """Return the score of each weight w ~ N(mean, std^2); the lowest are removed first (Li et al. 2024, six criteria).
 
     magnitude: |mean|. snr: |mean| / std. abs-mean: E|w|. abs-snr: E|w| / sqrt(Var|w|). exp-mean: E exp(l|w|). exp-snr:
     its ratio to the square root of Var exp(l|w|).
@@ -53,12 +53,12 @@ def _snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
 
 
 def _abs_mean(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """E|w| = |mean| + std d(|mean|/std)."""
+    """Compute E|w| = |mean| + std d(|mean|/std)."""
     return size + std * _excess(_ratio(size, std)), False
 
 
 def _abs_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """(r + d) / sqrt(1 - 2 r d - d^2) with r = |mean|/std and d = E|w|/std - r: nothing cancels at large r."""
+    """Return (r + d) / sqrt(1 - 2 r d - d^2) with r = |mean|/std and d = E|w|/std - r: nothing cancels at large r."""
     ratio = _ratio(size, std)
     excess = _excess(ratio)
     log_mean = torch.where(excess > 0, (ratio + excess).log(), _snr(size, std, scale)[0])
@@ -66,13 +66,13 @@ def _abs_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
 
 
 def _exp_mean(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """log E exp(l|w|) = (l std)^2 / 2 + l |mean| + log(1 + q(l std))."""
+    """Compute log E exp(l|w|) = (l std)^2 / 2 + l |mean| + log(1 + q(l std))."""
     width = scale * std
     return 0.5 * width.square() + scale * size + _tilt(_ratio(size, std), width, scale * size).log1p(), True
 
 
 def _exp_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """-1/2 log(exp(g) - 1) with g = log E exp(2l|w|) - 2 log E exp(l|w|)."""
+    """Compute -1/2 log(exp(g) - 1) with g = log E exp(2l|w|) - 2 log E exp(l|w|)."""
     ratio, width = _ratio(size, std), scale * std
     one, two = (_tilt(ratio, k * width, k * scale * size).log1p() for k in (1, 2))
     growth = width.square() + two - 2 * one
@@ -101,38 +101,38 @@ SCORES: tuple[Score, ...] = get_args(Score)
 
 
 def _ratio(size: Tensor, std: Tensor) -> Tensor:
-    """|mean| / std, bounded so that its cube is finite."""
+    """Compute |mean| / std, bounded so that its cube is finite."""
     return (size / std.clamp(min=torch.finfo(std.dtype).tiny)).clamp(max=1e100)
 
 
 def _below(bound: Tensor) -> Tensor:
-    """Phi, the probability of a standard normal number below the bound."""
+    """Compute Phi, the probability of a standard normal number below the bound."""
     probability: Tensor = torch.special.ndtr(bound)
     return probability
 
 
 def _density(ratio: Tensor) -> Tensor:
-    """phi, the standard normal density."""
+    """Compute phi, the standard normal density."""
     return torch.exp(-0.5 * ratio.square()) / math.sqrt(2 * math.pi)
 
 
 def _excess(ratio: Tensor) -> Tensor:
-    """d(r) = E|z + r| - r = 2 (phi(r) - r Phi(-r)) for a standard normal z and r >= 0."""
+    """Compute d(r) = E|z + r| - r = 2 (phi(r) - r Phi(-r)) for a standard normal z and r >= 0."""
     return (2 * (_density(ratio) - ratio * _below(-ratio))).clamp(min=0)
 
 
 def _variance(ratio: Tensor, excess: Tensor) -> Tensor:
-    """Var|z + r| = 1 + r^2 - (r + d)^2."""
+    """Compute Var|z + r| = 1 + r^2 - (r + d)^2."""
     return 1 - 2 * ratio * excess - excess.square()
 
 
 def _skewness(ratio: Tensor, excess: Tensor) -> Tensor:
-    """The third cumulant of |z + r| over its second."""
+    """Return the third cumulant of |z + r| over its second."""
     third = 2 * (ratio.square() + 2) * _density(ratio) - 2 * (ratio**3 + 3 * ratio) * _below(-ratio)
     third = third - 3 * excess + 3 * ratio.square() * excess + 6 * ratio * excess.square() + 2 * excess**3
     return third / _variance(ratio, excess)
 
 
 def _tilt(ratio: Tensor, width: Tensor, shift: Tensor) -> Tensor:
-    """q(a) = Phi(a - r) exp(-2 a r) - Phi(-a - r), with a = l std and a r = l |mean|."""
+    """Compute q(a) = Phi(a - r) exp(-2 a r) - Phi(-a - r), with a = l std and a r = l |mean|."""
     return _below(width - ratio) * torch.exp(-2 * shift) - _below(-width - ratio)

@@ -26,7 +26,7 @@ class RowStds(Posterior):
     row: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
-        """Takes a std (n,) for every weight, of which a row keeps the mean, or (rows,) as they are."""
+        """Take a std (n,) for every weight, of which a row keeps the mean, or (rows,) as they are."""
         super().__init__(layout)
         sizes = torch.tensor([slot.size // slot.shape[0] for slot in layout.slots for _ in range(slot.shape[0])])
         row = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(mean.device)
@@ -38,7 +38,7 @@ class RowStds(Posterior):
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means, and softplus(rho) for every weight of a row."""
+        """Return the means, and softplus(rho) for every weight of a row."""
         return self.mean, F.softplus(self.rho).gather(0, self.row)
 
     @classmethod
@@ -48,7 +48,7 @@ class RowStds(Posterior):
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From mean and rho, bit for bit."""
+        """Build from mean and rho, bit for bit."""
         self = cls(layout, tensors["mean"], tensors["rho"].exp())
         self.rho.data.copy_(tensors["rho"])
         return self

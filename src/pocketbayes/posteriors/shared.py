@@ -24,7 +24,7 @@ Blend = Literal["convex", "mixture"]
 
 
 def _traced() -> bool:
-    """Whether torch.compile or torch.func look on, which know operations but not ours."""
+    """Return whether torch.compile or torch.func look on, which know operations but not ours."""
     return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
@@ -89,7 +89,7 @@ class Shared(Posterior):
         draw: Draw = "shared",
         blend: Blend = "convex",
     ) -> None:
-        """Takes the Gaussians and who belongs to which.
+        """Take the Gaussians and who belongs to which.
 
         Args:
             layout: The weights.
@@ -145,18 +145,18 @@ class Shared(Posterior):
         return self.blend_index.shape[0]
 
     def variances(self) -> Tensor:
-        """The variance (K,) of a draw from each Gaussian."""
+        """Return the variance (K,) of a draw from each Gaussian."""
         var = F.softplus(self.raw_a).square()
         if self.draw == "shared":
             return var
         return var + self.centre_std.square() + self.off_diagonal.square() + F.softplus(self.raw_c).square()
 
     def stds(self) -> Tensor:
-        """The std (K,) of a draw from each Gaussian."""
+        """Return the std (K,) of a draw from each Gaussian."""
         return F.softplus(self.raw_a) if self.draw == "shared" else safe_sqrt(self.variances())
 
     def table_moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of every entry of the table."""
+        """Return mean and variance of every entry of the table."""
         mean, var = self.centre_mean, self.variances()
         alpha, members = self.blend_alpha, self.blend_index
         blend_mean = (alpha * mean[members]).sum(1)
@@ -168,7 +168,7 @@ class Shared(Posterior):
         return torch.cat([mean, self.outlier_mean, blend_mean]), torch.cat([var, outlier_std.square(), blend_var])
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The marginal mean and std of each weight under the chosen draw."""
+        """Return the marginal mean and std of each weight under the chosen draw."""
         mean, var = self.table_moments()
         return self._spread(mean), self._spread(safe_sqrt(var))
 
@@ -180,7 +180,7 @@ class Shared(Posterior):
         return count * (1 if self.draw == "shared" else 3) + self.outliers + choices
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """One draw of all weights."""
+        """Return one draw of all weights."""
         noise = self._noise(noise, self.centre_mean)
         if self.draw != "independent":
             return self._spread(self._shared_draw(noise))
@@ -210,7 +210,9 @@ class Shared(Posterior):
         return projected
 
     def kl(self, prior: Prior) -> Tensor:
-        """sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blended weight adds alpha_k to count_k (Eq. 10).
+        """Compute sum_k count_k KL(N_k || prior) + KL(outliers || prior).
+
+        A blended weight adds alpha_k to count_k (Eq. 10).
 
         A sum of marginal KLs: with shared draws the joint distribution is singular against the prior. The KL of a blend
         is bounded by convexity.
@@ -223,27 +225,30 @@ class Shared(Posterior):
         return torch.dot(self.counts, each) + prior.total_kl(self.outlier_mean, outlier_std)
 
     def covariances(self) -> Tensor:
-        """(K, 2, 2) in float64; a floor of 1e-10 of the trace keeps them positive definite under rounding."""
+        """Return (K, 2, 2) in float64; a floor of 1e-10 of the trace keeps them positive definite under rounding."""
         a, b, c = (t.double() for t in (F.softplus(self.raw_a), self.off_diagonal, F.softplus(self.raw_c)))
         factor = torch.stack([torch.stack([a, torch.zeros_like(a)], 1), torch.stack([b, c], 1)], 1)
         floor = 1e-10 * factor.square().sum((1, 2))
         return factor @ factor.mT + floor[:, None, None] * torch.eye(2, dtype=a.dtype, device=a.device)
 
     def reassign(self, index: Tensor, blend_index: Tensor, blend_alpha: Tensor) -> None:
-        """Gives weights and blends other Gaussians; who is an outlier or a blend stays."""
+        """Give weights and blends other Gaussians; who is an outlier or a blend stays."""
         self.index.copy_(index)
         self.blend_index.copy_(blend_index)
         self.blend_alpha.copy_(blend_alpha)
         self._forget()
 
     def index_bits(self) -> float:
-        """The entropy of the indices in bits per weight: Gaussians, and one symbol each for outliers and blends."""
+        """Return the entropy of the indices in bits per weight.
+
+        Gaussians, and one symbol each for outliers and blends.
+        """
         symbols = torch.where(self.index < self.gaussians, self.index, self.gaussians)
         symbols = torch.where(self.index >= self.gaussians + self.outliers, self.gaussians + 1, symbols)
         return entropy_bits(torch.bincount(symbols))
 
     def stored(self) -> dict[str, int]:
-        """Values of Gaussians and outliers, an index per weight, and the blends."""
+        """Return values of Gaussians and outliers, an index per weight, and the blends."""
         per_gaussian = 2 if self.draw == "shared" else 5
         return {
             "gaussians": per_gaussian * self.gaussians,
@@ -254,7 +259,7 @@ class Shared(Posterior):
         }
 
     def census(self) -> Census:
-        """Counts what is stored, and, labelled as such, the paper's own way of counting."""
+        """Count what is stored, and, labelled as such, the paper's own way of counting."""
         counted = super().census()
         paper = self.stored()["gaussians"] + 2 * self.outliers
         notes = (
@@ -265,18 +270,18 @@ class Shared(Posterior):
         return replace(counted, notes=notes)
 
     def config(self) -> dict[str, Any]:
-        """How weights and blends are drawn."""
+        """Return how weights and blends are drawn."""
         return {"draw": self.draw, "blend": self.blend}
 
     @classmethod
     def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
-        """The outliers' entries, then the blends'."""
+        """Return the outliers' entries, then the blends'."""
         gaussians, outliers = len(tensors["raw_a"]), len(tensors["outlier_mean"])
         return [(gaussians, outliers), (gaussians + outliers, len(tensors["blend_index"]))]
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From the tensors, bit for bit."""
+        """Build from the tensors, bit for bit."""
         ones = torch.ones_like(tensors["raw_a"])
         self = cls(
             layout,
@@ -306,18 +311,18 @@ class Shared(Posterior):
         return torch.split(noise, sizes)
 
     def _own(self, noise: Tensor) -> Tensor:
-        """Draws of the outliers."""
+        """Draw of the outliers."""
         return torch.addcmul(self.outlier_mean, F.softplus(self.outlier_rho), noise)
 
     def _shared_draw(self, noise: Tensor) -> Tensor:
-        """One draw of the whole table."""
+        """Return one draw of the whole table."""
         gaussian, outlier, choice = self._cut(noise)
         each = self._draw(gaussian, None)
         parts = each.index_select(0, self.blend_index.flatten()).view_as(self.blend_alpha)
         return torch.cat([each, self._own(outlier), self._blended(parts, choice)])
 
     def _draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """Draws from the Gaussians, each once, or once per member."""
+        """Draw from the Gaussians, each once, or once per member."""
 
         def of(values: Tensor) -> Tensor:
             return values if members is None else values.gather(0, members)
@@ -330,7 +335,7 @@ class Shared(Posterior):
         return torch.addcmul(m, s, three)
 
     def _blended(self, parts: Tensor, choice: Tensor) -> Tensor:
-        """(p,) blends of their Gaussians' draws (p, k)."""
+        """Return (p,) blends of their Gaussians' draws (p, k)."""
         if self.blend == "convex":
             return (self.blend_alpha * parts).sum(1)
         uniform = torch.special.ndtr(choice)
@@ -338,7 +343,7 @@ class Shared(Posterior):
         return parts.gather(1, chosen[:, None])[:, 0]
 
     def _kl_centred(self, prior: Normal, std: Tensor, outlier_std: Tensor) -> Tensor:
-        """Each weight has a prior mean c_i of its own, yet a step costs K: the sums over weights are kept.
+        """Return each weight has a prior mean c_i of its own, yet a step costs K: the sums over weights are kept.
 
         sum_i KL(N_k || N(c_i, s^2)) = count_k KL(N_k || N(c, s^2)) + sum_i (c_i - c)^2 / (2 s^2), c the mean of c_i.
         """
@@ -377,7 +382,10 @@ class Shared(Posterior):
         return self._counts
 
     def _centred(self, prior: Normal) -> tuple[Normal, Tensor, Normal]:
-        """The prior about each Gaussian's mean of centres, what squares about that mean add, the outliers' prior."""
+        """Return the prior about each Gaussian's mean of centres.
+
+        What squares about that mean add, the outliers' prior.
+        """
         centre = prior.centre
         assert centre is not None
         if self._about is None or self._about[0] is not centre:
@@ -392,7 +400,7 @@ class Shared(Posterior):
         return self._about[1]
 
     def _sums(self, values: Tensor) -> Tensor:
-        """(K,) values (n,) summed by Gaussian, those of blended weights by their alphas."""
+        """Return (K,) values (n,) summed by Gaussian, those of blended weights by their alphas."""
         table = values.new_zeros(self.gaussians + self.outliers + self.blends).index_add(0, self.index, values)
         blended = self.blend_alpha.double() * table[self.gaussians + self.outliers :, None]
         return table[: self.gaussians].index_add(0, self.blend_index.flatten(), blended.flatten())

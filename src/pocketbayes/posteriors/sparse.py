@@ -49,7 +49,7 @@ class Sparse(Posterior):
     def __init__(
         self, layout: Layout, index: Tensor, mean: Tensor, std: Tensor | None = None, kernel: Kernel = "auto"
     ) -> None:
-        """Makes the posterior of the weights at some positions.
+        """Make the posterior of the weights at some positions.
 
         Args:
             layout: The layout of all n weights.
@@ -76,13 +76,13 @@ class Sparse(Posterior):
     # -- the distribution ---------------------------------------------------------------------------------------------
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The means and softplus(rho) at the present weights, 0 elsewhere."""
+        """Return the means and softplus(rho) at the present weights, 0 elsewhere."""
         std = self.present_std()
         mean = self._scatter(self.mean)
         return mean, torch.zeros_like(mean) if std is None else self._scatter(std)
 
     def present_std(self) -> Tensor | None:
-        """(s,) stds of the present weights; None for point values."""
+        """Return (s,) stds of the present weights; None for point values."""
         return None if self.rho is None else F.softplus(self.rho)
 
     @property
@@ -91,7 +91,7 @@ class Sparse(Posterior):
         return 0 if self.rho is None else self.index.numel()
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Draws at the present weights, 0 elsewhere."""
+        """Draw at the present weights, 0 elsewhere."""
         return self._scatter(self._draw(noise))
 
     @property
@@ -100,7 +100,7 @@ class Sparse(Posterior):
         return True
 
     def kl(self, prior: Prior) -> Tensor:
-        """The sum over the present weights; 0 for point values."""
+        """Return the sum over the present weights; 0 for point values."""
         std = self.present_std()
         if std is None:
             return self.mean.new_zeros(())
@@ -110,7 +110,7 @@ class Sparse(Posterior):
 
     @torch.no_grad()
     def swap(self, removed: Tensor, added: Tensor, std: Tensor | None = None) -> Tensor:
-        """Takes weights away and puts as many others in, with mean 0.
+        """Take weights away and puts as many others in, with mean 0.
 
         Args:
             removed: Places of the former among the present weights, each in [0, s).
@@ -136,11 +136,11 @@ class Sparse(Posterior):
         return source
 
     def spans(self) -> list[tuple[int, int]]:
-        """For every slot of the layout, where its present weights begin and end among all present ones."""
+        """Return where each slot's present weights begin and end among all present ones."""
         return self._current_tables().spans
 
     def densities(self) -> dict[str, float]:
-        """The fraction of present weights in every slot."""
+        """Return the fraction of present weights in every slot."""
         return {slot.name: (b - a) / max(slot.size, 1) for slot, (a, b) in zip(self.layout.slots, self.spans())}
 
     # -- passes over the present values alone -------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Sparse(Posterior):
         return 0 if tables is None else sum(pattern.nbytes for pattern in tables.patterns.values())
 
     def census(self) -> Census:
-        """Counts what is stored, and says how linear layers multiply."""
+        """Count what is stored, and say how linear layers multiply."""
         fast = self.fast_slots()
         how = f"CSR products for {', '.join(fast)}; " if fast else ""
         census = super().census()
@@ -198,12 +198,12 @@ class Sparse(Posterior):
         )
 
     def config(self) -> dict[str, Any]:
-        """How linear layers multiply."""
+        """Return how linear layers multiply."""
         return {"kernel": self.kernel}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From index, mean and rho, bit for bit."""
+        """Build from index, mean and rho, bit for bit."""
         rho = tensors.get("rho")
         self = cls(layout, tensors["index"], tensors["mean"], None if rho is None else rho.exp(), **config)
         if self.rho is not None and rho is not None:
@@ -226,7 +226,7 @@ class Sparse(Posterior):
         return [self._part(values, number, number in matrices) for number in range(len(self.layout))]
 
     def _part(self, values: Tensor, number: int, sparse: bool) -> Tensor:
-        """A slot's weight, as a sparse matrix or scattered into a dense tensor."""
+        """Return a slot's weight, as a sparse matrix or scattered into a dense tensor."""
         slot, (begin, end) = self.layout.slots[number], self.spans()[number]
         own = values[begin:end]
         if sparse:
@@ -259,7 +259,7 @@ class Sparse(Posterior):
         return tables.patterns[number]
 
     def _current_tables(self) -> _Tables:
-        """The tables of the present positions, made anew when these have changed."""
+        """Return the tables of the present positions, made anew when these have changed."""
         version = 0 if self.index.is_inference() else self.index._version
         if self._tables is None or self._tables.index is not self.index or self._tables.version != version:
             edges = torch.tensor([slot.start for slot in self.layout.slots] + [self.layout.size])
@@ -279,5 +279,5 @@ class _Tables:
 
 
 def carry(values: Tensor, source: Tensor) -> Tensor:
-    """Values that follow their weights from place to place, 0 for new weights (source -1)."""
+    """Return values that follow their weights from place to place, 0 for new weights (source -1)."""
     return torch.where(source >= 0, values[source.clamp(min=0)], 0)

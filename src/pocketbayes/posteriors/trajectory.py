@@ -41,7 +41,7 @@ class Trajectory(Posterior):
     }
 
     def __init__(self, layout: Layout, mean: Tensor, rank: int, points: int) -> None:
-        """Starts at `mean` with nothing collected."""
+        """Start at `mean` with nothing collected."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.count: Tensor
@@ -57,7 +57,7 @@ class Trajectory(Posterior):
 
     @torch.no_grad()
     def collect(self, points: Tensor) -> None:
-        """Takes the present weights and point parameters into the moments."""
+        """Take the present weights and point parameters into the moments."""
         self.count += 1
         number = int(self.count)
         change = self.mean - self.average
@@ -68,14 +68,17 @@ class Trajectory(Posterior):
         self.points += (points - self.points) / number
 
     def gaussian(self, scale: float = 1.0) -> LowRank:
-        """N(average, scale (diag(var) + D D^T / (K - 1)) / 2), D the K last deviations (Maddox et al. 2019, Eq. 1)."""
+        """Compute N(average, scale (diag(var) + D D^T / (K - 1)) / 2), D the K last deviations.
+
+        (Maddox et al. 2019, Eq. 1).
+        """
         columns = min(int(self.count), len(self.deviations))
         std = (self.squares / (self.count * 2 / scale)).sqrt()
         factor = self.deviations[:columns].T * (scale / (2 * (columns - 1))) ** 0.5
         return LowRank(self.layout, self.average, std, factor)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The present weights, and std 0."""
+        """Return the present weights, and std 0."""
         return self.mean, torch.zeros_like(self.mean)
 
     @property
@@ -84,20 +87,20 @@ class Trajectory(Posterior):
         return 0
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """The present weights."""
+        """Return the present weights."""
         return self.mean
 
     def kl(self, prior: Prior) -> Tensor:
-        """0: a point value has no KL."""
+        """Return 0: a point value has no KL."""
         return self.mean.new_zeros(())
 
     def stored(self) -> dict[str, int]:
-        """The present weights and everything remembered."""
+        """Return the present weights and everything remembered."""
         return {"means": self.mean.numel(), "moments": 2 * self.mean.numel(), "deviations": self.deviations.numel()}
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """From its tensors, bit for bit."""
+        """Build from its tensors, bit for bit."""
         self = cls(layout, tensors["mean"], len(tensors["deviations"]), tensors["points"].numel())
         self.load_state_dict(dict(tensors))
         return self

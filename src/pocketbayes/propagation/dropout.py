@@ -22,7 +22,7 @@ class DropoutRules(LinearRules):
     name = "local"
 
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
-        """Drops units of the input of one linear operation."""
+        """Drop units of the input of one linear operation."""
         x = call.input
         with torch.no_grad():
             rates = weight.variance / (weight.loc.square() + weight.variance)

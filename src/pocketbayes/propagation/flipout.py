@@ -16,7 +16,7 @@ class FlipoutRules(LinearRules):
     name = "flipout"
 
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
-        """Draws the outputs of one linear operation."""
+        """Draw the outputs of one linear operation."""
         x, bias = call.input, call.bias
         mean = call.run(x, weight.loc, loc(bias))
         delta_bias = bias.stddev * self.normal(bias.loc) if isinstance(bias, Gaussian) else None
@@ -25,7 +25,7 @@ class FlipoutRules(LinearRules):
         return mean + change * self._signs(change, call.feature_axis)
 
     def _signs(self, x: Tensor, feature_axis: int) -> Tensor:
-        """Draw +-1 per example and feature."""
+        """Compute Draw +-1 per example and feature."""
         shape = shape_per_example(x, feature_axis)
         return torch.randint(0, 2, shape, **self.options(x)).to(x.dtype).mul(2).sub(1)
 

@@ -47,7 +47,7 @@ class Head:
         return None if changed or redirected.drew else cls(posterior, use)
 
     def draws(self, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """The outputs (s, b, ...) of a pass for each seed: those of the whole network, but many at a time."""
+        """Return the outputs (s, b, ...) of a pass for each seed: those of the whole network, but many at a time."""
         own, layout = (self.use.weight, self.use.bias), self.posterior.layout
         slots = [layout.slots[number] for number in own if number is not None]
         start, stop = min(slot.start for slot in slots), max(slot.stop for slot in slots)
@@ -60,7 +60,7 @@ class Head:
             yield self._layers(weight.unflatten(1, slots[0].shape), biases[0] if biases else self.use.call.bias)
 
     def _layers(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Layers (s, out, in) on the features, as one product; the bias is one for all, or one each."""
+        """Return layers (s, out, in) on the features, as one product; the bias is one for all, or one each."""
         product = F.linear(self.use.call.input, weight.flatten(0, 1))
         output: Tensor = product.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
         if bias is not None:
@@ -68,7 +68,7 @@ class Head:
         return output
 
     def _noise(self, seeds: Sequence[int]) -> Tensor:
-        """What each pass draws that starts from its seed."""
+        """Return what each pass draws that starts from its seed."""
         mean = self.posterior.weight_means()
         noise = mean.new_empty(len(seeds), self.posterior.noise_size)
         generator = torch.Generator(mean.device)

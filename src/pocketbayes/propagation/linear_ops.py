@@ -47,7 +47,7 @@ class LinearCall:
 
     @classmethod
     def read(cls, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LinearCall:
-        """Reads the call whichever way its arguments were passed."""
+        """Read the call whichever way its arguments were passed."""
         names = ("input", "weight", "bias")
         named = {**kwargs, **dict(zip(names, args))}
         input, weight, bias = (named.pop(name, None) for name in names)
@@ -90,14 +90,14 @@ class LinearRules(RuleTable):
         return noise_like(like, self.generator(like))
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """True for the weight and the bias of a linear operation."""
+        """Return whether the tensor is the weight or the bias of a linear operation."""
         if op not in LINEAR_OPS:
             return False
         call = LinearCall.read(op, args, kwargs)
         return weight is call.weight or weight is call.bias
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Applies the rule, each Gaussian once: a second use would draw a second, different weight."""
+        """Apply the rule, each Gaussian once: a second use would draw a second, different weight."""
         call = LinearCall.read(op, args, kwargs) if op in LINEAR_OPS else None
         for value in tensors_in((args, kwargs)):
             if isinstance(value, Gaussian):
@@ -119,16 +119,16 @@ class LinearRules(RuleTable):
 
     @abstractmethod
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
-        """The rule for a Gaussian weight; the bias may be one too."""
+        """Return the rule for a Gaussian weight; the bias may be one too."""
 
 
 def loc(value: Tensor | None) -> Tensor | None:
-    """The mean of a Gaussian, anything else itself."""
+    """Return the mean of a Gaussian, anything else itself."""
     return value.loc if isinstance(value, Gaussian) else value
 
 
 def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
-    """The shape of noise per example and feature: the positions share it, as they share a draw of the weight."""
+    """Return the shape of noise per example and feature: the positions share it, as they share a draw of the weight."""
     shape = [1] * x.ndim
     shape[feature_axis] = x.shape[feature_axis]
     if x.ndim > -feature_axis:

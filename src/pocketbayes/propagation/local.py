@@ -25,7 +25,7 @@ class LocalRules(LinearRules):
     takes_matrices = True
 
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
-        """Draws the outputs of one linear operation."""
+        """Draw the outputs of one linear operation."""
         x, bias = call.input, call.bias
         mean = call.run(x, weight.loc, loc(bias))
         bias_var = bias.variance if isinstance(bias, Gaussian) else None

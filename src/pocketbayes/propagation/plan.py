@@ -61,7 +61,7 @@ class _Probe(torch.Tensor):
 def count_uses(
     model: nn.Module, layout: Layout, mean: Tensor, table: RuleTable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Plan:
-    """Runs the model once and returns the plan.
+    """Run the model once and returns the plan.
 
     A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
     tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use or that
@@ -97,7 +97,7 @@ def count_uses(
 def _run(
     model: nn.Module, layout: Layout, views: Sequence[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """One pass with these weights that leaves no trace."""
+    """Return one pass with these weights that leaves no trace."""
     weights = layout.by_site(views)
     with torch.no_grad(), Randomness(0).redirected(), weights_in_place(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
@@ -117,7 +117,7 @@ def _matters(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> bool:
-    """Whether the output depends on weights that no operation was seen to use: NaN in them would reach it.
+    """Return whether the output depends on weights that no operation was seen to use: NaN in them would reach it.
 
     It does not on those of a branch that does not run, such as an auxiliary head in evaluation.
     """
@@ -128,7 +128,7 @@ def _matters(
 
 @contextmanager
 def _borrowed_buffers(model: nn.Module) -> Iterator[None]:
-    """Copies in place of the buffers within the block; buffers that modules share stay shared."""
+    """Copy in place of the buffers within the block; buffers that modules share stay shared."""
     own = [(module, dict(module._buffers)) for module in model.modules()]
     copies: dict[Tensor, Tensor] = {}
     for module, buffers in own:

@@ -38,7 +38,7 @@ def read_out(
     draws: int = 64,
     seed: int = 0,
 ) -> ClassMoments:
-    """Probabilities of logits z ~ N(mean, var), classes along axis 1.
+    """Return probabilities of logits z ~ N(mean, var), classes along axis 1.
 
     - "sample": the mean over draws of the logits, the noise the same for every example; the network is not run again.
     - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992, for many classes applied to each logit, less the mean
@@ -69,7 +69,7 @@ def read_out(
 
 
 def _second_order(mean: Tensor, var: Tensor, covariance: Tensor | None) -> Tensor:
-    """p_c + p_c ((S_cc - 2 (S p)_c) + 2 p^T S p - sum_j p_j S_jj) / 2 for logits with covariance S."""
+    """Compute p_c + p_c ((S_cc - 2 (S p)_c) + 2 p^T S p - sum_j p_j S_jj) / 2 for logits with covariance S."""
     p = torch.softmax(mean, 1)
     product, spread = _products(p, var, covariance)
     change = 0.5 * p * (var - 2 * product + 2 * spread - (p * var).sum(1, keepdim=True))
@@ -78,7 +78,7 @@ def _second_order(mean: Tensor, var: Tensor, covariance: Tensor | None) -> Tenso
 
 
 def _first_order(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The variance of each probability, and the mutual information."""
+    """Return the variance of each probability, and the mutual information."""
     product, spread = _products(p, var, covariance)
     inside = (var - 2 * product + spread).clamp_min(0)
     information = 0.5 * (p * inside).sum(1)
@@ -87,7 +87,7 @@ def _first_order(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Ten
 
 
 def _products(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor, Tensor]:
-    """S p and p^T S p."""
+    """Compute S p and p^T S p."""
     product = p * var if covariance is None else (covariance @ p.unsqueeze(-1)).squeeze(-1)
     return product, (p * product).sum(1, keepdim=True)
 
@@ -116,7 +116,7 @@ def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, 
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """A root of each matrix; eigenvalues, for a covariance of few directions is singular."""
+    """Return a root of each matrix; eigenvalues, for a covariance of few directions is singular."""
     values, vectors = torch.linalg.eigh(covariance)
     root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     return root

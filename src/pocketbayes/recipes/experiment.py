@@ -60,7 +60,7 @@ class Outcome:
         return (self.folder / MODEL_FILE).stat().st_size
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values."""
+        """Return all of it as plain values."""
         return {
             "recipe": self.recipe.to_tree(),
             "folder": str(self.folder),
@@ -74,14 +74,14 @@ class Outcome:
 
 
 def census_json(census: Census) -> dict[str, Any]:
-    """A census as plain values, with the sum of all values stored."""
+    """Return a census as plain values, with the sum of all values stored."""
     return {**asdict(census), "stored": dict(census.stored), "values": census.values}
 
 
 def about(
     network: Path, net: Net, size: int, tested: DataPart, split: str, recipe: Recipe | None = None
 ) -> dict[str, Any]:
-    """What an evaluation says of the network beside its measures.
+    """Return what an evaluation says of the network beside its measures.
 
     Args:
         network: The run's folder or the network's file.
@@ -115,7 +115,7 @@ def run(
     ray: str | None = None,
     progress: Show = None,
 ) -> Outcome:
-    """Trains what a recipe says and measures it on its test split.
+    """Train what a recipe says and measures it on its test split.
 
     Everything that can be wrong with the recipe is found before the folder is touched; a run that fails before its
     first checkpoint leaves nothing behind.
@@ -183,7 +183,7 @@ def _on_workers(method: Method, workers: int, ray: str | None) -> Method:
 def _searched(
     recipe: Recipe, model: nn.Module, train: data.Dataset, val: data.Dataset | None, likelihood: Likelihood | None
 ) -> Recipe:
-    """The recipe with the weight of the KL that the search finds in place of the search."""
+    """Return the recipe with the weight of the KL that the search finds in place of the search."""
     assert recipe.search is not None
     method = recipe.method.make()
     if not isinstance(method, VariationalMethod):
@@ -207,7 +207,7 @@ def measure(
     progress: Show = None,
     team: Team = ALONE,
 ) -> dict[str, float]:
-    """`evaluate` with a bar."""
+    """Compute `evaluate` with a bar."""
     with display(progress) as bar:
         bar.begin("evaluate", -(-len(dataset) // team.size))
         with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
@@ -248,7 +248,7 @@ def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
 def _measured(
     recipe: Recipe, data_dir: str | Path | None, val: data.Dataset | None
 ) -> tuple[data.Dataset, Literal["test", "val"]]:
-    """The test split; that of validation for data that come without a test split."""
+    """Return the test split; that of validation for data that come without a test split."""
     try:
         return recipe.data.load("test", data_dir), "test"
     except NoSplitError:
@@ -259,7 +259,7 @@ def _measured(
 
 @contextlib.contextmanager
 def _clean_unless_begun(folder: Path) -> Any:
-    """Takes back what was written if the block fails before there is a checkpoint to go on from."""
+    """Take back what was written if the block fails before there is a checkpoint to go on from."""
     try:
         yield
     except BaseException:

@@ -22,12 +22,15 @@ MOST_TEXT = 1 << 16
 
 
 def names() -> list[str]:
-    """The recipes that come with the package."""
+    """Return the recipes that come with the package."""
     return sorted(file.name.removesuffix(".yaml") for file in _shipped().iterdir() if file.name.endswith(".yaml"))
 
 
 def read_tree(source: str | Path) -> dict[str, Any]:
-    """The values of a recipe that comes with the package, of a YAML file, or of the run in a folder, unchecked."""
+    """Return the values of a recipe that comes with the package.
+
+    Of a YAML file, or of the run in a folder, unchecked.
+    """
     path = Path(source)
     if os.path.isdir(path) and (path / RECIPE_FILE).is_file():  # False for any text that can be no path
         path = path / RECIPE_FILE
@@ -49,7 +52,7 @@ def read_tree(source: str | Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], item: str) -> None:
-    """Changes a value in the tree of a recipe: `training.lr=0.01`, `method.prior_std=0.1`, `data=mnist`."""
+    """Change a value in the tree of a recipe: `training.lr=0.01`, `method.prior_std=0.1`, `data=mnist`."""
     key, equals, text = item.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -66,7 +69,7 @@ def override(tree: dict[str, Any], item: str) -> None:
 
 
 def network_file(path: str | Path) -> Path:
-    """The file of a trained network: itself, or the one in a run's folder."""
+    """Return the file of a trained network: itself, or the one in a run's folder."""
     path = Path(path)
     if not path.is_dir() or (path / MODEL_FILE).is_file():
         return path / MODEL_FILE if path.is_dir() else path
@@ -126,7 +129,7 @@ _Yaml.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The values in a text; `source` names it where it is not YAML."""
+    """Return the values in a text; `source` names it where it is not YAML."""
     if len(text) > MOST_TEXT:
         raise UserError(f"{source} is not YAML that is read: {len(text)} characters, the limit is {MOST_TEXT}")
     try:

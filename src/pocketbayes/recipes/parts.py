@@ -43,7 +43,7 @@ class Named(BaseModel):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """The name and settings in their proper types, or a `UserError`."""
+        """Return the name and settings in their proper types, or a `UserError`."""
         raise NotImplementedError
 
     @property
@@ -57,7 +57,7 @@ class MethodPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Tries the method out."""
+        """Try the method out."""
         if name not in METHODS:
             raise UnknownNameError("method", name, METHODS)
         settings = check_types(f"method {name!r}", settings, types_of(METHODS[name]))
@@ -65,7 +65,7 @@ class MethodPart(Named):
         return {"name": name, **settings}
 
     def make(self) -> Method:
-        """The method with its settings."""
+        """Return the method with its settings."""
         return make(self.name, **self.settings)
 
 
@@ -74,7 +74,7 @@ class LikelihoodPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Tries the likelihood out."""
+        """Try the likelihood out."""
         if name not in LIKELIHOODS:
             raise UnknownNameError("likelihood", name, LIKELIHOODS)
         known = types_of(LIKELIHOODS[name].__init__, drop=("raw",))
@@ -83,7 +83,10 @@ class LikelihoodPart(Named):
         return {"name": name, **check_types(f"likelihood {name!r}", settings, known)}
 
     def make(self, train: data.Dataset) -> Likelihood:
-        """The likelihood with its settings; the ignored label, and weights by frequency, are the training data's."""
+        """Return the likelihood with its settings.
+
+        The ignored label, and weights by frequency, are the training data's.
+        """
         settings = self.settings
         if "ignore_index" in inspect.signature(LIKELIHOODS[self.name]).parameters:
             settings.setdefault("ignore_index", train.info.ignore_index)
@@ -98,7 +101,7 @@ class DataPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Checks the options' types; whether the files are there is for `load` to find out."""
+        """Check the options' types; whether the files are there is for `load` to find out."""
         if name.endswith(".npz"):
             # The whole path, so that the run can be asked from another folder.
             path = os.path.abspath(name) if os.path.isfile(name) else name
@@ -110,7 +113,7 @@ class DataPart(Named):
         return {"name": name, **check_types(f"data set {name!r}", settings, known)}
 
     def load(self, split: Literal["train", "val", "test"], data_dir: str | Path | None = None) -> data.Dataset:
-        """One split."""
+        """Return one split."""
         return data.load(self.name, split, data_dir, **self.settings)
 
 
@@ -123,7 +126,7 @@ class ModelPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Checks the name; the arguments show when the model is built for its data."""
+        """Check the name; the arguments show when the model is built for its data."""
         if not _is_network(name):
             models.argument_names(name)
         elif settings:
@@ -133,7 +136,7 @@ class ModelPart(Named):
     def build(
         self, train: data.Dataset, likelihood: Likelihood | None = None, data_dir: str | Path | None = None
     ) -> nn.Module:
-        """The model, made to fit the data, with its weights loaded.
+        """Return the model, made to fit the data, with its weights loaded.
 
         Raises:
             UserError: If the model cannot be built, or does not answer these inputs with as many numbers as it should.
@@ -171,7 +174,7 @@ class ModelPart(Named):
 
 
 def check_input(model: nn.Module, x: torch.Tensor, who: str, whose: str) -> tuple[int, ...]:
-    """The shape of a model's output for one input, or a `UserError` if the model cannot take it."""
+    """Return the shape of a model's output for one input, or a `UserError` if the model cannot take it."""
     training = model.training
     try:
         with torch.no_grad():
@@ -184,7 +187,7 @@ def check_input(model: nn.Module, x: torch.Tensor, who: str, whose: str) -> tupl
 
 
 def types_of(target: Callable[..., Any], drop: Sequence[str] = ()) -> dict[str, Any]:
-    """What a dataclass or a function takes, by name, with its type."""
+    """Return what a dataclass or a function takes, by name, with its type."""
     function: Any = target.func if isinstance(target, partial) else target
     hints = typing.get_type_hints(function)
     if is_dataclass(function):
@@ -193,7 +196,7 @@ def types_of(target: Callable[..., Any], drop: Sequence[str] = ()) -> dict[str, 
 
 
 def check_types(where: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the types that they should have."""
+    """Return the settings in the types that they should have."""
     values = {}
     for name, value in settings.items():
         if name not in known:
@@ -207,7 +210,7 @@ def check_types(where: str, settings: Mapping[str, Any], known: Mapping[str, Any
 
 
 def _outputs(train: data.Dataset, likelihood: Likelihood | None) -> int:
-    """How many numbers the network answers with, per example or per pixel."""
+    """Return how many numbers the network answers with, per example or per pixel."""
     if train.info.classes is not None:
         return train.info.classes
     targets = train[0][1].numel()

@@ -75,14 +75,14 @@ class Recipe(BaseModel):
         return settings
 
     def resolved(self, model: nn.Module) -> Recipe:
-        """The recipe with the model's arguments that the data decided written out."""
+        """Return the recipe with the model's arguments that the data decided written out."""
         spec = models.spec_of(model)
         if spec is None:
             return self
         return self.model_copy(update={"model": ModelPart(**{**spec.args, **dict(self.model)})})
 
     def to_tree(self) -> dict[str, Any]:
-        """The recipe as plain values, as short as it can be said."""
+        """Return the recipe as plain values, as short as it can be said."""
         tree = self.model_dump(mode="json", exclude_defaults=True)
         for key in ("method", "model", "data", "likelihood"):
             if key in tree and tree[key].keys() == {"name"}:
@@ -90,12 +90,15 @@ class Recipe(BaseModel):
         return tree
 
     def to_yaml(self) -> str:
-        """The recipe as a file."""
+        """Return the recipe as a file."""
         return yaml.safe_dump(self.to_tree(), sort_keys=False)
 
 
 def read(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """A recipe by its name, its file or the folder of its run, some of its values changed (`training.lr=0.01`)."""
+    """Return a recipe by its name, its file or the folder of its run, some of its values changed.
+
+    (`training.lr=0.01`).
+    """
     tree = read_tree(source)
     for item in overrides:
         override(tree, item)
@@ -103,7 +106,7 @@ def read(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check(tree: Mapping[str, Any]) -> Recipe:
-    """The recipe that plain values describe; the first thing wrong with them as one line."""
+    """Return the recipe that plain values describe; the first thing wrong with them as one line."""
     try:
         return Recipe.model_validate(tree)
     except ValidationError as found:
@@ -111,7 +114,7 @@ def check(tree: Mapping[str, Any]) -> Recipe:
 
 
 def check_data(value: Any) -> DataPart:
-    """The data part of a recipe alone."""
+    """Return the data part of a recipe alone."""
     try:
         return DataPart.model_validate(value)
     except ValidationError as found:
@@ -119,7 +122,10 @@ def check_data(value: Any) -> DataPart:
 
 
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
-    """The test part of another data set, or all of an npz file or a folder of images, to look like a network's own."""
+    """Return the test part of another data set.
+
+    Or all of an npz file or a folder of images, to look like a network's own.
+    """
     tree: dict[str, Any] = {"name": name}
     if name.endswith(".npz"):
         tree = {"name": "npz", "path": name}

@@ -13,7 +13,7 @@ from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 
 
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
-    """Writes one self-contained HTML page that compares runs, and returns its path.
+    """Write one self-contained HTML page that compares runs, and return its path.
 
     A run shows what it has: recipe, training curves, weights and costs come with the run, measures with
     `pocketbayes evaluate`.
@@ -36,7 +36,7 @@ class Written:
 
 
 def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Written:
-    """`report`, telling what it did."""
+    """Compute `report`, telling what it did."""
     from pocketbayes.base import atomic
     from pocketbayes.reporting.drawing import draw
     from pocketbayes.reporting.page import render
@@ -51,7 +51,7 @@ def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Wr
 
 
 def gather(paths: Paths) -> list[RunFolder]:
-    """The runs with what their files say and what their answers cost."""
+    """Return the runs with what their files say and what their answers cost."""
     found = read_runs(paths)
     for run in found:
         if run.file is not None:
@@ -60,7 +60,7 @@ def gather(paths: Paths) -> list[RunFolder]:
 
 
 def document(runs: list[RunFolder]) -> dict[str, Any]:
-    """All that a page shows, as plain values."""
+    """Return all that a page shows, as plain values."""
     import torch
 
     from pocketbayes import __version__

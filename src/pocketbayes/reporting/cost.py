@@ -14,7 +14,7 @@ CALLS, SECONDS = 9, 0.5
 
 
 def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str, Any]:
-    """FLOPs and seconds of the answer to one input, all passes together, on this machine; empty without input shape."""
+    """Measure FLOPs and seconds of one input's answer on this machine; empty without an input shape."""
     import torch
 
     from pocketbayes.inference.metrics import flops

@@ -38,7 +38,7 @@ class Column:
 
 
 def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Columns and rows as plain values; a column appears if some run knows its value.
+    """Return columns and rows as plain values; a column appears if some run knows its value.
 
     Best values are marked among runs measured on the same data only.
     """
@@ -59,7 +59,7 @@ def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def values_of(run: RunFolder) -> dict[str, float]:
-    """What a run shows on the leaderboard."""
+    """Return what a run shows on the leaderboard."""
     values = shown(run.measures)
     sets = run.evaluation.get("ood")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
@@ -77,7 +77,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
 
 
 def measured_on(run: RunFolder) -> str:
-    """The data and split in words; empty where nothing was measured."""
+    """Return the data and split in words; empty where nothing was measured."""
     if not run.measures:
         return ""
     data = " ".join(str(part) for part in (run.data, run.evaluation.get("split")) if part)
@@ -125,7 +125,7 @@ def _is_best(column: Column, place: int, rows: Sequence[Mapping[str, float]], gr
 
 
 def inside(tree: Any, *path: str) -> Any:
-    """What lies at a path of keys; None where it ends early."""
+    """Return what lies at a path of keys; None where it ends early."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

@@ -17,7 +17,10 @@ SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "we
 
 
 def render(document: dict[str, Any], title: str) -> str:
-    """The page. Data go into a script tag that no browser runs, and only the page's own script may run at all."""
+    """Return the page. Data go into a script tag that no browser runs.
+
+    And only the page's own script may run at all.
+    """
     script = "\n".join(_read(*path) for path in [*(("scripts", f"{name}.js") for name in SCRIPTS), ("page.js",)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
@@ -33,7 +36,7 @@ def render(document: dict[str, Any], title: str) -> str:
 
 
 def as_data(value: Any) -> str:
-    """JSON that cannot end the tag it stands in; numbers that JSON does not know become null."""
+    """Return JSON that cannot end the tag it stands in; NaN and infinity become null."""
     text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

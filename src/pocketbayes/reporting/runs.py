@@ -98,7 +98,9 @@ class RunFolder:
 
 
 def read_runs(paths: Paths) -> list[RunFolder]:
-    """All runs at the paths: folders of runs, folders that hold such folders, .pocket files, evaluations (.json).
+    """Return all runs at the paths.
+
+    Folders of runs, folders that hold such folders, .pocket files, evaluations (.json).
 
     Raises:
         UserError: If a path is no run. A run of which something is missing or broken is read as far as it goes.
@@ -111,19 +113,19 @@ def read_runs(paths: Paths) -> list[RunFolder]:
 
 
 def numbers(value: Any) -> dict[str, float]:
-    """The entries of a mapping that are finite numbers."""
+    """Return the entries of a mapping that are finite numbers."""
     if not isinstance(value, Mapping):
         return {}
     return {str(key): item for key, item in value.items() if is_number(item)}
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
 
 
 def _places(path: Path) -> list[Path]:
-    """The path itself if it is a run, else the runs in the folder."""
+    """Return the path itself if it is a run, else the runs in the folder."""
     if not path.exists():
         raise UserError(f"no run {path}: neither a folder nor a file")
     if path.name in (MODEL_FILE, EVALUATION_FILE):
@@ -146,7 +148,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as tell them apart."""
+    """Return the last parts of the paths, as many as tell them apart."""
     parts = [(*path.resolve().parts[:-1], _stem(path)) for path in paths]
     names = ["/".join(part[-1:]) for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
@@ -193,7 +195,10 @@ def _recipe(run: RunFolder, folder: Path) -> dict[str, Any]:
 
 
 def _epochs(run: RunFolder, file: Path) -> list[dict[str, Any]]:
-    """The rows of training, thinned evenly where there are very many; a line cut short by a crash is left out."""
+    """Return the rows of training, thinned evenly where there are very many.
+
+    A line cut short by a crash is left out.
+    """
     if not file.is_file():
         return []
     rows = []
@@ -228,7 +233,7 @@ def _evaluation(run: RunFolder) -> dict[str, Any]:
 
 
 def _images(groups: Any) -> dict[str, list[dict[str, Any]]]:
-    """The images that are PNG files indeed."""
+    """Return the images that are PNG files indeed."""
     if not isinstance(groups, Mapping):
         return {}
     return {
@@ -246,6 +251,6 @@ def _is_png(text: Any) -> bool:
 
 
 def _name(part: Any) -> str | None:
-    """The name of a recipe's part: `bbb`, or `{name: bbb, ...}`."""
+    """Return the name of a recipe's part: `bbb`, or `{name: bbb, ...}`."""
     found = part.get("name") if isinstance(part, Mapping) else part
     return found if isinstance(found, str) else None

@@ -28,12 +28,12 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def shown(measures: Mapping[str, float]) -> dict[str, float]:
-    """The measures that a table shows."""
+    """Return the measures that a table shows."""
     return {name: measures[name] for name in SHOWN if name in measures}
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Mapping[str, Any] | None = None) -> Table:
-    """A table of the rows; columns are all their keys, in order, and a number that is missing is left blank.
+    """Return a table of the rows; columns are all their keys, in order, and a number that is missing is left blank.
 
     Args:
         rows: The rows.
@@ -56,7 +56,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Map
 
 
 def write(name: str, value: Any) -> str:
-    """A value as people read it, by the name of its column."""
+    """Return a value as people read it, by the name of its column."""
     if value is None:
         return ""
     if not _is_finite(value):
@@ -71,7 +71,7 @@ def write(name: str, value: Any) -> str:
 
 
 def file_size(size: int) -> str:
-    """Bytes as people read them: 812 B, 34.5 kB, 1.2 MB."""
+    """Return bytes as people read them: 812 B, 34.5 kB, 1.2 MB."""
     if size < 1000:
         return f"{size} B"
     value = size / 1000
@@ -83,14 +83,14 @@ def file_size(size: int) -> str:
 
 
 def bar(fraction: float, width: int) -> str:
-    """A bar of `width` characters, filled to an eighth of a character."""
+    """Return a bar of `width` characters, filled to an eighth of a character."""
     eighths = round(min(max(0.0, fraction), 1.0) * width * 8)  # NaN makes an empty bar
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The best value of a column; None for a single row, and where neither end is good."""
+    """Return the best value of a column; None for a single row, and where neither end is good."""
     if len(rows) < 2:
         return None
     values = [row[name] for row in rows if _is_finite(row.get(name))]

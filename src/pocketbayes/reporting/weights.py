@@ -24,7 +24,7 @@ GAP, POINT, FIRST = 0, 1, 2
 
 
 def weights_of(file: Path) -> dict[str, Any]:
-    """Storage, census, layers, map of stds and plane, as plain values; of a mixture, those of its first network."""
+    """Return storage, census, layers, std map and plane as plain values; of a mixture, of its first network."""
     import torch
 
     from pocketbayes import posteriors
@@ -60,7 +60,7 @@ def weights_of(file: Path) -> dict[str, Any]:
 
 
 def posterior_of(file: Path) -> Posterior:
-    """The posterior in a network's file, of a mixture its first; no model is needed."""
+    """Return the posterior in a network's file, of a mixture its first; no model is needed."""
     from pocketbayes.files import network_file as artifact
 
     tree = artifact.read(file)
@@ -68,7 +68,7 @@ def posterior_of(file: Path) -> Posterior:
 
 
 def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str, Any]]:
-    """For each weight tensor: its shape, the fractions present and random, and the mean std of the random ones."""
+    """Return shape, present and random fractions, and mean std of each weight tensor."""
     views = zip(posterior.layout.slots, posterior.layout.views(mean), posterior.layout.views(std))
     layers = []
     for slot, m, s in views:
@@ -87,7 +87,7 @@ def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str,
 
 
 def sigma_of(posterior: Posterior, std: Tensor, input_shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """The stds of the first weight tensor as a picture; None where none is random."""
+    """Return the stds of the first weight tensor as a picture; None where none is random."""
     slot = posterior.layout.slots[0]
     stds = posterior.layout.views(std)[0].double().cpu().numpy()
     if not (stds > 0).any():
@@ -97,7 +97,7 @@ def sigma_of(posterior: Posterior, std: Tensor, input_shape: tuple[int, ...]) ->
 
 
 def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarray, int]:
-    """A picture (rows, columns) of a weight tensor (units, ...): a tile per unit in a grid, NaN between them.
+    """Return a picture (rows, columns) of a weight tensor (units, ...): a tile per unit in a grid, NaN between them.
 
     A convolution's tile is its kernel, a linear layer's over images the image, channels beside each other. Other
     matrices are one tile, a row per unit. Units that would make the picture too large are left out.
@@ -125,7 +125,7 @@ def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarr
 
 
 def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
-    """A byte a cell, and the stds that the first and the last code stand for."""
+    """Return a byte a cell, and the stds that the first and the last code stand for."""
     known = np.nan_to_num(picture)
     random = known[known > 0]
     low, high = float(random.min()), float(random.max())
@@ -135,7 +135,7 @@ def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
 
 
 def plane_of(posterior: Shared) -> dict[str, Any]:
-    """The Gaussians at (mean, std) with their Cholesky factors and their members by layer; the outliers.
+    """Return the Gaussians at (mean, std) with their Cholesky factors and their members by layer; the outliers.
 
     A blended weight is a member of each of its Gaussians by its share, as in the KL.
     """
@@ -172,7 +172,7 @@ def _rounded(values: Tensor) -> list[list[float]]:
 
 
 def picture_json(sigma: Mapping[str, Any]) -> dict[str, Any]:
-    """A map of stds as a page takes it."""
+    """Return a map of stds as a page takes it."""
     import base64
 
     codes, low, high = codes_of(sigma["picture"])

@@ -239,19 +239,19 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         return self
 
     def predict(self, X: Any) -> Array:
-        """The most probable label of each row."""
+        """Return the most probable label of each row."""
         best = self.predict_proba(X).argmax(axis=1)
         labels: Array = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of each label, averaged over the posterior, (n, classes)."""
+        """Return the probability of each label, averaged over the posterior, (n, classes)."""
         probs = self.predictive(X).mean.cpu().numpy().astype(np.float64)
         normalised: Array = probs / probs.sum(axis=1, keepdims=True)
         return normalised
 
     def predictive(self, X: Any) -> Prediction:
-        """Probabilities with their total, epistemic and aleatoric uncertainty."""
+        """Return probabilities with their total, epistemic and aleatoric uncertainty."""
         return self._predict(X)
 
 
@@ -317,7 +317,7 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
-        """The mean of each row's target, and with `return_std` its std, noise included."""
+        """Return the mean of each row's target, and with `return_std` its std, noise included."""
         prediction = self.predictive(X)
         mean, std = (moment.cpu().numpy().astype(np.float64) for moment in (prediction.mean, prediction.std))
         if self._flat:
@@ -325,7 +325,7 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         return (mean, std) if return_std else mean
 
     def predictive(self, X: Any) -> Prediction:
-        """Mean and std with epistemic and aleatoric parts, (n, targets), in the unit of the targets."""
+        """Return mean and std with epistemic and aleatoric parts, (n, targets), in the unit of the targets."""
         raw = self._predict(X)
         mean, std = (torch.from_numpy(moment).to(raw.mean.device) for moment in (self._target_mean, self._target_std))
         scaled = {name: getattr(raw, name) * std for name in ("std", "epistemic", "aleatoric")}
@@ -352,6 +352,6 @@ def _weighted_rows(X: Array, y: Array, weight: Any) -> tuple[Array, Array, Array
 
 
 def _spread(values: Array) -> Array:
-    """The std of each column; 1 for a constant column."""
+    """Return the std of each column; 1 for a constant column."""
     std: Array = values.std(axis=0)
     return np.where(std > 0, std, 1.0)

@@ -28,7 +28,7 @@ TASKS = {"segmentation": "image-segmentation", "regression": "tabular-regression
 
 
 def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float] | None = None) -> Path:
-    """Writes the network, its facts and a model card into a folder; returns the folder.
+    """Write the network, its facts and a model card into a folder; return the folder.
 
     Args:
         net: A network or mixture.
@@ -54,7 +54,7 @@ def push_to_hub(
     token: str | None = None,
     message: str = "A network and its figures",
 ) -> str:
-    """Uploads what `save_pretrained` writes as one commit; returns its address.
+    """Upload what `save_pretrained` writes as one commit; return its address.
 
     Args:
         net: A network or mixture.
@@ -82,7 +82,7 @@ def from_pretrained(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> Net:
-    """The network of a folder that `save_pretrained` wrote, or of a repository on the Hub.
+    """Return the network of a folder that `save_pretrained` wrote, or of a repository on the Hub.
 
     Args:
         name: The folder, or "user/name".
@@ -111,7 +111,7 @@ def from_pretrained(
 
 
 def _checked_token(token: str | None) -> str | None:
-    """Refuses a token that no request can carry: errors from further down would spell it out."""
+    """Reject a token that no request can carry: errors from further down would spell it out."""
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise UserError("the Hub's token holds a space, a line's end or another character that none has: copy it again")
     return token
@@ -133,7 +133,7 @@ def _checked(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _facts(net: Net, size: int) -> dict[str, Any]:
-    """What the network is, counted."""
+    """Return what the network is, counted."""
     networks = members(net)
     first, census = networks[0], net.census()
     spec = models.spec_of(first.model)
@@ -153,7 +153,7 @@ def _facts(net: Net, size: int) -> dict[str, Any]:
 
 
 def _card(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, float]) -> str:
-    """The card: a head that the Hub reads, then the facts and the figures for people."""
+    """Return the card: a head that the Hub reads, then the facts and the figures for people."""
     import yaml
 
     data = "unknown data" if info is None else f"{info.name} ({info.task})"
@@ -200,7 +200,7 @@ def _figures(figures: Mapping[str, float]) -> list[str]:
 
 
 def _head(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, float]) -> dict[str, Any]:
-    """The Hub's metadata."""
+    """Return the Hub's metadata."""
     head: dict[str, Any] = {
         "library_name": "pocketbayes",
         "tags": ["bayesian-neural-network", "uncertainty", str(facts["storage"])],

@@ -50,7 +50,7 @@ def export_onnx(
     example: Any = None,
     readout: Readout = "probit",
 ) -> int:
-    """Writes a graph x -> answer with its uncertainty; returns the file's size in bytes.
+    """Write a graph x -> answer with its uncertainty; return the file's size in bytes.
 
     The graph takes a batch of any size. For classes its outputs are `probs`, `var` (of each probability over the
     posterior), `entropy` = `epistemic` + `aleatoric`, `logits` and `logits_var`; for a regression `mean`, `var`,
@@ -120,7 +120,7 @@ def _check(mode: str, samples: int, readout: str) -> None:
 
 
 def _ready(network: Network) -> Network:
-    """A copy in single precision on the CPU, in evaluation mode."""
+    """Return a copy in single precision on the CPU, in evaluation mode."""
     ready = copy.deepcopy(network).cpu().float().eval()
     if isinstance(ready.posterior, Coded):
         pack_codes_for_graph(ready.posterior)
@@ -128,7 +128,7 @@ def _ready(network: Network) -> Network:
 
 
 def _example(network: Network, example: Any) -> ModelInput:
-    """Two inputs: a batch of one would be taken for a constant."""
+    """Return two inputs: a batch of one would be taken for a constant."""
     if example is None:
         if network.info is None:
             raise UserError("the network does not know its data: pass some inputs (n, ...) as example=")
@@ -149,7 +149,7 @@ def _twice(values: Tensor) -> Tensor:
 
 
 def _generator() -> torch.Generator:
-    """Of numbers to trace with: torch's own generator stays where it is."""
+    """Return a generator of numbers to trace with; torch's own generator stays where it is."""
     return torch.Generator().manual_seed(0)
 
 
@@ -157,7 +157,7 @@ def _generator() -> torch.Generator:
 
 
 def _translate(passes: OnePass, args: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> onnx_ir.Model:
-    """One pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
+    """Return one pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
     import onnxscript.optimizer
 
     batch = torch.export.Dim("batch")
@@ -197,7 +197,7 @@ def _input_name(number: int, inputs: int, names: Sequence[str]) -> str:
 
 @contextmanager
 def _rules_in_view() -> Iterator[None]:
-    """Functions that torch's tracer does not hand to a Gaussian, as ours while it traces: it follows these."""
+    """Return functions that torch's tracer does not hand to a Gaussian, as ours while it traces: it follows these."""
     kept = {name: getattr(F, name) for name in PASSED_OVER}
 
     def seen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,7 +218,7 @@ def _rules_in_view() -> Iterator[None]:
 
 
 def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    """Raises if tracing lost something: a graph that silently forgets variances is worse than none."""
+    """Raise if tracing lost something: a graph that silently forgets variances is worse than none."""
     for found, expected in zip(traced, outputs):
         scale = float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
@@ -229,7 +229,7 @@ def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """One line for what the exporter says in a hundred."""
+    """Return one line for what the exporter says in a hundred."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None:
@@ -252,7 +252,7 @@ def _reason(error: BaseException) -> str:
 def _assemble(
     model: onnx_ir.Model, passes: OnePass, shapes: list[torch.Size], noise_size: int, samples: int, seed: int
 ) -> None:
-    """Passes in a loop where they draw, and what their outputs say."""
+    """Pass in a loop where they draw, and what their outputs say."""
     from pocketbayes.ship import onnx_graph
 
     graph = model.graph
@@ -284,7 +284,7 @@ def _serialise(model: onnx_ir.Model) -> bytes:
 
 
 def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -> dict[str, Any]:
-    """What a program needs beside the graph: how inputs were normalised, what the classes are called."""
+    """Return what a program needs beside the graph: how inputs were normalised, what the classes are called."""
     first = networks[0]
     spec = models.spec_of(first.model)
     draws = find_propagation(mode).draws and any(network.posterior.noise_size for network in networks)
@@ -301,7 +301,7 @@ def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -
 
 @contextmanager
 def _step_by_step() -> Iterator[None]:
-    """Transformer layers as the operations they are made of: ONNX does not know torch's fused one."""
+    """Run transformer layers as their single operations: ONNX does not know torch's fused one."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -312,7 +312,7 @@ def _step_by_step() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on its own inner workings."""
+    """Suppress the exporter's remarks on its own inner workings."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
     levels = [logger.level for logger in loggers]
     try:

@@ -27,19 +27,19 @@ class Nodes:
     """Nodes in the order they were asked for, and the constants that they use."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        """Constants become initializers of `graph`, whichever graph the nodes will lie in."""
+        """Return constants become initializers of `graph`, whichever graph the nodes will lie in."""
         self.graph = graph
         self.made: list[ir.Node] = []
 
     def __call__(self, op: str, *inputs: ir.Value | Array | np.generic, **attributes: Any) -> ir.Value:
-        """The first output of a new node."""
+        """Return the first output of a new node."""
         values = [self.constant(value) if not isinstance(value, ir.Value) else value for value in inputs]
         node = ir.Node("", op, values, ir.convenience.convert_attributes(attributes))
         self.made.append(node)
         return node.outputs[0]
 
     def constant(self, value: Array | np.generic) -> ir.Value:
-        """An initializer with this value."""
+        """Return an initializer with this value."""
         name = f"constant_{len(self.graph.initializers)}"
         while name in self.graph.initializers:
             name += "_"
@@ -64,7 +64,7 @@ class Statistics:
 
 
 def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], noise_size: int, share: int) -> Statistics:
-    """Turns a graph of one pass (x, noise) into a loop over passes whose inputs are x, `samples` and `seed`.
+    """Turn a graph of one pass (x, noise) into a loop over passes whose inputs are x, `samples` and `seed`.
 
     Nodes that no noise reaches stay outside the loop and run once. The two new inputs have no default yet.
 
@@ -124,13 +124,13 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
 
 
 def once(graph: ir.Graph, quantities: int) -> Statistics:
-    """The statistics of a graph of one pass, which draws nothing."""
+    """Return the statistics of a graph of one pass, which draws nothing."""
     outputs = list(graph.outputs)
     return Statistics(outputs[:quantities], None, outputs[quantities:])
 
 
 def summarise_classes(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) -> None:
-    """Mean probabilities (batch, *shape); entropy = aleatoric + epistemic.
+    """Return mean probabilities (batch, *shape); entropy = aleatoric + epistemic.
 
     Takes probabilities and logits that vary; their variances within passes and the expected entropy, averaged.
     """
@@ -153,7 +153,7 @@ def summarise_classes(graph: ir.Graph, passes: Statistics, shape: Sequence[int])
 
 
 def summarise_real(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) -> None:
-    """Mean (batch, *shape); variance = that of the mean over passes + the mean noise variance.
+    """Return mean (batch, *shape); variance = that of the mean over passes + the mean noise variance.
 
     Takes the mean, which varies; its variance within passes and the noise variance, averaged.
     """
@@ -173,14 +173,14 @@ def summarise_real(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) ->
 
 
 def set_default(graph: ir.Graph, name: str, value: int) -> None:
-    """Makes an input one that a caller may leave out."""
+    """Make an input one that a caller may leave out."""
     made = next(each for each in graph.inputs if each.name == name)
     made.const_value = ir.tensor(np.asarray(value, np.int64), name=name)
     graph.register_initializer(made)
 
 
 def shrink_integers(graph: ir.Graph) -> None:
-    """Keeps indices as small integers, widened by nodes that a runtime runs once, when it loads the graph."""
+    """Keep indices as small integers, widened by nodes that a runtime runs once, when it loads the graph."""
     op = Nodes(graph)
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
@@ -196,7 +196,7 @@ def shrink_integers(graph: ir.Graph) -> None:
 
 
 def tidy(model: ir.Model) -> None:
-    """Leaves out what nothing uses, what says the same twice, and what the tracer wrote beside the nodes."""
+    """Leave out what nothing uses, what says the same twice, and what the tracer wrote beside the nodes."""
     for step in (
         common.RemoveUnusedNodesPass(),
         common.CommonSubexpressionEliminationPass(),
@@ -222,20 +222,20 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _counters(op: Nodes, size: int) -> ir.Value:
-    """(j + 1) times the golden ratio's bits, for one 64-bit number to every two of noise."""
+    """Return (j + 1) times the golden ratio's bits, for one 64-bit number to every two of noise."""
     steps = op("Range", np.int64(1), np.int64(math.ceil(size / 2) + 1), np.int64(1))
     return op("Mul", op("Cast", steps, to=ir.DataType.UINT64), _GOLDEN)
 
 
 def _mix(op: Nodes, z: ir.Value) -> ir.Value:
-    """SplitMix64's scrambling of 64 bits (Steele, Lea & Flood 2014)."""
+    """Return SplitMix64's scrambling of 64 bits (Steele, Lea & Flood 2014)."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = op("Mul", op("BitwiseXor", z, op("BitShift", z, np.uint64(shift), direction="RIGHT")), np.uint64(factor))
     return op("BitwiseXor", z, op("BitShift", z, np.uint64(31), direction="RIGHT"))
 
 
 def _normal(op: Nodes, stream: ir.Value, number: ir.Value, counters: ir.Value, size: int) -> ir.Value:
-    """Standard normal numbers (size,) of a pass: SplitMix64 by position, two numbers from each by Box and Muller.
+    """Compute standard normal numbers (size,) of a pass: SplitMix64 by position, then Box and Muller.
 
     ONNX's own RandomNormal goes on where its last call stopped, so that no seed repeats an answer, and every runtime
     draws others. These numbers are a function of seed, pass and position.
@@ -255,7 +255,7 @@ def _normal(op: Nodes, stream: ir.Value, number: ir.Value, counters: ir.Value, s
 
 
 def _widened(op: Nodes, values: Array, ascending: bool = True) -> ir.Value:
-    """Nodes that give non-negative integers (n,) as int64, from the smallest constants.
+    """Return nodes that give non-negative integers (n,) as int64, from the smallest constants.
 
     Bytes, or larger integers where all need them; bytes with a list of exceptions where few do; gaps where the values
     ascend.
@@ -276,7 +276,7 @@ def _widened(op: Nodes, values: Array, ascending: bool = True) -> ir.Value:
 
 
 def _dependents(graph: ir.Graph, value: ir.Value) -> list[ir.Node]:
-    """The nodes that a value reaches, in their order."""
+    """Return the nodes that a value reaches, in their order."""
     reached = {value}
     nodes = []
     for node in graph:
@@ -294,7 +294,7 @@ def _prepend(graph: ir.Graph, nodes: list[ir.Node]) -> None:
 
 
 def _total(op: Nodes, passes: Statistics, place: int, within: ir.Value) -> ir.Value:
-    """The variance over passes and within them."""
+    """Return the variance over passes and within them."""
     return within if passes.squares is None else op("Add", passes.squares[place], within)
 
 

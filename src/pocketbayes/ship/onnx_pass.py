@@ -41,7 +41,7 @@ class OnePass(nn.Module):
         self.varying = 1 if self.noises else 2
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Of classes: probabilities and logits, their variances within the pass, the expected entropy.
+        """Return probabilities and logits, their variances within the pass, and the expected entropy.
 
         Of a regression: the mean, its variance within the pass, the noise variance. The values are the model's inputs,
         then the noise where weights are drawn.
@@ -93,7 +93,7 @@ class OnePass(nn.Module):
         return torch.stack([weight * value for weight, value in zip(self.weights, values)]).sum(0)
 
     def _over_networks(self, *moments: Tensor | None) -> tuple[Tensor, ...]:
-        """Means, then variances: those of the networks' means and the mean of their own, from (mean, var) pairs."""
+        """Combine (mean, var) pairs: the mean of means; the variance of means plus the mean variance."""
         means, variances = [], []
         for values, var in zip(moments[::2], moments[1::2]):
             assert values is not None
@@ -105,7 +105,7 @@ class OnePass(nn.Module):
 
 
 def _moments(outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The networks' outputs along a new first axis, and their variances where they have one."""
+    """Return the networks' outputs along a new first axis, and their variances where they have one."""
     if isinstance(outputs[0], Gaussian):
         gaussians = [output for output in outputs if isinstance(output, Gaussian)]
         return torch.stack([g.loc for g in gaussians]), torch.stack([g.variance for g in gaussians])
@@ -117,6 +117,6 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def propagation_of(network: Network, mode: Mode) -> str:
-    """The mode; a network that was trained with exact moments of its activations keeps these."""
+    """Return the mode; a network that was trained with exact moments of its activations keeps these."""
     trained, asked = find_propagation(network.propagation), find_propagation(mode)
     return trained.name if isinstance(trained, type(asked)) else asked.name

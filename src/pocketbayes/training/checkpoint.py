@@ -50,7 +50,7 @@ class Progress:
 
 
 def files(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest first."""
+    """Return the checkpoints of a folder, the newest first."""
     ages = {path: path.stem.partition("-")[2] for path in folder.glob("checkpoint-*.safetensors")}
     older = sorted((path for path in ages if ages[path].isdecimal()), key=lambda path: int(ages[path]))
     return [path for path in (folder / CHECKPOINT_FILE, *older) if path.is_file()]
@@ -62,7 +62,7 @@ def has_begun(folder: Path) -> bool:
 
 
 def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
-    """Writes a checkpoint; of those before it, the last `kept - 1` stay."""
+    """Write a checkpoint; of those before it, the last `kept - 1` stay."""
     before = files(folder)
     with atomic.writing(folder / CHECKPOINT_FILE):
         for path in before[max(kept - 1, 0) :]:
@@ -76,7 +76,7 @@ def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1)
 def read(
     folder: Path, check: Callable[[Progress, dict[str, Any]], object] | None = None, *, remove: bool = False
 ) -> tuple[Progress, dict[str, Any]] | None:
-    """The newest checkpoint of a folder that is not damaged, or None if there is none yet.
+    """Return the newest checkpoint of a folder that is not damaged, or None if there is none yet.
 
     Args:
         folder: Of the run.
@@ -126,7 +126,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Sets what `random_state` read."""
+    """Set what `random_state` read."""
     own = current()
     (torch.default_generator if own is None else own.on("cpu")).set_state(state["torch"].cpu())
     if torch.cuda.is_available():

@@ -51,7 +51,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        """Listens, where Python allows it: in the main thread."""
+        """Install the signal handlers where Python allows it: in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -59,7 +59,7 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves things as they were; but where a process is gone its launcher's SIGTERM must not cut the message."""
+        """Leave things as they were; but where a process is gone its launcher's SIGTERM must not cut the message."""
         if isinstance(error, LostProcessError):
             return
         for number, handler in self._before.items():
@@ -72,7 +72,7 @@ class Signals:
 
 
 def not_finite(network: Network, *, gradients: bool = False) -> str | None:
-    """The first layer that holds a value, or a gradient, that is not finite; None if there is none."""
+    """Return the first layer that holds a value, or a gradient, that is not finite; None if there is none."""
     for name, parameter in network.named_parameters():
         values = parameter.grad if gradients else parameter.detach()
         if values is None or bool(values.isfinite().all()):
@@ -85,18 +85,18 @@ def not_finite(network: Network, *, gradients: bool = False) -> str | None:
 
 
 def gradient_is_finite(network: Network) -> bool:
-    """Whether the norm of all gradients is a number; one look at the device."""
+    """Return whether the norm of all gradients is a number; one look at the device."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     return not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite())
 
 
 def fingerprint(net: nn.Module) -> str:
-    """A hash of all parameters and buffers: equal on ranks that agree."""
+    """Return a hash of all parameters and buffers: equal on ranks that agree."""
     return digest_tensors(sorted(net.state_dict().items()))
 
 
 def not_finite_member(net: Net) -> str | None:
-    """The first layer of any member that holds a number that is none."""
+    """Return the first layer of any member that holds a number that is none."""
     return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
 
 
@@ -114,7 +114,7 @@ class Snapshot:
         self.used = used
 
     def restore(self, network: Network, optimizer: Any) -> Progress:
-        """Puts the state back and returns where it stood, at a lower rate each time."""
+        """Put the state back and returns where it stood, at a lower rate each time."""
         self.used += 1
         network.load_state_dict(self.weights)
         optimizer.load_state_dict(copy.deepcopy(self.moments))
@@ -123,7 +123,7 @@ class Snapshot:
 
 
 def warn_of_odd_model(network: Network, x: Tensor) -> None:
-    """Says so where a model cannot be trained as it is meant to be.
+    """Report so where a model cannot be trained as it is meant to be.
 
     Looked for, with two inputs and the posterior's mean: weights that the output depends on but has no gradient of,
     which the prior alone would pull at; and probabilities where logits are expected.
@@ -164,7 +164,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
 
 @contextmanager
 def _as_if_never_run(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode within the block; modes and random generators are as before after it."""
+    """Hold the model in evaluation mode within the block; restore modes and random generators after it."""
     modes = [(module, module.training) for module in model.modules()]
     with Randomness(0).redirected():
         try:

@@ -50,7 +50,7 @@ def fit(
     progress: Show = None,
     **settings: Any,
 ) -> Net:
-    """Trains a model by a method: all its stages, one loop.
+    """Train a model by a method: all its stages, one loop.
 
     Args:
         method: A method, or its registry name.
@@ -132,7 +132,7 @@ def _describe(train: Source, val: Source | None, model: nn.Module) -> Info | Non
 def _refuse_what_does_nothing(
     base: Training, settings: Mapping[str, Any], *, with_val: bool, with_out: bool, resume: bool
 ) -> None:
-    """Raises: UserError: If something was asked for that needs something else, which is not there."""
+    """Raise `UserError` if something was asked for that needs something else, which is not there."""
     if resume and not with_out:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
     if base.tensorboard and not with_out:
@@ -159,7 +159,7 @@ def _check_features(train: Source, val: Source | None) -> None:
 
 
 def _warn_of_scale(source: Source) -> None:
-    """Says so where a table's features, or the targets of a regression, are in units that train badly."""
+    """Report so where a table's features, or the targets of a regression, are in units that train badly."""
     if not isinstance(source, Arrays):
         return
     columns = {
@@ -179,7 +179,7 @@ def _warn_of_scale(source: Source) -> None:
 
 
 def _method(method: Any, model: Any, **settings: Any) -> Method:
-    """The method, where both arguments are what they should be."""
+    """Return the method, where both arguments are what they should be."""
     for value, what, example in ((method, "method", "pb.MeanFieldVI()"), (model, "model", "MyModel()")):
         if isinstance(value, type):
             raise UserError(f"the {what} is the class {value.__name__}: give an instance, such as {example}")

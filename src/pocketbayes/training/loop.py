@@ -60,7 +60,7 @@ class Loop:
     """Whether neither likelihood nor KL drew random numbers in the first step of the epoch."""
 
     def epoch(self) -> None:
-        """From the step where the run stands to the end of the epoch."""
+        """Build from the step where the run stands to the end of the epoch."""
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
         run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
@@ -94,7 +94,7 @@ class Loop:
         self._close_epoch(at.step)
 
     def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
-        """One optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
+        """Return one optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
         run, method = self.run, self.method
         progress = index / steps
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
@@ -126,7 +126,7 @@ class Loop:
         return figures
 
     def _complain(self, nll: float, kl: float) -> None:
-        """Raises: NotFiniteError: With the step, the layer and the likely cause."""
+        """Raise `NotFiniteError` with the step, the layer and the likely cause."""
         run, at = self.run, self.run.at
         weights, gradient = not_finite(self.network), not_finite(self.network, gradients=True)
         what = "the gradient" if math.isfinite(nll + kl) else "the loss"
@@ -143,7 +143,7 @@ class Loop:
         )
 
     def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> float:
-        """Adds the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
+        """Add the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
 
         The weight is that of this process's part of the batch beside those of the others.
         """

@@ -27,7 +27,7 @@ WORDS = 624
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Says which part of a checkpoint is at fault.
+    """Report which part of a checkpoint is at fault.
 
     Raises:
         ValueError: Whatever it fails with.
@@ -40,7 +40,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def check_progress(at: Progress, stages: int) -> None:
-    """Raises: ValueError: If a run of so many stages is never there."""
+    """Raise `ValueError` if a run of so many stages is never there."""
     counts = {"stage": at.stage, "epoch": at.epoch, "step": at.step, "lines": at.lines, "waited": at.plateau.waited}
     counts["stale"] = at.stale
     for name, count in counts.items():
@@ -54,7 +54,7 @@ def check_progress(at: Progress, stages: int) -> None:
 
 
 def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Raises: ValueError: If it is not the state of this optimiser, for these parameters."""
+    """Raise `ValueError` if it is not the state of this optimiser, for these parameters."""
     groups, fresh = state["param_groups"], optimizer.state_dict()["param_groups"]
     if [group["params"] for group in groups] != [group["params"] for group in fresh]:
         raise ValueError("it is of other parameters")
@@ -80,7 +80,7 @@ def _kept(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> set[str
 
 
 def check_random(states: Sequence[Mapping[str, Any]]) -> None:
-    """Raises: an error of some kind: If a generator cannot be set to one of the states."""
+    """Raise an error if a generator cannot be set to one of the states."""
     if not states:
         raise ValueError("there is none")
     before = checkpoint.random_state()

@@ -103,13 +103,13 @@ class FitRun:
     # -- what stages may use ------------------------------------------------------------------------------------------
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """One pass over the training data, in their own order or one that the seed and the turn decide."""
+        """Return one pass over the training data, in their own order or one that the seed and the turn decide."""
         seed = turn_seed(self.seed, turn) if shuffle else None
         for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
             yield x.to(self.fabric.device), y.to(self.fabric.device)
 
     def note(self, **figures: Any) -> None:
-        """Records figures and shows them as a line."""
+        """Record figures and shows them as a line."""
         self.record({"stage": self.stage.name, **figures})
         self.bar.line("  ".join([self.stage.name, *(f"{name}={value}" for name, value in figures.items())]))
 
@@ -171,12 +171,12 @@ class FitRun:
                 )
 
     def _rebuild(self, described: Mapping[str, Any]) -> Net:
-        """The network in a checkpoint."""
+        """Return the network in a checkpoint."""
         plain = self.model.to_module() if isinstance(self.model, Network) else self.model
         return artifact.rebuild(described, plain)
 
     def _check(self, stages: Sequence[Stage], at: Progress, tree: Mapping[str, Any]) -> None:
-        """Raises: ValueError: If the run cannot go on from a checkpoint, with the part that is at fault."""
+        """Raise `ValueError` if the run cannot go on from a checkpoint, with the part that is at fault."""
         with part("progress"):
             check_progress(at, len(stages))
         with part("net"):
@@ -193,12 +193,12 @@ class FitRun:
             check_random(tree["random"])
 
     def _asked(self) -> dict[str, Any]:
-        """What a resumed run must share beside its training settings."""
+        """Return what a resumed run must share beside its training settings."""
         method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))  # a function's address no process repeats
         return {"method": method, "seed": self.seed, "training examples": self.examples}
 
     def _check_asked(self, before: Mapping[str, Any]) -> None:
-        """Raises: UserError: If the run that is resumed is not the one that was begun."""
+        """Raise `UserError` if the run that is resumed is not the one that was begun."""
         if before:
             for name, value in self._asked().items():
                 if before.get(name, value) != value:
@@ -206,7 +206,7 @@ class FitRun:
             self.base.check_resumes(before["training"], before["epochs"], self.folder)
 
     def _training(self, stage: Stage) -> Training:
-        """The settings of a stage."""
+        """Return the settings of a stage."""
         settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
         epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
         own = self.base.stages.get(stage.name, {})
@@ -259,7 +259,7 @@ class FitRun:
         return net
 
     def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
-        """The beginning or end of a stage: what it draws, all processes draw alike."""
+        """Return the beginning or end of a stage: what it draws, all processes draw alike."""
         if step is None or self.team.size == 1:
             return net if step is None else step(net, self)
         before = checkpoint.random_state()
@@ -273,12 +273,15 @@ class FitRun:
         return training.stop_after is not None and self.at.stale >= training.stop_after
 
     def _seed_rank(self, seed: int) -> None:
-        """Seeds the noise of this process, which is not that of the others."""
+        """Seed the noise of this process, which is not that of the others."""
         if self.team.rank:
             seed_generators(rank_seed(seed, self.team.rank))
 
     def _restore_random(self, states: Sequence[dict[str, Any]]) -> None:
-        """The generators as they were; where there are more or fewer processes now, the run goes on with new noise."""
+        """Return the generators as they were.
+
+        Where there are more or fewer processes now, the run goes on with new noise.
+        """
         if len(states) == self.team.size:
             checkpoint.set_random_state(states[self.team.rank])
             return
@@ -290,7 +293,7 @@ class FitRun:
     # -- records ------------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, net: Net, optimizer: Any) -> None:
-        """Writes where the run is, on rank 0, with every rank's random state."""
+        """Write where the run is, on rank 0, with every rank's random state."""
         if self.folder is None:
             return
         self._check_finite(net)
@@ -308,7 +311,7 @@ class FitRun:
         self.fabric.barrier()
 
     def stop_if_asked(self, net: Net, optimizer: Any) -> None:
-        """Saves and stops if a signal came, to this process or to one that it trains with."""
+        """Save and stops if a signal came, to this process or to one that it trains with."""
         if self.team.size == 1:
             self.asked = self.signals.asked is not None
         if self.asked:
@@ -316,7 +319,7 @@ class FitRun:
             raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
 
     def together(self, nll: float) -> float:
-        """The mean NLL over processes; they learn of one another's signals on this occasion."""
+        """Return the mean NLL over processes; they learn of one another's signals on this occasion."""
         if self.team.size == 1:
             return nll
         both = torch.tensor([nll, float(self.signals.asked is not None)], dtype=torch.float64)
@@ -325,7 +328,7 @@ class FitRun:
         return float(mean)
 
     def check_ranks_agree(self, net: Net) -> None:
-        """Raises: TrainingError: If weights, masks or assignments differ between processes."""
+        """Raise `TrainingError` if weights, masks or assignments differ between processes."""
         if self.team.size == 1:
             return
         prints = self.team.gather(fingerprint(net))
@@ -337,7 +340,7 @@ class FitRun:
             )
 
     def _check_finite(self, net: Net) -> None:
-        """Raises: NotFiniteError: If the network must not be saved."""
+        """Raise `NotFiniteError` if the network must not be saved."""
         bad = not_finite_member(net)
         if bad is not None:
             raise NotFiniteError(
@@ -346,7 +349,7 @@ class FitRun:
             )
 
     def record(self, row: dict[str, Any]) -> None:
-        """Writes a line of metrics."""
+        """Write a line of metrics."""
         if self.folder and self.fabric.is_global_zero:
             path = self.folder / METRICS_FILE
             with atomic.writing(path):
@@ -366,7 +369,7 @@ class FitRun:
                     writer.add_scalar(f"{row['stage']}/{name}", value, row.get("epoch", 0))
 
     def _tidy(self) -> None:
-        """Removes what a killed run left half written, and lines that were written after the checkpoint."""
+        """Remove what a killed run left half written, and lines that were written after the checkpoint."""
         if self.folder is None or not self.fabric.is_global_zero:
             return
         path = self.folder / METRICS_FILE

@@ -141,7 +141,7 @@ class Training:
             replace(self, stages={}).but(settings)
 
     def but(self, settings: Mapping[str, Any]) -> Training:
-        """These settings with some changed.
+        """Return these settings with some changed.
 
         Raises:
             UserError: If a name is not a setting.
@@ -153,7 +153,7 @@ class Training:
         return replace(self, **settings)
 
     def check_resumes(self, before: Mapping[str, str], epochs: int, folder: object) -> None:
-        """Raises: UserError: If a run in the folder was begun with other `deciding()` settings, or for more epochs."""
+        """Raise `UserError` if a run in the folder was begun with other `deciding()` settings, or for more epochs."""
         for name, value in self.deciding().items():
             if before.get(name, value) != value:
                 raise begun_otherwise(folder, name, before[name], value)
@@ -164,7 +164,7 @@ class Training:
             )
 
     def deciding(self) -> dict[str, str]:
-        """The settings that a resumed run must share, as text."""
+        """Return the settings that a resumed run must share, as text."""
         return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in FREE}
 
     def make_optimizer(self, network: Network, steps: int | None = None) -> torch.optim.Optimizer:
@@ -192,7 +192,7 @@ class Training:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=fused)
 
     def rate_factor(self, epoch: float) -> float:
-        """The learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""
+        """Return the learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""
         if epoch < self.warmup_epochs:
             return epoch / self.warmup_epochs
         if self.schedule == "cosine":
@@ -204,7 +204,7 @@ class Training:
 
 
 def begun_otherwise(folder: object, what: str, before: object, now: object) -> UserError:
-    """What a run says that cannot be resumed with another setting."""
+    """Return what a run says that cannot be resumed with another setting."""
     return UserError(
         f"{folder} was begun with {what}={before}, not {now}: resume it as it was, or choose another folder"
     )
@@ -223,7 +223,7 @@ class Plateau:
     waited: int = 0
 
     def after_epoch(self, loss: float, training: Training) -> None:
-        """Takes note of an epoch's loss."""
+        """Take note of an epoch's loss."""
         if training.schedule != "plateau":
             return
         if loss < self.best:

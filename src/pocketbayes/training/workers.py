@@ -127,7 +127,7 @@ def _with_threads(threads: int, job: Callable[..., Any], *arguments: Any) -> Any
 
 
 def _is_large(argument: Any) -> bool:
-    """Whether an argument is worth a place in Ray's object store instead of a copy per job."""
+    """Return whether an argument is worth a place in Ray's object store instead of a copy per job."""
     return isinstance(argument, (nn.Module, torch.utils.data.Dataset, tuple, torch.Tensor))
 
 

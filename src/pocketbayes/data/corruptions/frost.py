@@ -21,7 +21,7 @@ _SHADE, _ICE = np.array([0.02, 0.05, 0.12]), np.array([0.97, 0.99, 1.0])
 
 @lru_cache(maxsize=4 * FROST_TEXTURES)
 def frost_texture(number: int, scale: float) -> NDArray[np.float64]:
-    """(side, side, 3) colours in [0, 1]; the sides join, so that pieces may be cut anywhere.
+    """Return (side, side, 3) colours in [0, 1]; the sides join, so that pieces may be cut anywhere.
 
     Args:
         number: which of the `FROST_TEXTURES`.

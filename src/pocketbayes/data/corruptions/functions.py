@@ -36,23 +36,23 @@ _MUD = np.array([63, 42, 20]) / 255
 
 
 def gaussian_noise(x: Array, rngs: Generators, std: float) -> Array:
-    """`x + std e`, e standard normal."""
+    """Compute `x + std e`, e standard normal."""
     return x + std * draw(rngs, lambda rng: rng.standard_normal(x.shape[1:]))
 
 
 def shot_noise(x: Array, rngs: Generators, photons: float) -> Array:
-    """`Poisson(photons x) / photons`."""
+    """Compute `Poisson(photons x) / photons`."""
     return np.stack([rng.poisson(photons * image) for rng, image in zip(rngs, x)]) / photons
 
 
 def impulse_noise(x: Array, rngs: Generators, amount: float) -> Array:
-    """A fraction of the values becomes black or white."""
+    """Return a fraction of the values becomes black or white."""
     dice = draw(rngs, lambda rng: rng.random(x.shape[1:]))
     return np.where(dice < amount / 2, 0.0, np.where(dice < amount, 1.0, x))
 
 
 def speckle_noise(x: Array, rngs: Generators, std: float) -> Array:
-    """`x + x std e`, e standard normal."""
+    """Compute `x + x std e`, e standard normal."""
     return x + x * std * draw(rngs, lambda rng: rng.standard_normal(x.shape[1:]))
 
 
@@ -60,7 +60,7 @@ def speckle_noise(x: Array, rngs: Generators, std: float) -> Array:
 
 
 def defocus_blur(x: Array, rngs: Generators, radius: float, smoothing: float) -> Array:
-    """The image of a point is a disk, its rim smoothed by a small Gaussian."""
+    """Return the image of a point is a disk, its rim smoothed by a small Gaussian."""
     rim = 1 if radius <= 8 else 2
     reach = int(radius) + rim
     line = np.arange(-reach, reach + 1)
@@ -87,12 +87,12 @@ def glass_blur(x: Array, rngs: Generators, std: float, farthest: float, rounds: 
 
 
 def motion_blur(x: Array, rngs: Generators, radius: float, std: float) -> Array:
-    """Half a Gaussian drawn along a line, at most 45 degrees from the horizontal."""
+    """Return half a Gaussian drawn along a line, at most 45 degrees from the horizontal."""
     return smear(x, radius, std, [rng.uniform(-45, 45) for rng in rngs])
 
 
 def zoom_blur(x: Array, rngs: Generators, stop: float, step: float) -> Array:
-    """The mean over zooms into the centre."""
+    """Return the mean over zooms into the centre."""
     factors = np.arange(1, stop, step)
     return np.asarray((x + sum(zoom(x, factor) for factor in factors)) / (len(factors) + 1))
 
@@ -116,7 +116,7 @@ def snow(
     blur: float,
     kept: float,
 ) -> Array:
-    """A whitened picture under two layers of falling flakes, one the other turned round."""
+    """Return a whitened picture under two layers of falling flakes, one the other turned round."""
     noise = draw(rngs, lambda rng: rng.normal(mean, std, x.shape[1:3]))[..., None]
     flakes = zoom(noise, factor)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1))
@@ -147,7 +147,7 @@ def fog(x: Array, rngs: Generators, thickness: float, decay: float) -> Array:
 
 
 def brightness(x: Array, rngs: Generators, added: float) -> Array:
-    """`V + added` in HSV: every channel grows by the factor of the largest."""
+    """Compute `V + added` in HSV: every channel grows by the factor of the largest."""
     value: Array = x.max(axis=-1, keepdims=True)
     brighter = np.minimum(value + added, 1)
     return np.where(value > 0, x * (brighter / np.where(value > 0, value, 1)), brighter)
@@ -163,7 +163,7 @@ def spatter(
     strength: float,
     is_mud: float,
 ) -> Array:
-    """Drops of water (glistening, pale) or spots of mud (brown) where smoothed noise is high."""
+    """Drop of water (glistening, pale) or spots of mud (brown) where smoothed noise is high."""
     noise = draw(rngs, lambda rng: rng.normal(mean, std, x.shape[1:3]))[..., None]
     liquid = smooth(noise, smoothing)
     if is_mud:
@@ -180,13 +180,16 @@ def spatter(
 
 
 def contrast(x: Array, rngs: Generators, factor: float) -> Array:
-    """`mean + factor (x - mean)`, the mean taken per channel."""
+    """Compute `mean + factor (x - mean)`, the mean taken per channel."""
     mean: Array = x.mean(axis=(1, 2), keepdims=True)
     return mean + factor * (x - mean)
 
 
 def saturate(x: Array, rngs: Generators, factor: float, added: float) -> Array:
-    """`factor S + added` in HSV: channels move from the largest one. Gray has the hue of red, as HSV defines it."""
+    """Compute `factor S + added` in HSV.
+
+    Channels move from the largest one. Gray has the hue of red, as HSV defines it.
+    """
     if x.shape[-1] == 1:
         return luma(saturate(np.repeat(x, 3, axis=-1), rngs, factor, added))
     value: Array = x.max(axis=-1, keepdims=True)
@@ -220,7 +223,7 @@ def pixelate(x: Array, rngs: Generators, share: float) -> Array:
 
 
 def elastic_transform(x: Array, rngs: Generators, displacement: float, smoothing: float, corners: float) -> Array:
-    """A random affine map, then a smooth random displacement of every pixel; lengths in units of the side."""
+    """Return a random affine map, then a smooth random displacement of every pixel; lengths in units of the side."""
     height, width = x.shape[1:3]
     side = min(height, width)
     centre, third = np.array([height // 2, width // 2]), side // 3

@@ -20,17 +20,17 @@ _LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def draw(rngs: Generators, one: Callable[[Generator], Any]) -> Array:
-    """One draw per image, stacked."""
+    """Return one draw per image, stacked."""
     return np.stack([one(rng) for rng in rngs])
 
 
 def luma(x: Array) -> Array:
-    """(..., 1) brightness of colour; gray as it is."""
+    """Return (..., 1) brightness of colour; gray as it is."""
     return x if x.shape[-1] == 1 else (x @ _LUMA)[..., None]
 
 
 def tint(colour: Array, x: Array) -> Array:
-    """The colour, or its luma for gray images."""
+    """Return the colour, or its luma for gray images."""
     return colour if x.shape[-1] == 3 else colour @ _LUMA
 
 
@@ -40,7 +40,7 @@ def smooth(x: Array, std: float) -> Array:
 
 
 def shifted_sum(x: Array, rows: Any, columns: Any, weights: Array, edge: Any) -> Array:
-    """`sum_i weights_i x[r + rows_i, c + columns_i] / sum_i weights_i`: a convolution with few taps."""
+    """Compute `sum_i weights_i x[r + rows_i, c + columns_i] / sum_i weights_i`: a convolution with few taps."""
     reach = int(max(np.abs(rows).max(), np.abs(columns).max()))
     height, width = x.shape[1:3]
     padded = np.pad(x, ((0, 0), (reach, reach), (reach, reach), (0, 0)), mode=edge)
@@ -63,7 +63,10 @@ def smear(x: Array, radius: float, std: float, angles: Iterable[float]) -> Array
 
 @lru_cache(maxsize=256)
 def _zoom_matrix(length: int, factor: float) -> Array:
-    """(length, length): linear interpolation of the central 1/factor of a line, stretched to its whole length."""
+    """Return (length, length): linear interpolation of the central 1/factor of a line.
+
+    Stretched to its whole length.
+    """
     crop = int(np.ceil(length / factor))
     stretched = round(crop * factor)
     wanted = np.arange(length) + (stretched - length) // 2
@@ -72,13 +75,13 @@ def _zoom_matrix(length: int, factor: float) -> Array:
 
 
 def zoom(x: Array, factor: float) -> Array:
-    """The central 1/factor of each image at the size of the whole."""
+    """Return the central 1/factor of each image at the size of the whole."""
     rows, columns = (_zoom_matrix(length, factor) for length in x.shape[1:3])
     return (rows @ x.transpose(0, 3, 1, 2) @ columns.T).transpose(0, 2, 3, 1)
 
 
 def plasma(noise: Array, decay: float) -> Array:
-    """Diamond-square on a torus, scaled to [0, 1]: `noise` (n, m, m) in [-1, 1], m a power of two.
+    """Compute diamond-square noise on a torus, scaled to [0, 1], from `noise` (n, m, m) in [-1, 1], m a power of two.
 
     Each midpoint is the mean of its four neighbours plus noise, whose amplitude falls by `decay`^2 from one step to the
     next (the published code multiplies by its amplitude twice).
@@ -103,12 +106,12 @@ def plasma(noise: Array, decay: float) -> Array:
 
 
 def homogeneous(points: Array) -> Array:
-    """(..., d + 1): a one appended to each point."""
+    """Return (..., d + 1): a one appended to each point."""
     return np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
 
 
 def sample(x: Array, rows: Array, columns: Array) -> Array:
-    """Values at fractional positions (n, h, w), linear between pixels, mirrored outside."""
+    """Return values at fractional positions (n, h, w), linear between pixels, mirrored outside."""
     sampled = np.zeros_like(x)
     image = np.arange(len(x))[:, None, None]
     top, left = np.floor(rows), np.floor(columns)
@@ -121,7 +124,7 @@ def sample(x: Array, rows: Array, columns: Array) -> Array:
 
 
 def _mirror(index: Array, length: int) -> NDArray[np.int64]:
-    """... 2 1 0 1 2 ... length-1 length-2 ..."""
+    """Mirror positions at the borders: `... 2 1 0 1 2 ... length-1 length-2 ...`."""
     period = max(2 * (length - 1), 1)
     folded = index.astype(np.int64) % period
     return np.minimum(folded, period - folded)
@@ -144,7 +147,7 @@ def glistening(liquid: Array) -> Array:
 
 
 def by_pillow(x: Array, change: Callable[[Any], Any]) -> Array:
-    """Each image through Pillow as bytes."""
+    """Return each image through Pillow as bytes."""
     pillow = require("PIL.Image")
 
     bytes_ = np.rint(255 * x).astype(np.uint8)

@@ -26,7 +26,7 @@ class Reader:
         self.data, self.place = np.frombuffer(data, dtype=np.uint8), 0
 
     def array(self, size: int) -> Bytes:
-        """The next so many bytes."""
+        """Return the next so many bytes."""
         if not 0 <= size <= len(self.data) - self.place:
             raise CodecError("damaged numbers: they end too early")
         part = self.data[self.place : self.place + size]
@@ -34,7 +34,7 @@ class Reader:
         return part
 
     def varint(self) -> int:
-        """The next whole number."""
+        """Return the next whole number."""
         value = 0
         for shift in range(0, 70, 7):
             byte = int(self.array(1)[0])
@@ -44,11 +44,11 @@ class Reader:
         raise CodecError("damaged numbers: an integer without end")
 
     def rest(self) -> Bytes:
-        """All that is left."""
+        """Return all that is left."""
         return self.array(len(self.data) - self.place)
 
     def finish(self) -> None:
-        """Raises: CodecError: If something is left."""
+        """Raise `CodecError` if something is left."""
         if self.place != len(self.data):
             raise CodecError("damaged numbers: bytes left over")
 
@@ -65,13 +65,13 @@ def varints(values: Sequence[int]) -> bytes:
 
 
 def pack_bits(values: Ints, lengths: Ints) -> bytes:
-    """Each value's low bits, the lowest first, without gaps."""
+    """Return each value's low bits, the lowest first, without gaps."""
     which, place = _bit_places(lengths)
     return np.packbits(((values[which] >> place) & 1).astype(np.uint8), bitorder="little").tobytes()
 
 
 def unpack_bits(data: Bytes, lengths: Ints) -> Ints:
-    """The inverse of `pack_bits`."""
+    """Invert `pack_bits`."""
     if len(data) != -(-int(lengths.sum()) // 8):
         raise CodecError("damaged numbers: wrong number of bits")
     which, place = _bit_places(lengths)
@@ -88,7 +88,7 @@ def _bit_places(lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def checked_lengths(count: int, segments: Sequence[int] | None) -> Sequence[int]:
-    """The lengths of the segments, one for all by default; an error if they do not make up the count."""
+    """Return the lengths of the segments, one for all by default; an error if they do not make up the count."""
     lengths = [count] if segments is None else segments
     if sum(lengths) != count or min(lengths, default=0) < 0:
         raise CodecError(f"{count} numbers do not make segments of {sum(lengths)}")
@@ -96,7 +96,7 @@ def checked_lengths(count: int, segments: Sequence[int] | None) -> Sequence[int]
 
 
 def slices(lengths: Sequence[int]) -> Iterator[slice]:
-    """Where each segment lies."""
+    """Return where each segment lies."""
     start = 0
     for length in lengths:
         yield slice(start, start + length)

@@ -40,7 +40,7 @@ EIGHTH_POWERS = tuple(round(2**15 * 2 ** (i / 8)) for i in range(8))
 
 
 def pack_ints(values: Ints, segments: Sequence[int] | None = None) -> bytes:
-    """Integers of either sign, |v| < 2^62, by asymmetric numeral systems.
+    """Return integers of either sign, |v| < 2^62, by asymmetric numeral systems.
 
     Args:
         values: (n,).
@@ -64,7 +64,7 @@ def pack_ints(values: Ints, segments: Sequence[int] | None = None) -> bytes:
 
 
 def unpack_ints(data: bytes | memoryview, count: int, segments: Sequence[int] | None = None) -> Ints:
-    """The inverse of `pack_ints`.
+    """Invert `pack_ints`.
 
     Raises:
         CodecError: If the bytes cannot be those of `count` integers.
@@ -196,7 +196,7 @@ class _Models:
         self.weights = self.past
 
     def blocks(self, part: slice, counts: Ints | None) -> Iterator[slice]:
-        """The blocks of a segment: all of it under given counts, else pieces, learning after each."""
+        """Return the blocks of a segment: all of it under given counts, else pieces, learning after each."""
         if counts is not None:
             self.weights = counts
             if part.stop > part.start:
@@ -214,16 +214,16 @@ class _Models:
             start = stop
 
     def frequencies(self) -> Ints:
-        """Of the block that was given out last."""
+        """Return the frequencies of the block that was given out last."""
         return _frequencies(self.weights)
 
     def see_counts(self, counts: Ints) -> None:
-        """Takes a block's symbols into account."""
+        """Take a block's symbols into account."""
         self.past = self.past + counts
 
 
 def _blocks(length: int) -> int:
-    """The most blocks that an adaptive model takes for so many symbols."""
+    """Return the most blocks that an adaptive model takes for so many symbols."""
     return 0 if not length else 5 if length <= 5 * FIRST_BLOCK else 5 + 4 * (length // FIRST_BLOCK).bit_length()
 
 
@@ -235,7 +235,7 @@ def _frequencies(weights: Ints) -> Ints:
 
 
 def _model(stream: Any, frequencies: Ints) -> Any:
-    """The coder's model: it adds 1 to each of these by itself, and needs no scaling to reach 2^24."""
+    """Return the coder's model: it adds 1 to each of these by itself, and needs no scaling to reach 2^24."""
     return stream.model.Categorical((frequencies - 1).astype(np.float64), perfect=False)
 
 
@@ -244,13 +244,13 @@ def _bits(counts: Ints, frequencies: Ints) -> float:
 
 
 def _table(counts: Ints) -> Bytes:
-    """A byte per count: 0, or one more than eight times its logarithm, rounded."""
+    """Return a byte per count: 0, or one more than eight times its logarithm, rounded."""
     logarithms = np.where(counts > 0, 1 + np.round(8 * np.log2(np.maximum(counts, 1))), 0)
     return logarithms.astype(np.uint8)
 
 
 def _table_counts(table: Bytes) -> Ints:
-    """The counts that a table stands for, scaled by 2^15; 1 in place of 0."""
+    """Return the counts that a table stands for, scaled by 2^15; 1 in place of 0."""
     eighths = np.maximum(table.astype(np.int64) - 1, 0)
     whole = eighths // 8
     excess = max(0, int(whole.max()) - 22)  # frequencies are computed in 64 bits
@@ -259,7 +259,7 @@ def _table_counts(table: Bytes) -> Ints:
 
 
 def _to_tokens(values: Ints, direct: int) -> tuple[Ints, Ints, Ints]:
-    """Values from 0 as tokens, and the low bits of those at or above `direct`, with their number."""
+    """Return values from 0 as tokens, and the low bits of those at or above `direct`, with their number."""
     if int(values.max()) < direct:
         return values, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     large = values >= direct

@@ -11,7 +11,7 @@ from pocketbayes.files.codec.integers import pack_ints, unpack_ints
 
 
 def pack_positions(positions: Ints, edges: Sequence[int]) -> bytes:
-    """Ascending positions as the gaps between them, by segment.
+    """Encode ascending positions as the gaps between them, by segment.
 
     Args:
         positions: (s,) strictly ascending.
@@ -25,7 +25,7 @@ def pack_positions(positions: Ints, edges: Sequence[int]) -> bytes:
 
 
 def unpack_positions(data: bytes | memoryview, count: int, edges: Sequence[int]) -> Ints:
-    """The inverse of `pack_positions`."""
+    """Invert `pack_positions`."""
     reader = Reader(data)
     counts = unpack_ints(reader.array(reader.varint()).data, len(edges) - 1)
     sizes = np.diff(np.asarray(edges, dtype=np.int64))
@@ -43,7 +43,7 @@ def unpack_positions(data: bytes | memoryview, count: int, edges: Sequence[int])
 
 
 def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
-    """Values of which some are used once each and in order, with one symbol for all of these.
+    """Return values of which some are used once each and in order, with one symbol for all of these.
 
     Args:
         values: (n,).
@@ -64,7 +64,7 @@ def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
 
 
 def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
-    """The inverse of `fold`, in place where the type allows."""
+    """Invert `fold`, in place where the type allows."""
     if sum(runs[-1]) > np.iinfo(values.dtype).max:
         values = values.astype(np.int64)
     places = [np.flatnonzero(values == runs[0][0] + number) for number in range(len(runs))]
@@ -76,7 +76,9 @@ def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
 
 
 def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:
-    """Any numbers, bit for bit: bytes that differ little, such as sign and exponent of floats, are entropy-coded.
+    """Return any numbers, bit for bit.
+
+    Bytes that differ little, such as sign and exponent of floats, are entropy-coded.
 
     Args:
         rows: (n, bytes a number), the lowest byte first.
@@ -93,7 +95,7 @@ def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:
 
 
 def unpack_exactly(data: bytes | memoryview, count: int, width: int, segments: Sequence[int] | None = None) -> Bytes:
-    """The inverse of `pack_exactly`."""
+    """Invert `pack_exactly`."""
     lengths = checked_lengths(count, segments)
     reader = Reader(data)
     rows = np.empty((count, width), dtype=np.uint8)
@@ -111,7 +113,7 @@ def unpack_exactly(data: bytes | memoryview, count: int, width: int, segments: S
 
 
 def pack_in_steps(values: Floats, bits: int, segments: Sequence[int] | None = None) -> bytes:
-    """value = low + step q, q = 0 .. 2^bits - 1, low and step of each segment its own; the q entropy-coded.
+    """Compute value = low + step q, q = 0 .. 2^bits - 1, low and step of each segment its own; the q entropy-coded.
 
     The error is at most half a step, (max - min) / (2^bits - 1) / 2 of the segment.
     """
@@ -131,7 +133,7 @@ def pack_in_steps(values: Floats, bits: int, segments: Sequence[int] | None = No
 
 
 def unpack_in_steps(data: bytes | memoryview, count: int, segments: Sequence[int] | None = None) -> Floats:
-    """What is left of the values that `pack_in_steps` took."""
+    """Decode the values that `pack_in_steps` rounded."""
     lengths = checked_lengths(count, segments)
     reader = Reader(data)
     scales = reader.array(8 * len(lengths)).view("<f4").astype(np.float32).reshape(-1, 2)
@@ -145,7 +147,7 @@ def unpack_in_steps(data: bytes | memoryview, count: int, segments: Sequence[int
 
 
 def _worth_coding(plane: Bytes) -> bool:
-    """Whether a plane's bytes are far from uniform: coding noise would cost time and save nothing."""
+    """Return whether a plane's bytes are far from uniform: coding noise would cost time and save nothing."""
     if not len(plane):
         return False
     counts = np.bincount(plane, minlength=256)

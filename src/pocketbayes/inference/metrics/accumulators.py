@@ -119,7 +119,7 @@ class Classification(Sums):
             )
 
     def compute(self) -> dict[str, float]:
-        """The measures so far.
+        """Return the measures so far.
 
         `accuracy`, `top5` (with more than five classes), `nll` (mean of `-log p[label]`, with p raised to the smallest
         normal float32, 1.2e-38, so that a probability that underflowed costs 87.3 nats and not infinity), `brier`
@@ -147,7 +147,7 @@ class Classification(Sums):
         return measures
 
     def reliability(self) -> Reliability:
-        """The reliability diagram so far."""
+        """Return the reliability diagram so far."""
         self._require_examples()
         return calibration.reliability(self.sums["equal_width"])
 
@@ -191,7 +191,7 @@ class Segmentation(Sums):
         return self.sums["confusion"].long()
 
     def compute(self) -> dict[str, float]:
-        """`pixel_accuracy`, `iou_<class>` = `tp / (tp + fp + fn)`, and `miou`, their mean.
+        """Return `pixel_accuracy`, `iou_<class>` = `tp / (tp + fp + fn)`, and `miou`, their mean.
 
         A class that is neither present nor predicted has no IoU: it is left out of the keys and of the mean.
         """
@@ -253,7 +253,7 @@ class Regression(Sums):
             self._add(log_likelihood_samples=exact.sum(), samples_count=torch.tensor(exact.numel()))
 
     def compute(self) -> dict[str, float]:
-        """The measures so far, means over every target value.
+        """Return the measures so far, means over every target value.
 
         `rmse`, `mae`, `log_likelihood` (mean log density under the Gaussian), `coverage95` (fraction of targets inside
         mean +- 1.96 std), and `log_likelihood_samples` (mean of the given log densities, where given).

@@ -49,19 +49,19 @@ def fine_cells(confidence: Tensor) -> Tensor:
 
 
 def table(cells: Tensor, confidence: Tensor, correct: Tensor, size: int) -> Tensor:
-    """Count, sum of confidence, sum of correctness in each of `size` cells: (size, 3)."""
+    """Return count, sum of confidence and sum of correctness in each of `size` cells: (size, 3)."""
     rows = torch.stack([torch.ones_like(confidence), confidence, correct.to(confidence.dtype)], dim=-1)
     return rows.new_zeros(size, 3).index_add_(0, cells, rows)
 
 
 def calibration_error(table: Tensor) -> Tensor:
-    """`sum_b (n_b / n) |accuracy_b - confidence_b|` for a table (..., bins, 3): (...)."""
+    """Compute `sum_b (n_b / n) |accuracy_b - confidence_b|` for a table (..., bins, 3): (...)."""
     count, confidence, correct = table.unbind(-1)
     return (confidence - correct).abs().sum(-1) / count.sum(-1)
 
 
 def adaptive_error(fine: Tensor, bins: int) -> float:
-    """The calibration error over bins of equal mass, from a fine table (cells, 3) ordered by confidence.
+    """Return the calibration error over bins of equal mass, from a fine table (cells, 3) ordered by confidence.
 
     Bins take exactly n / bins examples each: a cell that straddles an edge is split in proportion, so neither the order
     of tied confidences nor the order of shards matters.
@@ -75,14 +75,14 @@ def adaptive_error(fine: Tensor, bins: int) -> float:
 
 
 def reliability(table: Tensor) -> Reliability:
-    """The diagram of an equal-width table (bins, 3)."""
+    """Return the diagram of an equal-width table (bins, 3)."""
     count, confidence, correct = table.unbind(-1)
     edges = torch.linspace(0, 1, len(table) + 1, dtype=table.dtype)
     return Reliability(edges, count, confidence / count, correct / count)
 
 
 def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = 15) -> Reliability:
-    """Mean confidence and accuracy in equal-width bins, for a diagram.
+    """Return mean confidence and accuracy in equal-width bins, for a diagram.
 
     Args:
         confidence: probability given to the answer, any shape.
@@ -96,7 +96,7 @@ def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = 15) -> Rel
 
 
 def temperature(logits: Tensor, labels: Tensor) -> float:
-    """`argmin_T  -mean log softmax(logits / T)[label]`  (Guo et al. 2017).
+    """Compute `argmin_T  -mean log softmax(logits / T)[label]`  (Guo et al. 2017).
 
     The NLL is convex in 1/T, so the root of its slope is the one minimum. Log-probabilities serve as well as logits,
     since softmax ignores a constant. Where no finite T is best (every answer right, say), the end of the range 0.01 to
@@ -118,7 +118,7 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
     chosen = z.gather(1, labels.long()[:, None]).mean()
 
     def slope(log_inverse: float) -> float:
-        """The derivative of the NLL in 1/T: it rises with 1/T, so its root is the minimum."""
+        """Return the derivative of the NLL in 1/T: it rises with 1/T, so its root is the minimum."""
         return float(((math.exp(log_inverse) * z).softmax(1) * z).sum(1).mean() - chosen)
 
     hottest, coldest = -math.log(_HOTTEST), -math.log(_COLDEST)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 
 def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Floating-point operations of one call, a multiplication and its addition counted as two.
+    """Count the floating-point operations of one call; a multiplication and its addition count as two.
 
     Products of matrices, convolutions and attention are counted; elementwise operations, pooling and normalisation are
     not (`torch.utils.flop_counter`'s convention). If the function calls `backward`, that is counted too.
@@ -25,7 +25,7 @@ def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """The most bytes that tensors made during one call held at once, on whichever device they lie.
+    """Return the most bytes that tensors made during one call held at once, on whichever device they lie.
 
     What was there before the call does not count, nor does memory that a kernel uses inside itself. The number is the
     same in every run: tensors are counted, not pages.
@@ -37,7 +37,7 @@ def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    """The memory behind all tensors of nested containers; a matrix in compressed rows has three parts."""
+    """Return the memory behind all tensors of nested containers; a matrix in compressed rows has three parts."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             csr = leaf.layout == torch.sparse_csr

@@ -36,7 +36,7 @@ class HumanAgreement(Sums):
         )
 
     def compute(self) -> dict[str, float]:
-        """Means over images.
+        """Return means over images.
 
         `cross_entropy` (`-sum_c h_c log p_c` in nats), `total_variation` (`sum_c |h_c - p_c| / 2`, 0 to 1), and
         `human_entropy`, the cross entropy that the people themselves would have: the least that is possible.

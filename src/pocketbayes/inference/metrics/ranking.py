@@ -41,28 +41,28 @@ class Abstention:
 
 
 def _groups(scores: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """The sums of each of `values` over equal scores, from the largest score down."""
+    """Return the sums of each of `values` over equal scores, from the largest score down."""
     distinct, group = scores.unique(return_inverse=True)
     size = len(distinct)
     return tuple(v.double().new_zeros(size).index_add_(0, group, v.double()).flip(0) for v in values)
 
 
 def _average_precision(positive: Tensor, negative: Tensor) -> float:
-    """`sum_t (recall_t - recall_(t-1)) precision_t` over thresholds, from grouped counts."""
+    """Compute `sum_t (recall_t - recall_(t-1)) precision_t` over thresholds, from grouped counts."""
     hits = positive.cumsum(0)
     precision = hits / (hits + negative.cumsum(0))
     return float((positive * precision).sum() / hits[-1])
 
 
 def _false_alarm(positive: Tensor, negative: Tensor, percent: int) -> float:
-    """The false positive rate at the first threshold whose true positive rate is `percent` or more."""
+    """Return the false positive rate at the first threshold whose true positive rate is `percent` or more."""
     hits, alarms = positive.cumsum(0), negative.cumsum(0)
     reached = (100 * hits >= percent * hits[-1]).nonzero()[0]  # whole numbers: no rounding decides
     return float(alarms[reached] / alarms[-1])
 
 
 def ood_scores(in_scores: Tensor, out_scores: Tensor) -> dict[str, float]:
-    """How well a score tells other data from the data trained on. **Larger means further out** (entropy, -max prob).
+    """Measure how well a score detects out-of-distribution data; larger scores must mean further out.
 
     Args:
         in_scores: (n,) scores of in-distribution examples.
@@ -95,7 +95,7 @@ def ood_scores(in_scores: Tensor, out_scores: Tensor) -> dict[str, float]:
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
-    """`risk(k/n) = errors among the k most confident / k`, and its mean over k, the AURC.
+    """Compute `risk(k/n) = errors among the k most confident / k`, and its mean over k, the AURC.
 
     Among equal confidences the errors are spread evenly: the expectation over every way to break the tie.
 
@@ -126,7 +126,7 @@ def _cut_above(values: Tensor, last: int) -> float:
 
 
 def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abstention:
-    """`max t:  errors with uncertainty <= t  <=  target_risk * answers with uncertainty <= t`.
+    """Compute `max t:  errors with uncertainty <= t  <=  target_risk * answers with uncertainty <= t`.
 
     The largest coverage at which the wrong answers among those given are at most the target. Choose it on validation
     data: on others the risk will be near the target, on either side of it, the nearer the more data it was chosen on.

@@ -45,7 +45,7 @@ class PerImage:
         return sum(len(found["entropy"]) for found in self._batches.values())
 
     def add(self, start: int, prediction: Prediction, labels: Tensor | None = None) -> None:
-        """Takes in a batch of answers (n, classes).
+        """Add a batch of answers (n, classes).
 
         Args:
             start: The place of its first image in the data.
@@ -78,18 +78,18 @@ class PerImage:
         self._batches[start] = {name: value.detach().cpu() for name, value in plain.items()}
 
     def merge(self, other: PerImage) -> None:
-        """Takes in what another has kept of other images of the same data."""
+        """Add what another has kept of other images of the same data."""
         self.classes = max(self.classes, other.classes)
         self._batches |= other._batches
         self._log_probs |= other._log_probs
 
     def values(self) -> dict[str, Tensor]:
-        """All images' values by name, in the order of the data."""
+        """Return all images' values by name, in the order of the data."""
         batches = [found for _, found in sorted(self._batches.items())]
         return {name: torch.cat([found[name] for found in batches]) for name in batches[0]}
 
     def log_probs(self) -> Tensor:
-        """Those of the first images, (m, classes)."""
+        """Return those of the first images, (m, classes)."""
         found: list[Tensor] = []
         for _, part in sorted(self._log_probs.items()):  # each of several processes has kept as many as one would
             if sum(map(torch.numel, found)) < MOST_LOG_PROBS:
@@ -98,12 +98,12 @@ class PerImage:
 
 
 def scores(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Uncertainties by name, larger meaning less certain."""
+    """Return uncertainties by name, larger meaning less certain."""
     return {name: (-1 if key == "confidence" else 1) * values[key] for name, key in SCORES.items()}
 
 
 def outside_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], classes: int) -> dict[str, Any]:
-    """How well each score tells one from the other, and the histogram of entropies, as fractions of each side.
+    """Return how well each score tells one from the other, and the histogram of entropies, as fractions of each side.
 
     A score that is the same for every image, as mutual information is for a network without randomness, is left out.
     """
@@ -119,12 +119,12 @@ def outside_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor],
 
 
 def reliability_figures(found: Reliability) -> dict[str, Any]:
-    """A reliability diagram as plain values."""
+    """Return a reliability diagram as plain values."""
     return {name: getattr(found, name).tolist() for name in ("confidence", "accuracy", "count")}
 
 
 def risk_figures(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The risk-coverage curve by maximum probability, thinned to a hundred points, and its whole area."""
+    """Return the risk-coverage curve by maximum probability, thinned to a hundred points, and its whole area."""
     found = risk_coverage(values["confidence"], values["correct"])
     count = len(found.coverage)
     steps = torch.arange(1, CURVE_POINTS + 1) * count
@@ -133,7 +133,7 @@ def risk_figures(values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def temperature_figures(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """One temperature, fitted on every other image and measured on those between: the baseline without Bayes."""
+    """Fit one temperature on every other image and measure it on the rest: the baseline without a posterior."""
     fitted, labels = temperature(log_probs[::2], labels[::2].long()), labels.long()
     found: dict[str, Any] = {"value": fitted, "fitted_on": "every other image"}
     for suffix, divisor in (("", fitted), ("_before", 1.0)):
@@ -145,7 +145,7 @@ def temperature_figures(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def box_figures(values: Mapping[str, Tensor], info: Info | None) -> dict[str, list[float]]:
-    """Quantiles of the confidence for each true class, and its number of images."""
+    """Return quantiles of the confidence for each true class, and its number of images."""
     names = info.class_names if info else None
     found = {}
     for label in values["label"].unique().tolist():
@@ -156,7 +156,7 @@ def box_figures(values: Mapping[str, Tensor], info: Info | None) -> dict[str, li
 
 
 def shown_images(values: Mapping[str, Tensor], source: Any) -> dict[str, list[dict[str, Any]]]:
-    """The most and the least certain images by entropy, with their pictures where the data are pictures."""
+    """Return the most and the least certain images by entropy, with their pictures where the data are pictures."""
     order = values["entropy"].argsort(stable=True).tolist()
     chosen = {"most certain": order[:SHOWN_IMAGES], "least certain": order[::-1][:SHOWN_IMAGES]}
     return {name: [_shown(values, index, source) for index in indices] for name, indices in chosen.items()}
@@ -171,7 +171,7 @@ def _shown(values: Mapping[str, Tensor], index: int, source: Any) -> dict[str, A
 
 
 def _png(pixels: Tensor) -> str | None:
-    """The base64 text of a PNG; None where Pillow is not installed."""
+    """Return the base64 text of a PNG; None where Pillow is not installed."""
     import base64
     import io
 

@@ -20,7 +20,7 @@ OVER_SEEDS = ("accuracy", "nll", "ece", "brier")
 
 
 def compare(documents: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
-    """Every pair of networks that was measured on the same images, by each measure that has a value per image.
+    """Return every pair of networks that was measured on the same images, by each measure that has a value per image.
 
     Accuracies by McNemar's exact test, NLL and Brier score by the paired t test; `p` is corrected by Holm's method for
     the number of pairs, and `better` is the network's place in `documents` if p is below 0.05, else None.
@@ -49,7 +49,7 @@ def compare(documents: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str
 
 
 def over_seeds(documents: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Networks of one recipe and several seeds as one row with 95 % intervals; and ANOVA between such rows.
+    """Return networks of one recipe and several seeds as one row with 95 % intervals; and ANOVA between such rows.
 
     Networks that share recipe, data and settings but the seed are a group. Two groups or more, each of two seeds or
     more, are compared by one-way ANOVA.
@@ -85,7 +85,7 @@ def _intervals(documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, fl
 def _same_images(
     first: Mapping[str, Any], second: Mapping[str, Any], labels: Tensor | None, others: Tensor | None
 ) -> bool:
-    """Whether they are the same images in the same order, however each network wants them normalised."""
+    """Return whether they are the same images in the same order, however each network wants them normalised."""
     a, b = (
         (document["data"].get("name"), document["data"].get("path"), document.get("split"))
         for document in (first, second)

@@ -49,7 +49,7 @@ class Answers:
     team: Team
 
     def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
-        """The place of a batch's first image in the data, the answers to the batch, and its targets."""
+        """Return the place of a batch's first image in the data, the answers to the batch, and its targets."""
         passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.batch_size
         if step is None and self.team.size > 1:
             raise UserError("processes share out a DataLoader only where it has a batch_size: give a data set instead")
@@ -72,19 +72,19 @@ class Part(ABC):
     """Something to measure, and where its results go."""
 
     def __init__(self, title: str, group: str, source: Callable[[], Source]) -> None:
-        """Takes its title for people, the entry of `seconds` that its time counts for, and its data, when needed."""
+        """Take its title for people, the entry of `seconds` that its time counts for, and its data, when needed."""
         self.title, self.group, self.source = title, group, source
 
     @abstractmethod
     def done(self, store: Store) -> bool:
-        """Whether the document has it."""
+        """Return whether the document has it."""
 
     @abstractmethod
     def measure(self, found: Answers, store: Store) -> None:
-        """Measures and puts the results into the document."""
+        """Measure and puts the results into the document."""
 
     def run(self, found: Answers, store: Store) -> None:
-        """Measures, counts the time and keeps the document."""
+        """Return measures, counts the time and keeps the document."""
         start, work = time.monotonic(), time.process_time()
         self.measure(found, store)
         spent, work = time.monotonic() - start, time.process_time() - work
@@ -104,19 +104,19 @@ class Clean(Part):
     """The data themselves."""
 
     def __init__(self, source: Source, humans: Tensor | None) -> None:
-        """Takes the data, and for each image the fractions of people who chose each class, if known."""
+        """Take the data, and for each image the fractions of people who chose each class, if known."""
         super().__init__("test", "test", lambda: source)
         self.humans = humans
         self.humans_print = None if humans is None else _print(humans)
 
     def done(self, store: Store) -> bool:
-        """Its values must be there too where it had any: other parts need them."""
+        """Return its values must be there too where it had any: other parts need them."""
         document = store.document
         same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
         return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
 
     def measure(self, found: Answers, store: Store) -> None:
-        """Measures; for a classifier of whole images also curves, histograms and the values per image."""
+        """Return measures; for a classifier of whole images also curves, histograms and the values per image."""
         info = info_of(found.source)
         measures: Measures | None = None
         images, humans = answers.PerImage(), HumanAgreement()
@@ -150,16 +150,16 @@ class Outside(Part):
     """Another data set, which a good network is unsure about."""
 
     def __init__(self, name: str, source: Source) -> None:
-        """Takes the name that the results go by, and the data."""
+        """Take the name that the results go by, and the data."""
         super().__init__(f"ood {name}", "ood", lambda: source)
         self.name, self.data = name, data_print(source)
 
     def done(self, store: Store) -> bool:
-        """Whether this very data set was measured."""
+        """Return whether this very data set was measured."""
         return bool(store.document.get("ood", {}).get(self.name, {}).get("data") == self.data)
 
     def measure(self, found: Answers, store: Store) -> None:
-        """Compares uncertainties with those of the clean data."""
+        """Compare uncertainties with those of the clean data."""
         images = answers.PerImage()
         for start, passes, _ in found:
             images.add(start, passes.summary())
@@ -172,19 +172,19 @@ class Shifted(Part):
     """The data under one shift at one level."""
 
     def __init__(self, kind: str, name: str | None, level: tuple[str, float], source: Callable[[], Source]) -> None:
-        """Takes the kind of shift, the corruption's name if it is one, the level's name and value, and the data."""
+        """Take the kind of shift, the corruption's name if it is one, the level's name and value, and the data."""
         words = [name or kind, f"{level[1]:g}"]
         super().__init__(" ".join(words), "shift", source)
         self.kind, self.name, self.level = kind, name, level
 
     def done(self, store: Store) -> bool:
-        """Whether there is a row for the level."""
+        """Return whether there is a row for the level."""
         key, value = self.level
         rows = store.document.get("shift", {}).get(self.kind, {})
         return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
 
     def measure(self, found: Answers, store: Store) -> None:
-        """A row: measures, and the entropy of right and wrong answers apart."""
+        """Return a row: measures, and the entropy of right and wrong answers apart."""
         measures: Measures | None = None
         images = answers.PerImage()
         for start, passes, y in found:
@@ -205,7 +205,7 @@ class Shifted(Part):
 
 
 def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Means over corruptions and severities: of the 15 of the benchmark proper, of all 19, and by severity.
+    """Return means over corruptions and severities: of the 15 of the benchmark proper, of all 19, and by severity.
 
     Only what is complete has a mean; that by severity is over as many corruptions as are.
     """

@@ -158,7 +158,7 @@ SHIFTS: dict[str, Callable[[Source, Corrupted | None], list[Part]]] = {
 
 
 def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str]) -> None:
-    """Whatever can be refused is refused before the first pass."""
+    """Reject invalid arguments before the first pass."""
     for name in shift:
         if name not in SHIFTS:
             raise UnknownNameError("shift", name, SHIFTS)

@@ -42,7 +42,7 @@ class Store:
     def __init__(
         self, path: Path | None, settings: Mapping[str, Any], head: Mapping[str, Any], overwrite: bool = False
     ) -> None:
-        """Takes up the evaluation in a file, if it has the same settings.
+        """Take up the evaluation in a file, if it has the same settings.
 
         Args:
             path: The document's file; None keeps nothing.
@@ -65,7 +65,7 @@ class Store:
         self.document = {**kept, "format": FORMAT, **head, SETTINGS: dict(settings)}
 
     def keep(self) -> None:
-        """Writes what is known. The values first: only a document that is there makes a part finished."""
+        """Write what is known. The values first: only a document that is there makes a part finished."""
         self.document = finite(self.document)
         if self.path is None:
             return
@@ -80,12 +80,12 @@ class Store:
 
 
 def values_file(path: Path) -> Path:
-    """Where the values per image of a document lie."""
+    """Return where the values per image of a document lie."""
     return path.with_suffix(VALUES_SUFFIX)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """An evaluation's document.
+    """Return an evaluation's document.
 
     Raises:
         UserError: If the file is no evaluation of this format.
@@ -101,7 +101,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
 
 
 def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
-    """The values per image beside a document; nothing if there are none, or they belong to other settings."""
+    """Return the values per image beside a document; nothing if there are none, or they belong to other settings."""
     from safetensors import SafetensorError, safe_open
 
     file = values_file(Path(path))
@@ -115,7 +115,7 @@ def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
 
 
 def network_print(net: Net) -> str:
-    """A fingerprint of everything that a prediction depends on."""
+    """Return a fingerprint of everything that a prediction depends on."""
     digest = hashlib.blake2b(digest_size=SIZE)
     for network in members(net):
         digest.update(f"{type(network.posterior).__name__} {network.propagation}".encode())
@@ -127,7 +127,7 @@ def network_print(net: Net) -> str:
 
 
 def data_print(source: Source) -> str:
-    """A fingerprint of a data set: its size, and some rows spread over it."""
+    """Return a fingerprint of a data set: its size, and some rows spread over it."""
     data: Any = source.dataset if isinstance(source, DataLoader) else source
     count = size_of(source)
     digest = hashlib.blake2b(str(count).encode(), digest_size=SIZE)

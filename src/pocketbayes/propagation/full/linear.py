@@ -15,7 +15,7 @@ from pocketbayes.propagation.moments.table import mean_of
 
 @rule("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Correlated:
-    """Cov(y_j, y_k) = M_j S M_k^T + [j = k] (V_j (diag S + m^2) + v_b)."""
+    """Compute Cov(y_j, y_k) = M_j S M_k^T + [j = k] (V_j (diag S + m^2) + v_b)."""
     if input.ndim != 2:
         raise refused(f"linear on inputs of shape {tuple(input.shape)}, of which several share the weights")
     _check_input(input)
@@ -45,7 +45,9 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Correlated:
-    """Cov(y_op, y_o'p') = M_o S M_o'^T + [o = o'] (sum over taps r of V_or (S + m m^T) at p + r, p' + r, + v_b).
+    """Compute Cov(y_op, y_o'p') = M_o S M_o'^T + [o = o'].
+
+    (sum over taps r of V_or (S + m m^T) at p + r, p' + r, + v_b).
 
     A draw of the kernel serves all positions, so that the outputs of a channel are correlated. Those of different
     channels are as far as their inputs are random.
@@ -90,7 +92,10 @@ def _check_input(input: Tensor) -> None:
 
 
 def _both_sides(run: Any, input: Correlated, kernel: Tensor, size: int) -> Tensor:
-    """A S A^T (b, size, size) with A the convolution's matrix, which is never made: S's rows and columns are images."""
+    """Return a S A^T (b, size, size) with A the convolution's matrix, which is never made.
+
+    S's rows and columns are images.
+    """
     blocks = whole_channels(input)
     examples, count, entries, _ = blocks.shape
     image = input.shape[2:]
@@ -104,7 +109,10 @@ def _both_sides(run: Any, input: Correlated, kernel: Tensor, size: int) -> Tenso
 
 
 def _pairs(input: Correlated, kernel: Any, out: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """S at (p + r, p' + r) within each channel, (b, c, taps, taps, h, w, h, w): a view, one kernel's tap for both."""
+    """Compute S at (p + r, p' + r) within each channel, (b, c, taps, taps, h, w, h, w).
+
+    A view, one kernel's tap for both.
+    """
     blocks = whole_channels(input)
     examples, count, _, _ = blocks.shape
     channels, height, width = input.shape[1:]
@@ -123,7 +131,7 @@ def _pairs(input: Correlated, kernel: Any, out: Any, stride: Any, padding: Any, 
 
 
 def _block_diagonal(own: Tensor) -> Tensor:
-    """(b, c p, c p) from one block (p, p) for each channel."""
+    """Return (b, c p, c p) from one block (p, p) for each channel."""
     examples, channels, positions, _ = own.shape
     whole = torch.diag_embed(own.permute(0, 2, 3, 1), dim1=1, dim2=3)  # (b, c, p, c, p)
     return whole.reshape(examples, channels * positions, channels * positions)

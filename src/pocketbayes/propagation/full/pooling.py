@@ -16,7 +16,10 @@ from pocketbayes.propagation.moments.table import Rule, handles
 
 
 def by_channel(op: Callable[..., Tensor]) -> Rule:
-    """The rule of a linear operation that treats every channel alike: Cov = A S A^T within and between channels."""
+    """Return the rule of a linear operation that treats every channel alike.
+
+    Cov = A S A^T within and between channels.
+    """
 
     def propagate(input: Any, *args: Any, **kwargs: Any) -> Correlated:
         x = activation(input, op.__name__)
@@ -37,7 +40,7 @@ for _name in ("avg_pool2d", "adaptive_avg_pool2d"):
 
 
 def over_positions(op: Callable[..., Tensor]) -> Rule:
-    """The rule of a sum or mean over positions."""
+    """Return the rule of a sum or mean over positions."""
 
     def propagate(input: Any, dim: Any = None, keepdim: bool = False) -> Correlated:
         axes = [] if dim is None else [axis % input.ndim for axis in ([dim] if isinstance(dim, int) else dim)]
@@ -55,7 +58,7 @@ RULES.update(dict.fromkeys(handles("sum"), over_positions(torch.sum)))
 
 @rule("pad")
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Correlated:
-    """A constant around images has no covariance."""
+    """Return a constant around images has no covariance."""
     if mode != "constant" or len(pad) > 4 or input.ndim != 4:
         raise refused("padding other than by a constant around images")
     around: Correlated = by_channel(F.pad)(input, pad)
@@ -63,7 +66,7 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
 
 
 def max_pool2d(input: Any, *args: Any, **kwargs: Any) -> Correlated:
-    """Co-pooling: the largest mean, and rows and columns of the covariance at its position."""
+    """Compute Co-pooling: the largest mean, and rows and columns of the covariance at its position."""
     kwargs.pop("return_indices", None)
     x = activation(input, "max_pool2d")
     mean, index = F.max_pool2d_with_indices(x.loc, *args, **kwargs)
@@ -80,7 +83,7 @@ RULES.update(dict.fromkeys(handles("max_pool2d"), max_pool2d))
 
 
 def in_order(op: Callable[..., Tensor]) -> Rule:
-    """The rule of an operation that keeps the flat order of an example's entries."""
+    """Return the rule of an operation that keeps the flat order of an example's entries."""
 
     def propagate(input: Any, *args: Any, **kwargs: Any) -> Correlated:
         x = activation(input, op.__name__)

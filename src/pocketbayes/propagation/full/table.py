@@ -43,16 +43,16 @@ class FullMoments(RuleTable):
     draws = False
 
     def noisy(self, x: Tensor, var: float) -> Correlated:
-        """An input with independent noise: a block for every entry."""
+        """Return an input with independent noise: a block for every entry."""
         blocks = torch.full((len(x), x[0].numel(), 1, 1), var, dtype=x.dtype, device=x.device)
         return Correlated(x, blocks, rules=self)
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """True for every operation that has a rule."""
+        """Return whether the operation has a rule."""
         return op in RULES
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Applies the rule; what comes out goes on by this table."""
+        """Apply the rule; what comes out goes on by this table."""
         rule = RULES.get(op)
         if rule is None:
             raise refused(operation_name(op))
@@ -63,7 +63,7 @@ class FullMoments(RuleTable):
 
 
 def rule(*names: str) -> Callable[[R], R]:
-    """Registers the decorated rule for every function of these names, as in the moments table."""
+    """Register the decorated rule for every function of these names, as in the moments table."""
 
     def register(function: R) -> R:
         RULES.update(dict.fromkeys(handles(*names), function))
@@ -73,19 +73,19 @@ def rule(*names: str) -> Callable[[R], R]:
 
 
 def refused(operation: str) -> NoFullRuleError:
-    """The error for what has no rule."""
+    """Build the error for what has no rule."""
     return NoFullRuleError(FullMoments.name, operation)
 
 
 def activation(value: Any, operation: str) -> Correlated:
-    """The argument itself if it is a random activation; a random weight belongs into a linear layer."""
+    """Return the argument itself if it is a random activation; a random weight belongs into a linear layer."""
     if not isinstance(value, Correlated):
         raise refused(f"{operation} of a random weight")
     return value
 
 
 def check_size(like: Tensor, *shape: int) -> None:
-    """Raises before a tensor of this shape is made, if it would be too large."""
+    """Raise before a tensor of this shape is made, if it would be too large."""
     size = torch.Size(shape).numel() * like.element_size()
     if size > LIMIT:
         text = f"a covariance of {size / 2**30:.1f} GiB, more than {LIMIT / 2**30:.0f} GiB, for {shape[0]} examples"
@@ -93,7 +93,7 @@ def check_size(like: Tensor, *shape: int) -> None:
 
 
 def whole_channels(x: Correlated) -> Tensor:
-    """The blocks of images (b, c, ...), each of one or several whole channels; smaller ones are joined first."""
+    """Return the blocks of images (b, c, ...), each of one or several whole channels; smaller ones are joined first."""
     if x.shape[1] % x.blocks.shape[1] == 0:
         return x.blocks
     check_size(x.loc, len(x), x.loc[0].numel() ** 2)
@@ -101,6 +101,6 @@ def whole_channels(x: Correlated) -> Tensor:
 
 
 def scaled(x: Correlated, mean: Tensor, factor: Tensor) -> Correlated:
-    """Cov(f x) = f Cov(x) f^T for a factor per entry, in the shape of the mean."""
+    """Compute Cov(f x) = f Cov(x) f^T for a factor per entry, in the shape of the mean."""
     column = factor.expand(mean.shape).reshape(x.blocks.shape[:3])
     return Correlated(mean, x.blocks * column.unsqueeze(-1) * column.unsqueeze(-2))

@@ -44,7 +44,7 @@ class Linearised:
     classes: str
 
     def per_output(self) -> Tensor:
-        """A variance for every output: those not asked for take the mean of those that were."""
+        """Return a variance for every output: those not asked for take the mean of those that were."""
         if self.variance.shape == self.mean.shape:
             return self.variance
         if self.classes == "margin":  # of a difference of two outputs: half of it for each
@@ -62,7 +62,7 @@ class Linearised:
 def linearise(
     model: nn.Module, posterior: Posterior, x: Tensor, *, classes: str = "predicted", draws: int = 30, seed: int = 0
 ) -> Linearised:
-    """Var(y_c) = sum_i (dy_c/dw_i)^2 var(w_i) at the mean (PBN's Eq. 6 as a predictor).
+    """Compute Var(y_c) = sum_i (dy_c/dw_i)^2 var(w_i) at the mean (PBN's Eq. 6 as a predictor).
 
     Where one draw serves many weights, as in a weight-shared network, their gradients are summed before they are
     squared; where weights are correlated, their covariance enters.
@@ -100,7 +100,7 @@ def linearise(
 def _chunk(
     model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
 ) -> tuple[Linearised, int]:
-    """The result for as many examples as memory holds, and their number."""
+    """Return the result for as many examples as memory holds, and their number."""
     plan = _plan(model, posterior, x)
     mean = posterior.weight_means().detach()
     gradients = 0 if plan and posterior.independent else 1
@@ -128,7 +128,7 @@ def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
 
 
 def _directions(output: Tensor, classes: str) -> tuple[list[Tensor], Tensor]:
-    """The combinations (b, c) of outputs whose variances are wanted, and the outputs they are of."""
+    """Return the combinations (b, c) of outputs whose variances are wanted, and the outputs they are of."""
     count = output.shape[1]
     everything = torch.arange(count, device=output.device).expand_as(output)
     if classes in ("all", "covariance") or count == 1:
@@ -173,7 +173,7 @@ def _by_gradients(
 def _by_derivatives(
     model: nn.Module, posterior: Posterior, x: Tensor, output: Tensor, draws: int, seed: int, classes: str
 ) -> Linearised:
-    """The mean square of J (w - mean) over draws of w: for outputs too many to have a gradient each."""
+    """Return the mean square of J (w - mean) over draws of w: for outputs too many to have a gradient each."""
     if classes not in ("predicted", "all"):
         raise UserError(f"classes={classes!r} needs one row of outputs per example, not outputs {tuple(output.shape)}")
     mean = posterior.weight_means().detach()

@@ -48,7 +48,7 @@ class Pass:
         self.inner, self.span = plan.inner, plan.span
 
     def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
-        """The gradients of sum(direction * output) of every example with respect to every use's output."""
+        """Return the gradients of sum(direction * output) of every example with respect to every use's output."""
         edges = [use.edge for use in self.uses if use.edge is not None]  # those under no_grad have none
         found = iter(torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True))
         deltas = [None if use.edge is None else next(found) for use in self.uses]
@@ -65,7 +65,7 @@ class Pass:
         return deltas
 
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
-        """sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
+        """Compute sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
         total = self.output.new_zeros(self.examples)
         views = self.layout.views(self.posterior.held_moments()[1].detach().square())
         by_slot: dict[int, list[tuple[int, Tensor]]] = {}
@@ -95,7 +95,7 @@ class Pass:
         return total
 
     def gradient(self, direction: Tensor, keep: bool = False) -> Tensor:
-        """The gradients themselves, with respect to the weights from `span[0]` to `span[1]`."""
+        """Return the gradients themselves, with respect to the weights from `span[0]` to `span[1]`."""
         first, last = self.span
         flat = self.output.new_zeros(self.examples, last - first)
         for slot, part, values in self._parts(direction, keep):
@@ -134,7 +134,7 @@ class _Rows:
         self.delta: Tensor = self._by_example(delta, examples, inner)
 
     def _by_example(self, x: Tensor, examples: int, inner: int) -> Tensor:
-        """(examples, rows, features...)."""
+        """Return (examples, rows, features...)."""
         tail = x.shape[x.ndim + self.axis :]
         if inner * examples == math.prod(x.shape[: self.axis]):
             return x.reshape(examples, inner, *tail)
@@ -146,7 +146,7 @@ class _Rows:
         return (self.delta[:, 0], self.input[:, 0]) if self.use.op is F.linear and self.input.shape[1] == 1 else None
 
     def work(self, slot: int) -> int:
-        """Numbers that the gradient of one example takes on its way."""
+        """Return numbers that the gradient of one example takes on its way."""
         weight = self.use.call.weight
         if slot != self.use.weight:
             return self.delta[0].numel()
@@ -154,7 +154,7 @@ class _Rows:
         return weight.numel() + positions * (weight[0].numel() + weight.shape[0])
 
     def gradient(self, slot: int, part: slice) -> Tensor:
-        """(examples, size) in the order of `order`."""
+        """Return (examples, size) in the order of `order`."""
         if slot != self.use.weight:
             axis = self.axis % self.delta.ndim
             return self.delta[part].sum([i for i in range(1, self.delta.ndim) if i != axis])
@@ -165,13 +165,13 @@ class _Rows:
         return self._any(part)
 
     def order(self, weight: Tensor) -> Tensor:
-        """A tensor in the weight's shape, flat in the order of `gradient`."""
+        """Return a tensor in the weight's shape, flat in the order of `gradient`."""
         if self.use.op not in _CONVOLUTIONS:
             return weight.flatten()
         return weight.movedim(1, -1).flatten()  # convolutions: channels last
 
     def restored(self, slot: int, part: slice) -> Tensor:
-        """(examples, size) in the weight's own order."""
+        """Return (examples, size) in the weight's own order."""
         gradient = self.gradient(slot, part)
         if slot != self.use.weight or self.use.op not in _CONVOLUTIONS:
             return gradient
@@ -193,7 +193,7 @@ class _Rows:
         return delta, x.as_strided(shape, (*steps[:2], *moves, *taps, steps[-1]))
 
     def _convolution(self, part: slice) -> Tensor:
-        """Patches of the input times the output's gradient, positions summed."""
+        """Patch of the input times the output's gradient, positions summed."""
         delta, patches = (x[part] for x in self._windows)
         groups = int(self.use.settings.get("groups", 1))
         inputs = self.use.call.weight[0].numel()
@@ -208,7 +208,7 @@ class _Rows:
         return torch.einsum("brgo,brkgi->bgoki", left, right).flatten(1)
 
     def _any(self, part: slice) -> Tensor:
-        """By differentiating the operation itself: transposed and three-dimensional convolutions."""
+        """Differentiate the operation itself: transposed and three-dimensional convolutions."""
         weight = self.use.call.weight.as_subclass(torch.Tensor)
 
         def one(x: Tensor, delta: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def _depthwise(delta: Tensor, patches: Tensor) -> Tensor:
 
 
 def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> tuple[list[int], list[int], list[int]]:
-    """Stride, dilation, and the padding as F.pad takes it."""
+    """Return stride, dilation, and the padding as F.pad takes it."""
 
     def each(value: Any) -> list[int]:
         values = list(value) if isinstance(value, (tuple, list)) else [value]
@@ -254,7 +254,7 @@ def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> 
 
 
 def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction: Tensor) -> Tensor:
-    """The gradients (b, n), one example after the other: for models that nothing else covers."""
+    """Return the gradients (b, n), one example after the other: for models that nothing else covers."""
     rows = []
     mean = posterior.weight_means().detach()
     for example, row in zip(x.split(1), direction.split(1)):
@@ -270,7 +270,7 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
 
 
 def _warn_of_no_gradient(name: str) -> None:
-    """Says that a weight's uncertainty is lost."""
+    """Report that a weight's uncertainty is lost."""
     warnings.warn(
         f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparing, detach "
         "and no_grad stop it): its uncertainty is left out; use propagation='sample'",
@@ -279,7 +279,7 @@ def _warn_of_no_gradient(name: str) -> None:
 
 
 def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
-    """The model's output with the weights of a given vector (n,), a differentiable function of it."""
+    """Return the model's output with the weights of a given vector (n,), a differentiable function of it."""
     with weights_in_place(model, layout.by_site(layout.views(flat))):
         output: Tensor = call_model(model, x)
     return output

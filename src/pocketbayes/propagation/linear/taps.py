@@ -100,7 +100,7 @@ class _Tap(torch.Tensor):
 
 
 def _keep_format(x: Tensor) -> None:
-    """Has the gradient of a channels-last tensor come in that format too: mixed formats cost ten times as much."""
+    """Have the gradient of a channels-last tensor come in that format too: mixed formats cost ten times as much."""
     last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     if last and x.requires_grad:
         x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
@@ -128,7 +128,7 @@ class TapPlan:
 def tapped_pass(
     model: nn.Module, layout: Layout, mean: Tensor, x: ModelInput, slots: Collection[int]
 ) -> tuple[Any, list[Use | None]]:
-    """The model's output at the mean, and the linear operations on these slots in order.
+    """Return the model's output at the mean, and the linear operations on these slots in order.
 
     None stands for a use of another kind.
     """
@@ -142,7 +142,7 @@ def tapped_pass(
 
 
 def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan | None:
-    """Follows one example of three through the model: NaN in it shows which rows of every layer's input are its own.
+    """Follow one example of three through the model: NaN in it shows which rows of every layer's input are its own.
 
     Returns:
         The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
@@ -171,7 +171,10 @@ def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan 
 
 
 def _inner(use: Use) -> int | None:
-    """The batch axes of a layer's input, read as (outer, 3, inner): the one `inner` that explains where NaN is."""
+    """Return the batch axes of a layer's input, read as (outer, 3, inner).
+
+    The one `inner` that explains where NaN is.
+    """
     lead = use.call.input.shape[: use.call.feature_axis]
     rows = use.call.input.reshape(math.prod(lead), -1).isnan().any(1).nonzero().flatten()
     if use.batch % 3 or not rows.numel():
@@ -185,5 +188,5 @@ def _inner(use: Use) -> int | None:
 
 
 def arranged(x: Tensor, channels_last: bool) -> Tensor:
-    """The input in the memory format of the plan."""
+    """Return the input in the memory format of the plan."""
     return x.to(memory_format=torch.channels_last) if channels_last else x  # contiguous() leaves one channel as it is

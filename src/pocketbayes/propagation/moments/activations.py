@@ -23,7 +23,7 @@ Slope = Callable[..., Tensor]
 
 
 def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
-    """The rule of an elementwise function with a given derivative."""
+    """Return the rule of an elementwise function with a given derivative."""
     place = _place_of_inplace(function)
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
@@ -40,7 +40,7 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
 
 
 def _place_of_inplace(function: Callable[..., Any]) -> int | None:
-    """The place of `inplace` among the arguments that follow the input; None for functions without it."""
+    """Return the place of `inplace` among the arguments that follow the input; None for functions without it."""
     named = getattr(F, getattr(function, "__name__", ""), None)
     if not inspect.isfunction(named):
         return None
@@ -49,7 +49,7 @@ def _place_of_inplace(function: Callable[..., Any]) -> int | None:
 
 
 def _first_order(input: Gaussian, slope: Callable[[Tensor], Tensor]) -> Tensor:
-    """The variance v f'(m)^2; without gradients by parts, so that what f' is made of takes little memory."""
+    """Return the variance v f'(m)^2; without gradients by parts, so that what f' is made of takes little memory."""
     loc, var = input.loc, input.variance
     whole = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a tracer must not decide by the batch's size
     if whole or (parts := loc.numel() // PART) < 2:
@@ -66,17 +66,20 @@ def _changed(propagate: Rule, function: Callable[..., Any]) -> Callable[..., Gau
 
 
 def normal_density(x: Tensor) -> Tensor:
-    """phi(x), the standard normal density; cut at 1e-35, for what is smaller slows a processor down tenfold."""
+    """Compute phi(x), the standard normal density; cut at 1e-35, for what is smaller slows a processor down tenfold."""
     return torch.exp((-0.5 * x * x).clamp_min(-80)) * (1 / math.sqrt(2 * math.pi))
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """Phi(x), the standard normal distribution; by erfc, for torch.special.ndtr loses the lower tail in float32."""
+    """Compute Phi(x), the standard normal distribution.
+
+    By erfc, for torch.special.ndtr loses the lower tail in float32.
+    """
     return 0.5 * torch.erfc((-math.sqrt(0.5) * x).clamp_max(8.5))
 
 
 def gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
-    """Phi(x) + x phi(x), or the derivative of its approximation by tanh."""
+    """Compute Phi(x) + x phi(x), or the derivative of its approximation by tanh."""
     if approximate == "none":
         return normal_cdf(x) + x * normal_density(x)
     scale, cubic = math.sqrt(2 / math.pi), 0.044715
@@ -85,19 +88,19 @@ def gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu_slope(x: Tensor) -> Tensor:
-    """S(x) (1 + x (1 - s(x))) with s the logistic function."""
+    """Compute S(x) (1 + x (1 - s(x))) with s the logistic function."""
     gate = torch.sigmoid(x)
     return gate * (1 + x * (1 - gate))
 
 
 def mish_slope(x: Tensor) -> Tensor:
-    """The derivative of x tanh(softplus(x))."""
+    """Return the derivative of x tanh(softplus(x))."""
     tanh = torch.tanh(F.softplus(x))
     return tanh + x * torch.sigmoid(x) * (1 - tanh.square())
 
 
 def inside(x: Tensor, low: float | None, high: float | None) -> Tensor:
-    """1 between the bounds, 0 beyond."""
+    """Return 1 between the bounds, 0 beyond."""
     within = torch.ones_like(x, dtype=torch.bool)
     if low is not None:
         within = within & (x > low)
@@ -167,14 +170,14 @@ for _name, _slope in SLOPES.items():
 
 
 def where_positive(var: Tensor, mean: Tensor) -> Tensor:
-    """The variance where the mean is positive, else 0; a product with a mask takes four times as long."""
+    """Return the variance where the mean is positive, else 0; a product with a mask takes four times as long."""
     result: Tensor = torch.ops.aten.threshold_backward(var, mean, 0)
     return result
 
 
 @rule("relu")
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
-    """Variance where the mean is positive."""
+    """Return variance where the mean is positive."""
     if inplace:
         return relu_(input)
     return Gaussian(input.loc.relu(), where_positive(input.variance, input.loc))
@@ -182,7 +185,7 @@ def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
 
 @rule("relu_")
 def relu_(input: Gaussian) -> Gaussian:
-    """In place without a copy of the means, as networks that say so expect."""
+    """Apply ReLU in place without a copy of the means, as networks with `inplace=True` expect."""
     changeable(input, "relu_")
     input.variance.copy_(where_positive(input.variance, input.loc.clone() if input.loc.requires_grad else input.loc))
     input.loc.relu_()
@@ -191,7 +194,7 @@ def relu_(input: Gaussian) -> Gaussian:
 
 @rule("prelu")
 def prelu(input: Any, weight: Any) -> Gaussian:
-    """Mean w m below 0, where its variance is that of a product."""
+    """Apply PReLU: mean `w m` below 0, where the variance is that of a product."""
     if not isinstance(input, Gaussian):
         raise NoRuleError("moments", "prelu with a random slope on an input that is not random")
     slope = mean_of(weight)
@@ -204,7 +207,7 @@ def prelu(input: Any, weight: Any) -> Gaussian:
 
 @rule("pow", "__pow__", ops=(operator.pow,))
 def power(input: Any, exponent: Any) -> Gaussian:
-    """Variance (k m^(k-1))^2 v; the exponent, or the base, is a plain number or tensor."""
+    """Return variance (k m^(k-1))^2 v; the exponent, or the base, is a plain number or tensor."""
     if isinstance(exponent, Gaussian):
         return rpower(exponent, input)
     slope = exponent * torch.pow(input.loc, exponent - 1)
@@ -213,7 +216,7 @@ def power(input: Any, exponent: Any) -> Gaussian:
 
 @rule("__rpow__")
 def rpower(input: Gaussian, base: Any) -> Gaussian:
-    """Base^x: variance (log(base) base^m)^2 v."""
+    """Compute Base^x: variance (log(base) base^m)^2 v."""
     if isinstance(base, Gaussian):
         raise NoRuleError("moments", "pow of two random tensors")
     mean = torch.pow(base, input.loc)
@@ -222,7 +225,7 @@ def rpower(input: Gaussian, base: Any) -> Gaussian:
 
 
 def dropout(noise: Callable[..., Tensor]) -> Rule:
-    """The rule of a kind of dropout: what stays of the input, as drawn, is a factor that is not random."""
+    """Return the rule of a kind of dropout: what stays of the input, as drawn, is a factor that is not random."""
 
     def propagate(input: Gaussian, p: float = 0.5, training: bool = True, inplace: bool = False) -> Gaussian:
         if not training or p == 0:

@@ -17,7 +17,7 @@ from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, chan
 
 
 def linear(op: Callable[..., Tensor]) -> Rule:
-    """The rule of an operation that is linear in its input and in its weight."""
+    """Return the rule of an operation that is linear in its input and in its weight."""
 
     def propagate(*args: Any, **kwargs: Any) -> Gaussian:
         call = LinearCall.read(op, args, kwargs)
@@ -30,7 +30,9 @@ def linear(op: Callable[..., Tensor]) -> Rule:
 
 
 def product_variance(run: Callable[..., Tensor], one: Any, two: Any, *extra: Tensor | None) -> Tensor:
-    """Variance of a sum of products of independent entries: m1^2 v2 + v1 m2^2 + v1 v2, summed as `run` sums products.
+    """Return variance of a sum of products of independent entries.
+
+    M1^2 v2 + v1 m2^2 + v1 v2, summed as `run` sums products.
 
     Args:
         run: (one, two, *extra) -> sum of products + extra.
@@ -57,7 +59,7 @@ RULES.update({op: linear(op) for op in LINEAR_OPS})
 
 @rule("mul", "multiply", "__mul__", "__rmul__")
 def mul(input: Any, other: Any) -> Gaussian:
-    """Mean m1 m2, variance m1^2 v2 + v1 m2^2 + v1 v2; a tensor times itself is its square: variance (2 m)^2 v."""
+    """Multiply: mean `m1 m2`, variance `m1^2 v2 + v1 m2^2 + v1 v2`; of a square `(2 m)^2 v`."""
     if input is other:
         return Gaussian(input.loc.square(), input.variance * (4 * input.loc.square()))
     return Gaussian(mean_of(input) * mean_of(other), product_variance(torch.mul, input, other))
@@ -65,7 +67,7 @@ def mul(input: Any, other: Any) -> Gaussian:
 
 @rule("div", "divide", "true_divide", "__truediv__", "truediv")
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Gaussian:
-    """Mean m1 / m2, variance (v1 + (m1 / m2)^2 v2) / m2^2, exact where the divisor is not random."""
+    """Divide: mean `m1 / m2`, variance `(v1 + (m1 / m2)^2 v2) / m2^2`, exact where the divisor is not random."""
     if rounding_mode is not None:
         raise NoRuleError("moments", "div with a rounding mode")
     divisor = mean_of(other)
@@ -80,25 +82,25 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Gaussian
 
 @rule("__rdiv__", "__rtruediv__")
 def rdiv(input: Gaussian, other: Any) -> Gaussian:
-    """The quotient, its operands swapped."""
+    """Return the quotient, its operands swapped."""
     return div(other, input)
 
 
 @rule("matmul", "bmm", "mm", "mv", "dot", "__matmul__")
 def matmul(input: Any, other: Any) -> Gaussian:
-    """Sums of products: mean m1 m2, variance m1^2 v2 + v1 m2^2 + v1 v2 under the same sums."""
+    """Sum of products: mean m1 m2, variance m1^2 v2 + v1 m2^2 + v1 v2 under the same sums."""
     return Gaussian(torch.matmul(mean_of(input), mean_of(other)), product_variance(torch.matmul, input, other))
 
 
 @rule("__rmatmul__")
 def rmatmul(input: Any, other: Any) -> Gaussian:
-    """The product, its operands swapped."""
+    """Return the product, its operands swapped."""
     return matmul(other, input)
 
 
 @rule("einsum")
 def einsum(equation: str, *operands: Any) -> Gaussian:
-    """Sums of products of two tensors, or a rearrangement of one."""
+    """Sum of products of two tensors, or a rearrangement of one."""
     factors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(factors) > 2:
         raise NoRuleError("moments", "einsum of more than two tensors")
@@ -122,7 +124,7 @@ def addmm(input: Any, one: Any, two: Any, *, beta: float = 1, alpha: float = 1) 
 
 @rule("addcmul")
 def addcmul(input: Any, one: Any, two: Any, *, value: float = 1) -> Gaussian:
-    """Input + value * one * two."""
+    """Compute Input + value * one * two."""
     product = mul(one, two) if isinstance(one, Gaussian) or isinstance(two, Gaussian) else one * two
     return add(input, product, alpha=value)
 
@@ -137,7 +139,7 @@ def scaled(x: Any, factor: float) -> Any:
 
 @rule("add", "__add__", "__radd__")
 def add(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Means add, variances add: the covariance of the two is ignored, but x + x is 2 x."""
+    """Return means add, variances add: the covariance of the two is ignored, but x + x is 2 x."""
     if input is other:
         return scaled(input, 1 + alpha)  # type: ignore[no-any-return]
     mean = mean_of(input) + (mean_of(other) if alpha == 1 else alpha * mean_of(other))
@@ -154,25 +156,25 @@ def _sum_of_variances(input: Any, other: Any, alpha: float, mean: Tensor) -> Ten
 
 @rule("sub", "subtract", "__sub__")
 def sub(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Means subtract, variances add."""
+    """Return means subtract, variances add."""
     return add(input, other, alpha=-alpha)
 
 
 @rule("rsub", "__rsub__")
 def rsub(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """The difference, its operands swapped."""
+    """Return the difference, its operands swapped."""
     return sub(other, scaled(input, alpha))
 
 
 @rule("neg", "negative", "__neg__")
 def neg(input: Gaussian) -> Gaussian:
-    """Mean -m, the same variance."""
+    """Return mean -m, the same variance."""
     return Gaussian(-input.loc, input.variance.clone())
 
 
 @rule("sum")
 def sum_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Gaussian:
-    """Means add, variances add."""
+    """Return means add, variances add."""
     return Gaussian(
         torch.sum(input.loc, dim, keepdim, dtype=dtype), torch.sum(input.variance, dim, keepdim, dtype=dtype)
     )
@@ -180,7 +182,7 @@ def sum_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torc
 
 @rule("mean")
 def mean_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Gaussian:
-    """Mean of means; variance mean(v) / n."""
+    """Average: the mean of means; variance `mean(v) / n`."""
     mean = torch.mean(input.loc, dim, keepdim, dtype=dtype)
     count = input.loc.numel() // max(mean.numel(), 1)
     return Gaussian(mean, torch.mean(input.variance, dim, keepdim, dtype=dtype) / count)
@@ -203,7 +205,7 @@ def add_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
 
 @rule("sub_", "__isub__", ops=(operator.isub,))
 def sub_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
-    """A difference in place."""
+    """Return a difference in place."""
     return add_(x, other, alpha=-alpha)
 
 

@@ -18,7 +18,7 @@ from pocketbayes.propagation.moments.table import RULES, Rule, mean_of, rule
 
 @rule("softmax")
 def softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Gaussian:
-    """Probabilities p of the means; variance J^2 v = p_i^2 ((1 - 2 p_i) v_i + sum_j p_j^2 v_j)."""
+    """Return probabilities p of the means; variance J^2 v = p_i^2 ((1 - 2 p_i) v_i + sum_j p_j^2 v_j)."""
     probs = torch.softmax(input.loc, dim, dtype=dtype)
     squares = probs.square()
     spread = (squares * input.variance).sum(dim, keepdim=True)
@@ -27,7 +27,7 @@ def softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype 
 
 @rule("log_softmax")
 def log_softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Gaussian:
-    """Variance (1 - 2 p_i) v_i + sum_j p_j^2 v_j."""
+    """Return variance (1 - 2 p_i) v_i + sum_j p_j^2 v_j."""
     mean = torch.log_softmax(input.loc, dim, dtype=dtype)
     probs = mean.exp()
     spread = (probs.square() * input.variance).sum(dim, keepdim=True)
@@ -46,7 +46,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Gaussian:
-    """softmax(q k^T / sqrt(d) + mask) v, each product and the softmax by their own rules."""
+    """Compute softmax(q k^T / sqrt(d) + mask) v, each product and the softmax by their own rules."""
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (_apply(torch.Tensor.repeat_interleave, x, groups, -3) for x in (key, value))
@@ -75,7 +75,7 @@ def _apply(op: Op, x: Any, *args: Any) -> Any:
 
 
 def _mask(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """What is added to the scores: -inf where a key may not be seen."""
+    """Return what is added to the scores: -inf where a key may not be seen."""
     if is_causal:
         size = query.shape[-2], key.shape[-2]
         mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
@@ -88,7 +88,7 @@ UNTRACEABLE = "its moments are found step by step, which torch's tracer cannot f
 
 
 def step_by_step(function: Any) -> Rule:
-    """The rule of a function that torch writes in Python: its own code, each step inside meeting its own rule.
+    """Return the rule of a function that torch writes in Python: its own code, each step inside meeting its own rule.
 
     torch's tracer does not look up rules inside a rule and would lose the variance: it is told to refuse.
     """

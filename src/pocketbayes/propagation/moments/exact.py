@@ -16,7 +16,7 @@ EXACT: dict[Op, Rule] = {}
 
 
 def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance of max(x, 0), and P(x > 0), for x ~ N(mean, var).
+    """Return mean and variance of `max(x, 0)`, and `P(x > 0)`, for `x ~ N(mean, var)`.
 
     With z = m / s: mean s (z Phi + phi); variance v (Phi + z^2 Phi Q + z phi (Q - Phi) - phi^2), Q = 1 - Phi: no
     difference of large squares is left, so that it holds in single precision too.
@@ -29,7 +29,7 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
-    """Moments of a rectified Gaussian."""
+    """Return moments of a rectified Gaussian."""
     if inplace:
         return relu_(input)
     mean, var, _ = relu_moments(input.loc, input.variance)
@@ -37,7 +37,7 @@ def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
 
 
 def leaky_relu(input: Gaussian, negative_slope: float = 0.01, inplace: bool = False) -> Gaussian:
-    """A x + (1 - a) relu(x), with Cov(x, relu(x)) = v P(x > 0)."""
+    """Return a x + (1 - a) relu(x), with Cov(x, relu(x)) = v P(x > 0)."""
     if inplace:
         return leaky_relu_(input, negative_slope)
     mean, var, positive = relu_moments(input.loc, input.variance)
@@ -79,12 +79,12 @@ class _OwensT(torch.autograd.Function):
 
 
 def owens_t(h: Tensor, a: Tensor) -> Tensor:
-    """Owen's T function for 0 <= a <= 1."""
+    """Return Owen's T function for 0 <= a <= 1."""
     return _OwensT.apply(h, a)  # type: ignore[no-any-return]
 
 
 def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of x Phi(x) for x ~ N(mean, var).
+    """Return mean and variance of `x Phi(x)` for `x ~ N(mean, var)`.
 
     By Stein's lemma, with c = 1 + v, A = E Phi^2, B = E Phi phi, C = E phi^2 and D = E x Phi phi = (m B + v C) / c:
     E x^2 Phi^2 = (m^2 + v) A + 2 m v B + 2 v D. A = Phi(h) - 2 T(h, 1 / sqrt(1 + 2 v)) at h = m / sqrt(c), T being
@@ -109,7 +109,7 @@ def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gelu(input: Gaussian, approximate: str = "none") -> Gaussian:
-    """Moments of GELU in its exact form."""
+    """Return moments of GELU in its exact form."""
     if approximate != "none":
         raise NoRuleError("moments-exact", f"gelu with approximate={approximate!r}")
     return Gaussian(*gelu_moments(input.loc, input.variance))

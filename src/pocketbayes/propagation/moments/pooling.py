@@ -17,7 +17,7 @@ from pocketbayes.propagation.moments.table import RULES, Rule, handles, rule
 
 
 def max_pool(pool: Callable[..., tuple[Tensor, Tensor]], axes: int, indices: bool) -> Rule:
-    """The rule of a max-pool that knows its indices."""
+    """Return the rule of a max-pool that knows its indices."""
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("return_indices", None)
@@ -40,7 +40,7 @@ for _axes in (1, 2, 3):
 
 @rule("amax")
 def amax(input: Gaussian, dim: Any = (), keepdim: bool = False) -> Gaussian:
-    """The largest mean, and the variance at its position."""
+    """Return the largest mean, and the variance at its position."""
     axes = [dim] if isinstance(dim, int) else list(dim) or list(range(input.ndim))
     axes = [axis % input.ndim for axis in axes]
     rest = [axis for axis in range(input.ndim) if axis not in axes]
@@ -55,7 +55,7 @@ def amax(input: Gaussian, dim: Any = (), keepdim: bool = False) -> Gaussian:
 
 @rule("max")
 def max_(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """The largest mean with its variance, over everything or along an axis, or of two tensors."""
+    """Return the largest mean with its variance, over everything or along an axis, or of two tensors."""
     if dim is None:
         return amax(input)
     if not isinstance(dim, int):
@@ -67,7 +67,7 @@ def max_(input: Any, dim: Any = None, keepdim: bool = False) -> Any:
 
 @rule("maximum")
 def maximum(input: Any, other: Any) -> Gaussian:
-    """The larger mean with its variance."""
+    """Return the larger mean with its variance."""
     one, two = (x if isinstance(x, Gaussian) else Gaussian(x, torch.zeros_like(x)) for x in (input, other))
     return Gaussian(torch.maximum(one.loc, two.loc), torch.where(one.loc > two.loc, one.variance, two.variance))
 
@@ -76,7 +76,7 @@ def maximum(input: Any, other: Any) -> Gaussian:
 
 
 def weighted(var: Tensor, maps: Sequence[Tensor]) -> Tensor:
-    """Variance of a linear map that is a product of maps along the last axes: each map's entries squared.
+    """Return variance of a linear map that is a product of maps along the last axes: each map's entries squared.
 
     Args:
         var: Of the input.
@@ -88,7 +88,7 @@ def weighted(var: Tensor, maps: Sequence[Tensor]) -> Tensor:
 
 
 def _eye(like: Tensor, axis: int) -> Tensor:
-    """The identity on an axis, as a batch of one-dimensional images (size, 1, size)."""
+    """Return the identity on an axis, as a batch of one-dimensional images (size, 1, size)."""
     return torch.eye(like.shape[axis], dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
@@ -98,7 +98,7 @@ def _per_axis(value: Any, axes: int) -> list[Any]:
 
 
 def average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
-    """The rule of an average over windows."""
+    """Return the rule of an average over windows."""
 
     def propagate(
         input: Gaussian,
@@ -129,7 +129,7 @@ def average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
 
 
 def adaptive_average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
-    """The rule of an average over windows that fit an output size."""
+    """Return the rule of an average over windows that fit an output size."""
 
     def propagate(input: Gaussian, output_size: Any) -> Gaussian:
         mean = pool(input.loc, output_size)

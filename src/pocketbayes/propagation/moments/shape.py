@@ -43,7 +43,7 @@ FACTORIES = """
 
 
 def move(op: Op) -> Rule:
-    """The rule of an operation that treats mean and variance alike."""
+    """Return the rule of an operation that treats mean and variance alike."""
 
     def moved(*args: Any, **kwargs: Any) -> Any:
         means = op(*means_in(args), **_values(kwargs, means_in))
@@ -56,7 +56,7 @@ def move(op: Op) -> Rule:
 
 
 def factory(op: Op) -> Rule:
-    """The rule of an operation that makes a plain tensor in the likeness of a Gaussian."""
+    """Return the rule of an operation that makes a plain tensor in the likeness of a Gaussian."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
         return op(*means_in(args), **kwargs)
@@ -74,14 +74,14 @@ RULES.update({op: factory(op) for op in handles(*FACTORIES.split())})
 
 @rule("pad")
 def pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Gaussian:
-    """Padding by copies copies the variance; padding by a constant adds entries without any."""
+    """Pad: copies take their variance along, constants have none."""
     assert isinstance(input, Gaussian)
     return Gaussian(F.pad(input.loc, pad, mode, value), F.pad(input.variance, pad, mode))
 
 
 @rule("embedding")
 def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
-    """The rows of a random table."""
+    """Return the rows of a random table."""
     assert isinstance(weight, Gaussian)
     if kwargs.get("max_norm") is not None or (len(args) > 1 and args[1] is not None):
         raise NoRuleError("moments", "embedding with max_norm")
@@ -92,7 +92,7 @@ def embedding(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Gauss
 
 @rule("masked_fill")
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Gaussian:
-    """Filled entries take the value's mean and variance."""
+    """Fill entries with the value's mean and variance."""
     assert isinstance(input, Gaussian)
     var = value.variance if isinstance(value, Gaussian) else 0.0
     return Gaussian(input.loc.masked_fill(mask, mean_of(value)), input.variance.masked_fill(mask, var))
@@ -100,7 +100,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Gaussian:
 
 @rule("where")
 def where(condition: Tensor, input: Any, other: Any) -> Gaussian:
-    """Each entry from where it comes; the condition is not random."""
+    """Return each entry from where it comes; the condition is not random."""
     if isinstance(input, Tensor) and condition.dtype != torch.bool:  # Tensor.where(self, condition, other)
         condition, input = input, condition
     one, two = (value.variance if isinstance(value, Gaussian) else 0.0 for value in (input, other))
@@ -109,7 +109,7 @@ def where(condition: Tensor, input: Any, other: Any) -> Gaussian:
 
 @rule("__setitem__", ops=(operator.setitem,))
 def setitem(x: Tensor, index: Any, value: Any) -> None:
-    """Writes mean and variance where the index says."""
+    """Write mean and variance where the index says."""
     target = changeable(x, "item assignment")
     target.loc[index] = mean_of(value)
     target.variance[index] = value.variance if isinstance(value, Gaussian) else 0.0
@@ -117,7 +117,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
 
 @rule("copy_")
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Gaussian:
-    """Overwrites mean and variance."""
+    """Overwrite mean and variance."""
     target = changeable(x, "copy_")
     target.loc.copy_(mean_of(source))
     target.variance.copy_(source.variance) if isinstance(source, Gaussian) else target.variance.zero_()
@@ -126,7 +126,7 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Gaussian:
 
 @rule("register_hook")
 def register_hook(x: Gaussian, hook: Any) -> Any:
-    """On the gradient of the mean."""
+    """Register a hook on the gradient of the mean."""
     return x.loc.register_hook(hook)
 
 

@@ -34,7 +34,7 @@ class NoRuleError(UserError):
         super().__init__(f"{propagation} propagation has no rule for {operation}{where}: {self.wayout}")
 
     def at(self, where: str) -> NoRuleError:
-        """The same error, saying where in the model it happened."""
+        """Return the same error, saying where in the model it happened."""
         return type(self)(self.propagation, self.operation, f", used in {where}")
 
 
@@ -60,16 +60,16 @@ class MomentRules(RuleTable):
     draws = False
 
     def __init__(self, name: str, own: Mapping[Op, Rule] | None = None) -> None:
-        """Args: name: the propagation's name; own: rules that differ from the shared ones."""
+        """Take the propagation's name and the rules that differ from the shared ones."""
         self.name = name
         self.own = dict(own or {})
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """True for every operation that has a rule."""
+        """Return whether the operation has a rule."""
         return op in self.own or op in RULES
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Applies the rule; the Gaussians that come out go on by this table."""
+        """Apply the rule; the Gaussians that come out go on by this table."""
         rule = self.own.get(op) or RULES.get(op)
         if rule is None:
             raise NoRuleError(self.name, operation_name(op))
@@ -81,7 +81,7 @@ class MomentRules(RuleTable):
 
 
 def register_moment_rule(op: Op, rule: Rule) -> None:
-    """Teaches moment propagation an operation.
+    """Teach moment propagation an operation.
 
     Example:
         The error function, to first order: var f'(mean)^2.
@@ -101,7 +101,7 @@ def register_moment_rule(op: Op, rule: Rule) -> None:
 
 
 def rule(*names: str, ops: Iterable[Op] = ()) -> Callable[[R], R]:
-    """Registers the decorated rule for every function of these names: `torch.relu`, `Tensor.relu`, `F.relu`."""
+    """Register the decorated rule for every function of these names: `torch.relu`, `Tensor.relu`, `F.relu`."""
 
     def register(function: R) -> R:
         for op in (*handles(*names), *ops):
@@ -112,18 +112,21 @@ def rule(*names: str, ops: Iterable[Op] = ()) -> Callable[[R], R]:
 
 
 def handles(*names: str) -> list[Op]:
-    """Every function that torch offers under these names, Python's own operators included: compiled code calls them."""
+    """Return every function that torch offers under these names, Python's own operators included.
+
+    Compiled code calls them.
+    """
     spaces = (torch, torch.Tensor, F, operator)
     return [getattr(space, name) for name in names for space in spaces if hasattr(space, name)]
 
 
 def operation_name(op: Op) -> str:
-    """The operation's public name."""
+    """Return the operation's public name."""
     return str(torch.overrides.resolve_name(op) or getattr(op, "__qualname__", repr(op)))
 
 
 def mean_of(value: Any) -> Any:
-    """The mean of a Gaussian; anything else is its own mean."""
+    """Return the mean of a Gaussian; anything else is its own mean."""
     return value.loc if isinstance(value, Gaussian) else value
 
 
@@ -152,7 +155,7 @@ def _replace(value: Any, by: Callable[[Tensor], Any]) -> Any:
 
 
 def in_place(function: Rule, operation: str) -> Callable[..., Gaussian]:
-    """The rule of an operation that changes its first argument: `add_` from `add`."""
+    """Return the rule of an operation that changes its first argument: `add_` from `add`."""
 
     def change(x: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
         target = changeable(x, operation)
@@ -167,7 +170,7 @@ def in_place(function: Rule, operation: str) -> Callable[..., Gaussian]:
 
 
 def changeable(x: Any, operation: str) -> Gaussian:
-    """The argument itself, or an error: a plain tensor cannot become random where it stands."""
+    """Return the argument itself, or an error: a plain tensor cannot become random where it stands."""
     if not isinstance(x, Gaussian):
         raise UserError(
             f"{operation} would write a random value into a plain tensor of shape {tuple(x.shape)}, which moment "

@@ -50,7 +50,7 @@ class RowMaker:
     progress: Show
 
     def figures(self, row: str, seed: int) -> dict[str, Any]:
-        """All that is measured of a row; the seconds of training only if it was trained here and now."""
+        """Return all that is measured of a row; the seconds of training only if it was trained here and now."""
         folder, seconds = self._trained(self.study.rows[row].of or row, seed)
         net = artifact.load(folder / MODEL_FILE)
         document = self._evaluation(row, net, self.study.recipe(row, seed, self.quick), folder)
@@ -67,7 +67,7 @@ class RowMaker:
         return found
 
     def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:
-        """The folder of a row's network, and the seconds of CPU that the whole of its training took just now."""
+        """Return the folder of a row's network, and the seconds of CPU that the whole of its training took just now."""
         recipe, start = self.study.recipe(row, seed, self.quick), self.study.rows[row].start
         before = None if start is None else self._trained(start, seed)[0]
         folder = self.work / _folder_name(row, recipe, before)
@@ -101,7 +101,7 @@ class RowMaker:
 
 
 def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
-    """For people the row and the seed; for us whatever decides the network, so that none is taken for another."""
+    """Return a folder name with row and seed for people, and a digest of what decides the network."""
     text = json.dumps([recipe.to_tree(), start and start.name], sort_keys=True)
     name = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
     return f"{name}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -109,5 +109,5 @@ def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
 
 @functools.cache
 def _warm() -> None:
-    """Lets the process load, before a time is taken, what its first training loads."""
+    """Let the process load, before a time is taken, what its first training loads."""
     fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)

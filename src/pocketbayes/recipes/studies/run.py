@@ -35,7 +35,7 @@ def reproduce(
     progress: Show = None,
     on_row: Callable[[str, int, Mapping[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
-    """Trains what is missing of a study, measures it, and writes `out/NAME.json` after each row.
+    """Train what is missing of a study, measures it, and write `out/NAME.json` after each row.
 
     On Ray each network, with the rows that measure it and those that start from it, is a job of its own; the folder of
     runs must be one that all machines share.
@@ -139,7 +139,7 @@ def _in_order(seeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> dict[str, dict[str, Any]]:
-    """The rows of a result that was written before; none if there is no such file."""
+    """Return the rows of a result that was written before; none if there is no such file."""
     if not path.is_file():
         return {}
     with refusing(path, "a readable result of a study", "; remove it to start anew"):
@@ -148,7 +148,7 @@ def read_result(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
-    """All that a row's figures depend on but the seed."""
+    """Return all that a row's figures depend on but the seed."""
     tree = study.recipe(row, seed, quick).to_tree()
     tree.pop("seed", None)
     chosen = study.rows[row]

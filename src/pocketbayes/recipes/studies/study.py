@@ -82,7 +82,7 @@ class Study(BaseModel):
         return self
 
     def recipe(self, row: str, seed: int, quick: bool = False) -> Recipe:
-        """What the network of a row is trained by."""
+        """Return what the network of a row is trained by."""
         source = self.rows[self.rows[row].of or row]
         tree = merged(self.base, source.recipe) | {"seed": seed, "samples": self.samples}
         for place in self.seeded:
@@ -93,7 +93,7 @@ class Study(BaseModel):
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The base with changes; mappings of both are merged, one with another name replaces the base's."""
+    """Return the base with changes; mappings of both are merged, one with another name replaces the base's."""
     tree = copy.deepcopy(dict(base))
     for key, value in changes.items():
         before = tree.get(key)
@@ -109,12 +109,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def names() -> list[str]:
-    """The studies that come with the package."""
+    """Return the studies that come with the package."""
     return sorted(_trees())
 
 
 def read(name: str) -> Study:
-    """A study by its name."""
+    """Return a study by its name."""
     trees = _trees()
     if name not in trees:
         raise UnknownNameError("study", name, trees)
@@ -128,7 +128,7 @@ def read(name: str) -> Study:
 
 
 def _trees() -> dict[str, dict[str, Any]]:
-    """Every study as a tree. A file whose `each` names variants holds a study for each, NAME-VARIANT."""
+    """Return every study as a tree. A file whose `each` names variants holds a study for each, NAME-VARIANT."""
     found: dict[str, dict[str, Any]] = {}
     for file in resources.files("pocketbayes.recipes.studies").iterdir():
         if not file.name.endswith(".yaml"):

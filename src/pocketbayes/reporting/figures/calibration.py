@@ -76,7 +76,7 @@ def confidence_boxes(boxes: Mapping[str, Sequence[float]], title: str = "") -> F
 
 
 def risk_coverage(curves: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Errors among the answers given, against the fraction of answers given, the surest first.
+    """Return errors among the answers given, against the fraction of answers given, the surest first.
 
     Args:
         curves: By name of the network, `coverage`, `risk` and, if known, `area`.

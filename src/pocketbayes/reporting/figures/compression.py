@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def rate_distortion(found: Mapping[str, Any], references: Mapping[str, float] | None = None) -> Figure:
-    """NLL, and accuracy where there is one, against the file's bytes.
+    """Plot NLL, and accuracy where there is one, against the file's bytes.
 
     Args:
         found: What `Compressed.to_json` gives: `trials`, the `front` of the best, `chosen` and `before`.
@@ -52,7 +52,7 @@ def _panel(panel: Any, found: Mapping[str, Any], measure: str, references: Mappi
 
 
 def _focus(panel: Any, values: Sequence[float], before: float) -> None:
-    """Cuts off what is many times worse than the network was: it would flatten all the rest."""
+    """Cut off what is many times worse than the network was: it would flatten all the rest."""
     spread = sorted(abs(value - before) for value in values)[len(values) // 2]
     reach = max(4 * spread, 0.02)
     panel.set_ylim(max(min(values), before - reach) - 0.1 * reach, min(max(values), before + reach) + 0.1 * reach)

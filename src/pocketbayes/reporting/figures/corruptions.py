@@ -19,7 +19,7 @@ WIDTH, GAP, LABEL, HEAD = 0.78, 0.04, 0.95, 0.3
 
 
 def contact_sheet(pictures: Mapping[str, Sequence[NDArray[np.uint8]]], original: NDArray[np.uint8]) -> Figure:
-    """Two columns of corruptions, a row of severities each; the picture as it was in the last place.
+    """Return two columns of corruptions, a row of severities each; the picture as it was in the last place.
 
     Args:
         pictures: For each corruption the picture at every severity, (h, w), (h, w, 1) or (h, w, 3).

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def layer_fractions(layers: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """Two bars a weight tensor: the fraction that is not exactly 0, and the fraction that is random.
+    """Return two bars a weight tensor: the fraction that is not exactly 0, and the fraction that is random.
 
     Args:
         layers: `name`, `present` and `random` of each, in the network's order.
@@ -38,7 +38,7 @@ def layer_fractions(layers: Sequence[Mapping[str, Any]], title: str = "") -> Fig
 
 
 def sigma_map(picture: np.ndarray, title: str = "") -> Figure:
-    """The std of each weight as a colour; stds of 0 are grey, NaN (between tiles) is left white.
+    """Return the std of each weight as a colour; stds of 0 are grey, NaN (between tiles) is left white.
 
     Args:
         picture: (rows, columns) stds.

@@ -19,7 +19,7 @@ COLUMNS = 4
 def ood_histograms(
     histograms: Mapping[str, Mapping[str, Any]], inside: str = "own data", outside: str = "other data"
 ) -> Figure:
-    """How a score is distributed on the data trained for and on other data, a panel a network.
+    """Return how a score is distributed on the data trained for and on other data, a panel a network.
 
     Args:
         histograms: By name of the network, `edges` of the bins, counts `inside` and `outside`, and the `score`'s name.

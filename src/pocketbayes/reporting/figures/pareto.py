@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """The points that no other is at least as low in both coordinates, by the first; equal ones once."""
+    """Return the points that no other is at least as low in both coordinates, by the first; equal ones once."""
     front: list[Point] = []
     for x, y in sorted(points):
         if not front or y < front[-1][1]:
@@ -24,7 +24,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> Figure:
-    """A point a network, both coordinates better when lower, x on a log scale; the front as steps.
+    """Return a point a network, both coordinates better when lower, x on a log scale; the front as steps.
 
     Args:
         points: (x, y) by name. Names that agree up to a comma share a colour, and what follows stands at the point.
@@ -65,7 +65,7 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
 
 
 def beside(places: Mapping[str, Point], sizes: Mapping[str, Point], left: float = -math.inf) -> dict[str, Point]:
-    """Where to write beside each point: the nearest place that covers no point and no text written before.
+    """Return where to write beside each point: the nearest place that covers no point and no text written before.
 
     Args:
         places: The points by name.
@@ -90,7 +90,7 @@ def beside(places: Mapping[str, Point], sizes: Mapping[str, Point], left: float 
 
 
 def _overlap(one: tuple[float, ...], two: tuple[float, ...]) -> float:
-    """The area that two boxes (left, bottom, right, top) share."""
+    """Return the area that two boxes (left, bottom, right, top) share."""
     width = min(one[2], two[2]) - max(one[0], two[0])
     height = min(one[3], two[3]) - max(one[1], two[1])
     return max(width, 0.0) * max(height, 0.0)

@@ -44,7 +44,7 @@ class PlaneView:
 
     @classmethod
     def of_survey(cls, mean: Tensor, std: Tensor, survey: Plane) -> PlaneView:
-        """The plane as stage 2 found it."""
+        """Return the plane as stage 2 found it."""
         points = torch.stack([mean, std], 1).detach().cpu()
         inside = (survey.index >= 0).cpu()
         return cls(
@@ -57,7 +57,7 @@ class PlaneView:
 
     @classmethod
     def of_posterior(cls, posterior: Shared) -> PlaneView:
-        """The plane of a shared network as it is now: its weights lie in their Gaussians' centres."""
+        """Return the plane of a shared network as it is now: its weights lie in their Gaussians' centres."""
         with torch.no_grad():
             centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1)
             blended = (posterior.blend_alpha[..., None] * centres[posterior.blend_index]).sum(1)
@@ -67,7 +67,7 @@ class PlaneView:
 
 
 def plane(views: Mapping[str, PlaneView]) -> Figure:
-    """Gaussians at one and two standard deviations, ellipse points and outliers; a panel a view, on common axes.
+    """Return gaussians at one and two standard deviations, ellipse points and outliers; a panel a view, on common axes.
 
     Args:
         views: by title, such as "before training" and "after".
@@ -101,7 +101,7 @@ def plane(views: Mapping[str, PlaneView]) -> Figure:
 
 
 def plane_lines(mean: Tensor, std: Tensor) -> Figure:
-    """The cloud of all weights with the lines that 1 % and 99 % of the means lie below."""
+    """Return the cloud of all weights with the lines that 1 % and 99 % of the means lie below."""
     figure, axes = canvas(size=(5.2, 4.0))
     panel = axes[0, 0]
     points = torch.stack([mean, std], 1).detach().cpu()
@@ -118,7 +118,7 @@ def plane_lines(mean: Tensor, std: Tensor) -> Figure:
 
 
 def layer_density(mean: Tensor, name: str) -> Figure:
-    """The density of one layer's means, with a normal density of the same mean and std for comparison."""
+    """Return the density of one layer's means, with a normal density of the same mean and std for comparison."""
     figure, axes = canvas()
     panel = axes[0, 0]
     values = mean.detach().flatten().cpu().double()
@@ -132,7 +132,7 @@ def layer_density(mean: Tensor, name: str) -> Figure:
 
 
 def gaussians_curve(rows: Mapping[str, Mapping[str, float]], reference: Mapping[str, float]) -> Figure:
-    """Accuracy, NLL and index bits a weight against the number of Gaussians asked for.
+    """Plot accuracy, NLL and index bits per weight against the number of Gaussians.
 
     Args:
         rows: by label; each has "k", "accuracy", "nll" and "index bits".
@@ -153,7 +153,7 @@ def gaussians_curve(rows: Mapping[str, Mapping[str, float]], reference: Mapping[
 
 
 def _some(points: Tensor) -> Tensor:
-    """The same ones each time, where there are too many."""
+    """Return the same ones each time, where there are too many."""
     if len(points) <= SHOWN_POINTS:
         return points
     return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:SHOWN_POINTS]]

@@ -18,7 +18,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def shift_curves(rows: Mapping[str, Rows], x: str = "severity") -> Figure:
-    """Every measure against the shift, a line a network; the entropy of right and wrong answers apart in a last panel.
+    """Return every measure against the shift, a line a network.
+
+    The entropy of right and wrong answers apart in a last panel.
 
     Args:
         rows: By name of the network, one row of measures per step of the shift.

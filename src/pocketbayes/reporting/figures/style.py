@@ -20,7 +20,9 @@ FORMATS = (".png", ".svg", ".pdf")
 def canvas(
     rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2), **options: Any
 ) -> tuple[Figure, Any]:
-    """An empty figure of `rows` x `columns` panels, each of `size` inches, in the house's look; and its array of axes.
+    """Return an empty figure of `rows` x `columns` panels, each of `size` inches, in the house's look.
+
+    And its array of axes.
 
     The axes are always a two-dimensional array: `axes[row, column]`.
     """
@@ -40,7 +42,7 @@ def canvas(
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Writes the figure as its name's ending says (.png, .svg or .pdf), through a temporary name."""
+    """Write the figure as its name's ending says (.png, .svg or .pdf), through a temporary name."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
         raise UserError(f"cannot draw {path.name}: a figure's name ends in one of {', '.join(FORMATS)}")

@@ -15,7 +15,7 @@ WIDE = 20
 
 
 def training_curves(epochs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """NLL on the left, validation dashed; KL in nats on the right, where it is above 0; stages follow each other.
+    """Plot NLL on the left (validation dashed) and KL in nats on the right, stage after stage.
 
     Args:
         epochs: By name of the run, the rows of its metrics file.

@@ -100,7 +100,10 @@ class _Watch(TorchFunctionMode):
 
 
 def _cut(rows: Tensor) -> Tensor:
-    """Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns, (groups x blocks, n, columns)."""
+    """Compute Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns,.
+
+    (groups x blocks, n, columns).
+    """
     groups, n, columns = rows.shape
     blocks = -(-columns // MAX_COLUMNS)
     while columns % blocks:
