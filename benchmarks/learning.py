@@ -97,7 +97,7 @@ def train(case: str, row: str, data: Pair, seed: int) -> pb.Network:
     given = CASES[case]
     training = {key: given[key] for key in ("epochs", "batch_size", "lr")} | TRAINING.get(row, {})
     if name == "ivon":
-        training["lr"] = 0.1
+        training["lr"] = 0.3
     if name in ("pbn", "2dgbnn"):
         settings = {**settings, "pretrain_epochs": given["epochs"] // 2}
         training["epochs"] = given["epochs"] // 2

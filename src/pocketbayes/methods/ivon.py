@@ -19,7 +19,7 @@ from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.priors import Empirical, Normal
 from pocketbayes.propagation import find_propagation
 
-LEARNING_RATE = 0.1
+LEARNING_RATE = 0.3
 """Of the run, unless the caller chose another: on the scale of SGD with momentum, not of Adam."""
 MEMORIES = 3.0
 """The times that the curvature's average is renewed in a stage, where `hess_decay` is not given."""
