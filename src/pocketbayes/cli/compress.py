@@ -37,8 +37,8 @@ def compress(
     ] = None,
     steps: Annotated[
         int, typer.Option("--steps", min=0, help="Steps of training for the files near the budget, its own teacher.")
-    ] = 300,
-    quick: Annotated[bool, typer.Option("--quick", help="No training: seconds to minutes.")] = False,
+    ] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="No training, whatever --steps says: a minute or so.")] = False,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
     data: Annotated[
