@@ -100,8 +100,8 @@ def compress(
         max_accuracy_loss: The budget in accuracy, likewise.
         precision: Only this precision of the network's own storage, in place of codes.
         count: The number of members that a mixture keeps; None chooses it.
-        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher: a few
-            hundred let a file of the same size answer better.
+        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher; a
+            trained file is chosen only where it is better on the validation data.
         samples: Passes for a measurement, where there are stds.
         seed: Of all that is drawn.
         out: A folder that keeps every file that was measured: a sweep that is started again resumes from it.
