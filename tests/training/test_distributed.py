@@ -47,6 +47,9 @@ QUIET: dict[str, Callable[[], pb.Method]] = {
     "rigl": lambda: pb.RigL(density=0.3, swap_every=2, swap_until=1.0),
     "vdp": lambda: pb.VDP(std_init=0.05),
     "vdp-full": lambda: pb.FullCovarianceVDP(std_init=0.05),
+    "ivon": lambda: pb.IVON(std_init=1e-6),
+    "rank1": lambda: pb.Rank1VI(std_init=1e-6),
+    "sparse-vd": lambda: pb.VariationalDropout(std_init=1e-6),
 }
 """Every method, with so little noise that one process and several can be compared."""
 EXAMPLES = 46
