@@ -1,7 +1,8 @@
 """Training of coded weights: straight-through, with assignments that move and pay for their length.
 
-The values under the codes are trained by the gradients of the coded weights. Codes, centres and lengths are renewed
-every few steps, so that a weight may change its code, and the entropy counts for it. The teacher is the network itself
+The values under the codes are trained by the gradients of the coded weights, and codes are renewed every few steps, so
+that a weight may change its code and pays for its length. The codebook stays: new centres would move every boundary,
+and with it many codes whose errors others have made good. The teacher is the network itself
 before coding: its answers to augmented and mixed inputs, so no targets are needed.
 """
 
@@ -22,16 +23,16 @@ from pocketbayes.data.augment import random_crop, random_flip
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
 from pocketbayes.network import Network
-from pocketbayes.plane.codes import Codebook, renew_codebook
-from pocketbayes.ship.compression.coding import BFLOAT16_BITS, AnyCodebook, Weights, round_mantissa
+from pocketbayes.plane.codes import Codebook
+from pocketbayes.ship.compression.coding import AnyCodebook, Weights
 
 BATCH_SIZE = 96
-RATE = 4e-3
+RATE = 1e-3
 """Learning rate of the values, in standard deviations of all of them."""
 POINT_RATE = 1e-3
 WARMUP = 10
 RENEWAL = 5
-"""Steps between renewals of codes and codebook."""
+"""Steps between renewals of the codes."""
 SAVING = 50
 """Steps between checkpoints."""
 KIND = "tuning"
@@ -89,7 +90,6 @@ def tune(
             for group, base in zip(optimizer.param_groups, (rate, POINT_RATE)):
                 group["lr"] = base * factor
             if step % RENEWAL == 0:
-                state.codebook = renew_codebook(state.codebook, latent.detach())
                 index = state.codebook.assign(latent.detach())
             coded = state.codebook.centres[index] + (latent - latent.detach())
             with torch.no_grad():
@@ -101,9 +101,7 @@ def tune(
             on_step(float(loss.detach()))
             if (step + 1) % SAVING == 0:
                 state.save(checkpoint, step + 1)
-    final = renew_codebook(state.codebook, latent.detach())
-    final = replace(final, centres=round_mantissa(final.centres, BFLOAT16_BITS))
-    made = weights.build(final, final.assign(latent.detach()))
+    made = weights.build(state.codebook, state.codebook.assign(latent.detach()))
     made.model.load_state_dict(start.model.state_dict())
     return made.eval()
 
