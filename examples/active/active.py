@@ -22,7 +22,7 @@ FIRST, MORE = 20, 20
 def fitted(model: torch.nn.Module, x: Tensor, y: Tensor, seed: int) -> pb.Network:
     """A network trained from the start on the labels so far, in steps that do not depend on their number."""
     epochs = max(1, 6000 // len(x))
-    method = pb.MeanFieldVI(beta=0.1, std_init=0.1)
+    method = pb.MeanFieldVI(beta=0.1, prior_std=1.0, std_init=0.1)
     return pb.fit(method, model, (x, y), epochs=epochs, batch_size=32, lr=1e-2, seed=seed, progress=False)
 
 

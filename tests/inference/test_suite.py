@@ -183,6 +183,7 @@ def test_other_data_are_told_apart_as_sklearn_says(
     assert np.abs(middle - histogram["outside"]).max() < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:x holds values")
 def test_rows_of_shifts_are_evaluations_of_shifted_data(
     net: pb.Network, digits: Pictures, whole: tuple[Path, dict]
 ) -> None:

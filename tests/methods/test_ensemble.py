@@ -74,7 +74,9 @@ def test_the_prediction_is_the_mean_of_the_members() -> None:
 
 
 def test_a_member_trains_by_its_own_methods_objective(tmp_path: Path) -> None:
-    method = pb.Ensemble(members=2, method=pb.MeanFieldVI(propagation="local", std_init=0.05, train_samples=2))
+    method = pb.Ensemble(
+        members=2, method=pb.MeanFieldVI(propagation="local", std_init=0.05, beta=1.0, train_samples=2)
+    )
     net = fit(method, out=tmp_path)
     assert all(isinstance(network.posterior, MeanField) for network in members(net))
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -229,7 +229,7 @@ def test_factors_that_do_not_fit_their_layout_are_refused() -> None:
     net, _ = approximate(trained(HeadFirst(), pb.Categorical()), class_data(), hessian="kron")
     tree = network_file.describe(net)
     tree["posterior"]["tensors"]["columns"] = torch.eye(6).flatten()
-    with pytest.raises(pb.UserError, match="does not describe a network"):
+    with pytest.raises(pb.UserError, match="a kronecker posterior with 'columns'"):
         network_file.rebuild(tree, HeadFirst())
 
 

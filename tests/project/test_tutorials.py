@@ -27,6 +27,7 @@ def test_a_page_has_its_scripts_prose_and_code(name: str) -> None:
         assert (tutorials.PAGES / picture).is_file()
 
 
+@pytest.mark.filterwarnings("ignore:x holds values")
 @pytest.mark.parametrize("name", [name for name in tutorials.names() if name not in tutorials.HEAVY])
 def test_a_light_tutorial_says_what_its_page_shows(name: str, tmp_path: Path) -> None:
     page = tutorials.page(name, tutorials.run(name, tmp_path))

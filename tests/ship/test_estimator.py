@@ -87,6 +87,7 @@ def test_regression_finds_the_line_and_its_noise() -> None:
     assert 0.85 < inside.mean() <= 1
 
 
+@pytest.mark.filterwarnings("ignore:feature 0 of x")
 def test_far_from_the_data_the_network_knows_less() -> None:
     x, y = line()
     prediction = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y).predictive(np.array([[0.0], [8.0]]))

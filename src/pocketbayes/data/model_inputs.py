@@ -185,8 +185,11 @@ def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def answer_of(output: Any) -> Any:
-    """Return the tensor among a model's outputs that is its answer; any other output as it is."""
-    if isinstance(output, Tensor):
+    """Return the tensor among a model's outputs that is its answer; any other output as it is.
+
+    Tuples of several tensors, such as GoogLeNet's with its auxiliary heads, stay whole: each entry may need its loss.
+    """
+    if isinstance(output, Tensor) or (isinstance(output, tuple) and len(output) > 1):
         return output
     for name in OUTPUTS:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
