@@ -189,7 +189,8 @@ def answer_of(output: Any) -> Any:
 
     Tuples of several tensors, such as GoogLeNet's with its auxiliary heads, stay whole: each entry may need its loss.
     """
-    if isinstance(output, Tensor) or (isinstance(output, tuple) and len(output) > 1):
+    several = isinstance(output, tuple) and sum(isinstance(value, Tensor) for value in output) > 1
+    if isinstance(output, Tensor) or several:
         return output
     for name in OUTPUTS:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
