@@ -203,5 +203,5 @@ def test_rows_start_from_the_mean_of_their_stds() -> None:
 @pytest.mark.parametrize("start", [-1, 0, "xaver"])
 @pytest.mark.parametrize("method", [pb.VDP, pb.MeanFieldVI, pb.WeightSharing])
 def test_stds_that_cannot_be_are_refused(method: type, start: object) -> None:
-    with pytest.raises(pb.UserError, match="std_init must be a positive number"):
+    with pytest.raises(pb.UserError, match="std_init must be a positive number, 'relative', 'curvature' or 'xavier'"):
         method(std_init=start)

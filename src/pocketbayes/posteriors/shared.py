@@ -239,10 +239,7 @@ class Shared(Posterior):
         self._forget()
 
     def index_bits(self) -> float:
-        """Return the entropy of the indices in bits per weight.
-
-        Gaussians, and one symbol each for outliers and blends.
-        """
+        """Return the entropy in bits per weight of the indices, with one symbol each for outliers and blends."""
         symbols = torch.where(self.index < self.gaussians, self.index, self.gaussians)
         symbols = torch.where(self.index >= self.gaussians + self.outliers, self.gaussians + 1, symbols)
         return entropy_bits(torch.bincount(symbols))
@@ -311,7 +308,7 @@ class Shared(Posterior):
         return torch.split(noise, sizes)
 
     def _own(self, noise: Tensor) -> Tensor:
-        """Draw of the outliers."""
+        """Draw the outliers."""
         return torch.addcmul(self.outlier_mean, F.softplus(self.outlier_rho), noise)
 
     def _shared_draw(self, noise: Tensor) -> Tensor:
@@ -343,7 +340,7 @@ class Shared(Posterior):
         return parts.gather(1, chosen[:, None])[:, 0]
 
     def _kl_centred(self, prior: Normal, std: Tensor, outlier_std: Tensor) -> Tensor:
-        """Return each weight has a prior mean c_i of its own, yet a step costs K: the sums over weights are kept.
+        """Sum the KL where each weight has a prior mean c_i: sums over weights are kept, so that a step costs K.
 
         sum_i KL(N_k || N(c_i, s^2)) = count_k KL(N_k || N(c, s^2)) + sum_i (c_i - c)^2 / (2 s^2), c the mean of c_i.
         """
@@ -382,10 +379,7 @@ class Shared(Posterior):
         return self._counts
 
     def _centred(self, prior: Normal) -> tuple[Normal, Tensor, Normal]:
-        """Return the prior about each Gaussian's mean of centres.
-
-        What squares about that mean add, the outliers' prior.
-        """
+        """Return the prior about each Gaussian's mean of centres, the squares about it, and the outliers' prior."""
         centre = prior.centre
         assert centre is not None
         if self._about is None or self._about[0] is not centre:
