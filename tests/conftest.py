@@ -21,6 +21,7 @@ NUMERICAL_FOLDERS = ("posteriors", "propagation", "plane")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=1, help="run tests that assert learning with this many seeds")
+    parser.addoption("--seed", type=int, default=0, help="torch's seed before every test; any seed must pass")
     parser.addoption("--shuffle", type=int, default=None, help="run files, and tests within them, in this seed's order")
 
 
@@ -44,9 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (files[item.path], chooser.random()))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    torch.manual_seed(config.getoption("--seed"))  # for what modules draw while they are collected
+
+
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed"))
 
 
 @pytest.fixture(autouse=True)

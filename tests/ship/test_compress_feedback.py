@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,9 +19,8 @@ from pocketbayes.ship.compression.feedback import code_with_feedback
 from pocketbayes.ship.compression.inputs import input_moments
 
 
-def correlated(*shape: int, seed: int = 0) -> Tensor:
+def correlated(*shape: int) -> Tensor:
     """Inputs of which neighbours resemble one another."""
-    torch.manual_seed(seed)
     common = torch.randn(shape[0], *[1] * (len(shape) - 1))
     return common + 0.3 * torch.randn(shape)
 
@@ -38,16 +40,15 @@ def decoded(net: Network, moments: list[Tensor | None]) -> Network:
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
-        (nn.Linear(24, 16), (400, 24)),
-        (nn.Conv2d(6, 8, 3, padding=1), (40, 6, 8, 8)),
-        (nn.Conv2d(6, 12, 3, stride=2, groups=3, dilation=2), (40, 6, 9, 9)),
-        (nn.Conv2d(8, 8, 3, padding="same", groups=8), (40, 8, 8, 8)),
-        (nn.Conv1d(6, 8, 5, padding=2), (40, 6, 20)),
+        (partial(nn.Linear, 24, 64), (400, 24)),
+        (partial(nn.Conv2d, 6, 32, 3, padding=1), (40, 6, 8, 8)),
+        (partial(nn.Conv2d, 6, 48, 3, stride=2, groups=3, dilation=2), (40, 6, 9, 9)),
+        (partial(nn.Conv2d, 64, 64, 3, padding="same", groups=64), (20, 64, 8, 8)),
+        (partial(nn.Conv1d, 6, 32, 5, padding=2), (40, 6, 20)),
     ],
 )
-def test_feedback_lowers_the_error_of_outputs(layer: nn.Module, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(1)
-    net = network(nn.Sequential(layer))
+def test_feedback_lowers_the_error_of_outputs(layer: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    net = network(nn.Sequential(layer()))
     x = correlated(*shape)
     moments = input_moments(net, [x], len(x))
     assert moments[0] is not None
