@@ -10,7 +10,7 @@ import torch
 import pocketbayes as pb
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
-from pocketbayes.ship.compression.fewer import losses_of_prefixes, prefix
+from pocketbayes.ship.compression.fewer import measure_prefixes, prefix
 
 WEIGHTS = (0.5, 0.3, 0.2)
 
@@ -24,9 +24,9 @@ def mixture() -> Mixture:
     return Mixture(members(net), WEIGHTS)
 
 
-def test_losses_of_prefixes_are_those_of_evaluate(mixture: Mixture) -> None:
+def test_measure_prefixes_are_those_of_evaluate(mixture: Mixture) -> None:
     val = pb.data.load("digits", "val")
-    for count, (nll, accuracy) in enumerate(losses_of_prefixes(mixture, val, 3, 0), 1):
+    for count, (nll, accuracy) in enumerate(measure_prefixes(mixture, val, 3, 0).losses, 1):
         expected = pb.evaluate(prefix(mixture, count), val)
         assert nll == pytest.approx(expected["nll"], rel=1e-5)
         assert accuracy == pytest.approx(expected["accuracy"])
@@ -42,21 +42,38 @@ def test_first_networks_of_a_packed_mixture_are_its_prefix(mixture: Mixture) -> 
         assert torch.equal(pb.predict(first.unpack(), x).probs, pb.predict(direct.unpack(), x).probs)
 
 
-def test_compress_chooses_the_number_of_members(mixture: Mixture, tmp_path: Path) -> None:
+def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: Path) -> None:
     train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
-    found = pb.compress(mixture, train, val, max_bytes=9000, progress=False)
-    counts = {trial.how.get("members", 3) for trial in found.trials if "lam" in trial.how}
-    assert counts == {1, 2, 3}
-    sizes = []
-    for budget in (2500, 9000):
-        chosen = found.pick(max_bytes=budget)
-        sizes.append(len(members(chosen.net)))
-        assert chosen.save(tmp_path / "a.pocket") <= budget
+    for budget in (2500, 4500):
+        found = pb.compress(mixture, train, val, max_bytes=budget, progress=False)
+        assert found.save(tmp_path / "a.pocket") <= budget
         again = pb.load(tmp_path / "a.pocket")
-        assert pb.evaluate(again, val)["nll"] == pytest.approx(chosen.chosen.nll, rel=1e-5)
-    assert sizes[0] < sizes[1]
-    assert len(found.pick(max_bytes=9000).net.shares()) == sizes[1]
-    two = pb.compress(mixture, train, val, max_bytes=9000, count=2, progress=False)
+        assert pb.evaluate(again, val)["nll"] == pytest.approx(found.chosen.nll, rel=1e-5)
+        assert found.chosen.nll == min(trial.nll for trial in found.trials if trial.bytes <= budget)
+    fillings = [trial.bytes for trial in found.trials if "lam" in trial.how and "members" not in trial.how]
+    assert 4000 < max(fillings) <= 4500
+    two = pb.compress(mixture, train, val, max_bytes=4500, count=2, progress=False)
     assert len(members(two.net)) == 2
     with pytest.raises(pb.UserError, match="3 members"):
         pb.compress(mixture, train, val, count=4)
+
+
+def test_compress_within_a_loss_chooses_members_too(mixture: Mixture, tmp_path: Path) -> None:
+    train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
+    found = pb.compress(mixture, train, val, out=tmp_path, progress=False)
+    counts = {trial.how.get("members", 3) for trial in found.trials if "lam" in trial.how}
+    assert counts == {1, 2, 3}
+    assert found.chosen.nll <= found.before.nll + 0.01
+    again = pb.compress(mixture, train, val, out=tmp_path, progress=False)
+    assert [trial.to_json() for trial in again.trials] == [trial.to_json() for trial in found.trials]
+
+
+def test_compress_reports_disagreement(mixture: Mixture) -> None:
+    train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
+    found = pb.compress(mixture, train, val, max_bytes=6000, count=3, progress=False)
+    answers = [pb.predict(network, val[:][0]).probs.argmax(1) for network in mixture]
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    expected = sum(float((answers[one] != answers[two]).double().mean()) for one, two in pairs) / 3
+    assert found.before.disagreement == pytest.approx(expected)
+    assert found.chosen.disagreement is not None
+    assert found.to_json()["chosen"]["disagreement"] == found.chosen.disagreement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.network import MODEL_LOCK, Network
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
 
@@ -18,6 +20,9 @@ ROWS = 8192
 """Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""
 MAX_COLUMNS = 2304
 """A layer with more inputs is cut into blocks of input channels that do not help one another."""
+CALIBRATION_VALUES = 1 << 22
+CALIBRATION_EXAMPLES = (128, 1024)
+"""Least and most examples that moments and batch norm are measured on."""
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
@@ -141,3 +146,13 @@ def _patches(
 
 def _each(value: Any, dimensions: int) -> list[int]:
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * dimensions
+
+
+def calibration_batches(train: Any, seed: int) -> list[Tensor]:
+    """Return batches of some hundred inputs."""
+    source = as_source(train)
+    least, most = CALIBRATION_EXAMPLES
+    first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]
+    wanted = min(max(CALIBRATION_VALUES // max(first[0].numel(), 1), least), most, size_of(source))
+    stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
+    return list(itertools.islice(stream, -(-wanted // min(128, wanted))))

@@ -47,7 +47,8 @@ class Store:
         text = {key: value for key, value in text.items() if key != "format"}
         packed = Packed(text, {name: bytes(part) for name, part in parts.items()})
         nll = float("inf") if known["nll"] is None else known["nll"]
-        return Trial(known["how"], known["bytes"], known["bits"], nll, known["accuracy"], packed)
+        figures = known["bytes"], known["bits"], nll, known["accuracy"]
+        return Trial(known["how"], *figures, packed, known.get("disagreement"))
 
     def keep(self, trial: Trial) -> None:
         """Write a trial; its record comes last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.base.progress import Display, Show, display
-from pocketbayes.data.batches import as_source, batches, size_of
+from pocketbayes.data.batches import as_source, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.evaluation import evaluate, loss_of
@@ -29,8 +28,9 @@ from pocketbayes.ship.compression.coding import (
     estimate_bytes,
     round_points,
 )
-from pocketbayes.ship.compression.fewer import losses_of_prefixes, prefix
-from pocketbayes.ship.compression.inputs import input_moments
+from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
+from pocketbayes.ship.compression.filling import CLOSE, fill, recipe_of_size
+from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
 from pocketbayes.ship.compression.store import Store
 from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose
 from pocketbayes.ship.compression.tuning import tune
@@ -44,17 +44,12 @@ PROBE_HALVINGS = 6
 """Where the units of the codebook are compared, at equal bytes."""
 REFINEMENTS = 3
 """Further points, between the last that fits a budget and the next."""
-CLOSE = 0.985
-"""A file that fills so much of a size is not refined."""
 HOPELESS = 1.0
 """Nats of loss beyond which no coarser point is measured."""
 TUNINGS = 3
 """Networks that are trained at most."""
 COARSER = 1.4
 """Factor of lambda between two of them, as long as a loss allows it."""
-CALIBRATION_VALUES = 1 << 22
-CALIBRATION_EXAMPLES = (128, 1024)
-"""Least and most examples that moments and batch norm are measured on."""
 CHECK_SAMPLES = 30
 """Draws that the choice must stand: a few wide stds may give infinities now and then."""
 PRECISIONS = (
@@ -117,18 +112,21 @@ def compress(
         raise UserError(f"count={count}: the mixture has {len(members(net))} members")
     with display(progress) as bar:
         sweep = _Sweep(net, train, val, samples, seed, out, bar)
-        sweep.measure(lambda: net, "lossless", {"kept": "lossless"})
-        before = sweep.trials[0]
+        sweep.keep_as("lossless", "lossless")
+        before, limit = sweep.trials[0], budget.limit(sweep.weights)
         if precision is not None:
-            sweep.measure(lambda: net, precision, {"kept": str(precision)})
+            sweep.keep_as(precision, str(precision))
         elif can_be_coded(net):
-            sweep.trace()
-            sweep.refine(budget)
+            if isinstance(net, Mixture) and limit is not None:
+                sweep.fill(limit, count)
+            else:
+                sweep.trace()
+                sweep.refine(budget)
             if steps:
                 sweep.tune(budget, steps)
         else:
             for each in PRECISIONS:
-                sweep.measure(lambda: net, each, {"kept": each.means})
+                sweep.keep_as(each, each.means)
         usable = [t for t in sweep.trials if math.isfinite(t.nll)]
         usable = usable[1:] if precision is not None else usable
         if count is not None:
@@ -159,7 +157,7 @@ class _Sweep:
         self.models = [network.to_module() for network in members(net)]
         self.weights = sum(network.layout.size for network in members(net))
         self.trials: list[Trial] = []
-        self.calibration = _calibration(train, seed)
+        self.calibration = calibration_batches(train, seed)
         self.moments: list[list[Tensor | None]] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
         self.recipe = Recipe(PROBE)
@@ -167,54 +165,90 @@ class _Sweep:
         origin = Packed.of(net) if out is not None else Packed({}, {})
         self.store = Store(out, origin, {"samples": samples, "seed": seed, **sizes})
 
-    def measure(self, make: Callable[[], Net], precision: str | Precision, how: dict[str, Any]) -> Trial:
-        """Measure the network as a file of this precision gives it back, if it has not been measured before."""
+    def keep_as(self, precision: str | Precision, name: str) -> None:
+        """Measure the network in its own storage, in a precision."""
+        self.measure(lambda: Packed.of(self.net, precision), {"kept": name})
+
+    def measure(self, make: Callable[[], Packed], how: dict[str, Any]) -> Trial:
+        """Measure the network as a file gives it back, if it has not been measured before.
+
+        Of coded mixtures those of the first members are measured too: fewer members may beat fewer bits.
+        """
         trial = self.store.find(how)
-        if trial is None:
-            packed = Packed.of(make(), precision)
-            net = packed.unpack(self.models[: packed.networks])
-            trial = self.record(packed, net, how)
-            if isinstance(net, Mixture) and "lam" in how:
-                self.measure_fewer(net, trial)
+        fewer = range(1, how.get("members", len(members(self.net)))) if "lam" in how else range(0)
+        if trial is not None:
+            known = (self.store.find({**how, "members": count}) for count in fewer)
+            self.trials += [found for found in known if found is not None]
+        else:
+            packed = make()
+            losses, disagreement = self.losses(packed)
+            for count in fewer:
+                own = {**how, "members": count}
+                self.trials.append(self.trial(own, packed.first(count), losses[count - 1]))
+                self.store.keep(self.trials[-1])
+            trial = replace(self.trial(how, packed, losses[-1]), disagreement=disagreement)
             self.store.keep(trial)
-        elif isinstance(self.net, Mixture) and "lam" in how:
-            fewer = (self.store.find({**how, "members": n}) for n in range(1, how.get("members", len(self.net))))
-            self.trials += [found for found in fewer if found is not None]
         self.trials.append(trial)
         self.bar.advance(1, bytes=trial.bytes, nll=trial.nll)
         return trial
 
-    def measure_fewer(self, net: Mixture, whole: Trial) -> None:
-        """Measure the mixtures of the first members of a coded one: fewer members may beat fewer bits."""
-        assert whole.packed is not None
-        losses = losses_of_prefixes(net, self.val, self.samples, self.seed)[:-1]
-        for count, (nll, accuracy) in enumerate(losses, 1):
-            packed = whole.packed.first(count)
-            how = {**whole.how, "members": count}
-            trial = Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
-            self.store.keep(trial)
-            self.trials.append(trial)
+    def trial(self, how: dict[str, Any], packed: Packed, loss: Loss) -> Trial:
+        """Return a trial with its size; a loss that is NaN is infinite."""
+        nll = math.inf if math.isnan(loss[0]) else loss[0]
+        return Trial(how, packed.size, 8 * packed.size / self.weights, nll, loss[1], packed)
 
-    def record(self, packed: Packed, net: Net, how: dict[str, Any]) -> Trial:
-        nll, accuracy = math.inf, None
+    def losses(self, packed: Packed) -> tuple[list[Loss], float | None]:
+        """Measure a file, and of a mixture those of its first members, with the disagreement of all."""
+        net = packed.unpack(self.models[: packed.networks])
+        if isinstance(net, Mixture):
+            found = measure_prefixes(net, self.val, self.samples, self.seed)
+            if not self.trials and not math.isfinite(found.losses[-1][0]):
+                raise NotFiniteAnswersError("the answers of the mixture are not finite")
+            return found.losses, found.disagreement
         try:
             measures = evaluate(net, self.val, samples=self.samples, seed=self.seed)
-            nll, accuracy = loss_of(measures), measures.get("accuracy")
         except NotFiniteAnswersError:
             if not self.trials:
                 raise
-        nll = math.inf if math.isnan(nll) else nll
-        return Trial(how, packed.size, 8 * packed.size / self.weights, nll, accuracy, packed)
+            return [(math.inf, None)], None
+        return [(loss_of(measures), measures.get("accuracy"))], None
 
-    def coded(self, recipe: Recipe) -> Trial:
-        """Code the network, correct its batch norm and measure it."""
-        return self.measure(lambda: self.finish(self.code(recipe).net), CODED_PRECISION, asdict(recipe))
+    def coded(self, recipe: Recipe, count: int | None = None) -> Trial:
+        """Code the network, or the first members of a mixture, correct batch norm and measure it."""
+        return self.measure(lambda: self.pack(recipe, count), self.how(recipe, count))
 
-    def code(self, recipe: Recipe) -> Result:
+    def how(self, recipe: Recipe, count: int | None) -> dict[str, Any]:
+        """Return what a trial is found by."""
+        return asdict(recipe) | ({} if count in (None, len(members(self.net))) else {"members": count})
+
+    def pack(self, recipe: Recipe, count: int | None) -> Packed:
+        return Packed.of(self.finish(self.code(recipe, count).net), CODED_PRECISION)
+
+    def code(self, recipe: Recipe, count: int | None = None) -> Result:
         if not self.moments:
             examples = sum(map(len, self.calibration))
             self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
-        return code(self.net, recipe, self.moments)
+        net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
+        return code(net, recipe, self.moments[:count])
+
+    def fill(self, limit: int, count: int | None) -> None:
+        """Choose the units of the codebook by the first member, then fill a size with ever fewer members."""
+        assert isinstance(self.net, Mixture)
+        counts = [count] if count is not None else range(len(self.net), 0, -1)
+        probes = self.probes()
+        self.bar.begin("compress", len(probes) + len(counts))
+        tried = [(self.coded(recipe, 1), recipe) for recipe in probes]
+        self.recipe = min(tried, key=lambda pair: pair[0].nll)[1]
+
+        def pack(recipe: Recipe, number: int) -> Packed:
+            how = self.how(recipe, number)
+            known = next((trial for trial in self.trials if trial.how == how), None) or self.store.find(how)
+            return self.pack(recipe, number) if known is None or known.packed is None else known.packed
+
+        def measure(packed: Packed, recipe: Recipe, number: int) -> float:
+            return self.measure(lambda: packed, self.how(recipe, number)).nll
+
+        fill(self.net, self.recipe, limit, counts, pack, measure)
 
     def finish(self, made: Net) -> Net:
         """Correct batch norm relative to the network as it was, and round what a small file keeps coarsely."""
@@ -228,9 +262,9 @@ class _Sweep:
 
     def tuned(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
         """Code the network, or the first members of a mixture, train and measure it."""
-        how = {**asdict(recipe), "steps": steps, **({} if count is None else {"members": count})}
+        how = {**self.how(recipe, count), "steps": steps}
 
-        def make() -> Net:
+        def make() -> Packed:
             result = self.code(recipe)
             self.finish(result.net)
             trained = []
@@ -246,11 +280,12 @@ class _Sweep:
                         seed=self.seed, checkpoint=checkpoint, on_step=lambda loss: self.bar.advance(1, loss=loss),
                     )
                 )  # fmt: skip
-            if not isinstance(self.net, Mixture):
-                return self.finish(trained[0])
-            return self.finish(Mixture(trained, prefix(self.net, len(trained)).weights))
+            made: Net = trained[0]
+            if isinstance(self.net, Mixture):
+                made = Mixture(trained, prefix(self.net, len(trained)).weights)
+            return Packed.of(self.finish(made), CODED_PRECISION)
 
-        return self.measure(make, CODED_PRECISION, how)
+        return self.measure(make, how)
 
     def tune(self, budget: Budget, steps: int) -> None:
         """Train where the budget chooses: at a size until it fits, at a loss as coarse as it allows."""
@@ -294,18 +329,8 @@ class _Sweep:
         if has_stds:
             others.append(replace(first, std_units="code"))
         target = estimate_bytes(self.net, first)
-        return [first, *(self.of_size(recipe, target) for recipe in others)]
-
-    def of_size(self, recipe: Recipe, size: float) -> Recipe:
-        """Return the recipe with the lambda that should give a size."""
-        low, high = PROBE / 8, PROBE * 8
-        for _ in range(PROBE_HALVINGS):
-            middle = math.sqrt(low * high)
-            if estimate_bytes(self.net, replace(recipe, lam=middle)) > size:
-                low = middle
-            else:
-                high = middle
-        return replace(recipe, lam=high)
+        bracket = PROBE / 8, PROBE * 8, PROBE_HALVINGS
+        return [first, *(recipe_of_size(self.net, recipe, target, *bracket) for recipe in others)]
 
     def of_recipe(self) -> list[Trial]:
         """Return the untrained trials that differ from the recipe in lambda and members alone."""
@@ -367,13 +392,3 @@ def _fits(trial: Trial, budget: Budget, before: Trial, weights: int) -> bool:
 
 def _is_close(trial: Trial, limit: int | None) -> bool:
     return limit is not None and trial.bytes >= CLOSE * limit
-
-
-def _calibration(train: Any, seed: int) -> list[Tensor]:
-    """Return batches of some hundred inputs."""
-    source = as_source(train)
-    least, most = CALIBRATION_EXAMPLES
-    first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]
-    wanted = min(max(CALIBRATION_VALUES // max(first[0].numel(), 1), least), most, size_of(source))
-    stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
-    return list(itertools.islice(stream, -(-wanted // min(128, wanted))))

@@ -55,6 +55,7 @@ class Trial:
         nll: On the validation data, for the network that was read from this file.
         accuracy: Likewise; None for regression.
         packed: The file's content.
+        disagreement: The share of answers in which two members of a mixture differ, the mean over all pairs.
     """
 
     how: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Trial:
     nll: float
     accuracy: float | None
     packed: Packed | None = field(default=None, repr=False, compare=False)
+    disagreement: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurements as plain values."""
@@ -71,6 +73,7 @@ class Trial:
             "bits": self.bits,
             "nll": self.nll,
             "accuracy": self.accuracy,
+            **({} if self.disagreement is None else {"disagreement": self.disagreement}),
             "how": dict(self.how),
         }
 

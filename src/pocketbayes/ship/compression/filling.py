@@ -1,0 +1,78 @@
+"""A mixture within a size: for every number of members the codes that fill it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from pocketbayes.files.network_file import Packed
+from pocketbayes.network import Mixture, Net
+from pocketbayes.ship.compression.coding import Recipe, estimate_bytes
+from pocketbayes.ship.compression.fewer import prefix
+
+FINEST, COARSEST = 0.001, 1.0
+"""Lambdas between which a size is searched for."""
+HALVINGS = 10
+ATTEMPTS = 3
+"""Files that are made, at most, until one fills a size."""
+AIM = 0.993
+CLOSE = 0.985
+"""Shares of a size: what is aimed at, and what is close enough."""
+PATIENCE = 2
+"""Numbers of members in a row that may be worse than the best one before the search ends."""
+
+
+def recipe_of_size(
+    net: Net, recipe: Recipe, size: float, low: float = FINEST, high: float = COARSEST, halvings: int = HALVINGS
+) -> Recipe:
+    """Return the recipe with the lambda whose codes should take a size, found by bisection of its logarithm."""
+    for _ in range(halvings):
+        middle = math.sqrt(low * high)
+        if estimate_bytes(net, replace(recipe, lam=middle)) > size:
+            low = middle
+        else:
+            high = middle
+    return replace(recipe, lam=high)
+
+
+def fill(
+    net: Mixture,
+    recipe: Recipe,
+    limit: int,
+    counts: Iterable[int],
+    pack: Callable[[Recipe, int], Packed],
+    measure: Callable[[Packed, Recipe, int], float],
+) -> None:
+    """Measure the finest codes within a size for ever fewer members, until fewer members no longer pay.
+
+    Args:
+        net: The mixture.
+        recipe: How to code it, but for lambda.
+        limit: Bytes of a file.
+        counts: Numbers of members that are tried, in this order.
+        pack: Makes a file of the first members by a recipe.
+        measure: Measures a file that fits and returns its loss.
+    """
+    # Batch norm, biases and what describes the network, less what the entropy coder gains: about so much per member.
+    rest, losses = pack(recipe, 1).size - estimate_bytes(prefix(net, 1), recipe), [math.inf]
+    for count in counts:
+        first, found = prefix(net, count), None
+        for _ in range(ATTEMPTS):
+            own = recipe_of_size(first, recipe, AIM * limit - rest * count)
+            packed = pack(own, count)
+            rest = (packed.size - estimate_bytes(first, own)) / count
+            if packed.size <= limit:
+                found = packed, own
+                if packed.size >= CLOSE * limit or _is_finest(own):
+                    break
+        if found is not None:
+            losses.append(measure(*found, count))
+            if _is_finest(found[1]):
+                return
+        if min(losses[-PATIENCE:]) > min(losses):
+            return
+
+
+def _is_finest(recipe: Recipe) -> bool:
+    return recipe.lam < 1.1 * FINEST
