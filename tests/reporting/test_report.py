@@ -290,6 +290,15 @@ def test_every_weight_of_a_plane_is_a_member_or_an_outlier(runs_dir: Path) -> No
     torch.testing.assert_close(centres, posterior.centre_mean.detach()[order], atol=1e-6, rtol=1e-4)
 
 
+def test_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
+    """The std of a weight drawn from a Gaussian is the one that the tab of the weights averages."""
+    posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
+    drawn = torch.tensor(plane_of(posterior)["drawn_stds"])
+    stds = posterior.moments()[1].detach()[posterior.index < posterior.gaussians]
+    gap = (drawn / stds[:, None] - 1).abs().min(1).values
+    assert gap.max() < 1e-3
+
+
 def test_a_picture_has_a_tile_a_unit() -> None:
     stds = np.arange(1, 6 * 2 * 3 * 4 + 1, dtype=float).reshape(6, 2, 3, 4)
     picture, shown = tiled(stds)

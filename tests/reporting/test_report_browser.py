@@ -277,6 +277,21 @@ def test_it_fits_a_phone(page: webdriver.Chrome) -> None:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_section_opens_at_its_start(page: webdriver.Chrome, width: int) -> None:
+    """A link to a section, or a tab clicked far down the page, shows the heading right below the header."""
+    size = {"width": width, "height": 700, "deviceScaleFactor": 1, "mobile": width < 500}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    place = "return document.getElementById('weights').firstChild.getBoundingClientRect().top"
+    try:
+        open_section(page, "calibration")
+        page.execute_script("scrollTo(0, 600); document.getElementById('tab-weights').click()")
+        header = page.execute_script("return document.querySelector('.top').getBoundingClientRect().bottom")
+        eventually(lambda: header <= page.execute_script(place) < header + 200)
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_everything_is_on_paper(page: webdriver.Chrome) -> None:
     """Printing draws the parts that were never opened, too."""
     page.refresh()

@@ -12,17 +12,17 @@ from pocketbayes.reporting.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PER
 OOD_SCORE = "entropy"
 """The score whose AUROC the leaderboard shows; the page has the others."""
 ABOUT = {
-    "accuracy": "Right answers",
+    "accuracy": "Fraction of correct predictions",
     "miou": "Mean intersection over union of the classes",
-    "nll": "Negative log-likelihood of the right answer, in nats",
+    "nll": "Negative log-likelihood of the true label, in nats",
     "ece": "Expected calibration error, 15 bins",
     "brier": "Brier score: squared error of the probabilities",
-    "coverage95": "Targets inside the 95 % interval; 95 % is right",
+    "coverage95": "Fraction of targets inside the 95 % interval; 95 % is ideal",
     "bytes": "Size of the network's file",
-    "values": "Numbers that the network stores: means and stds of weights, indices into a codebook, and points, which "
-    "have no std",
-    "flops": "Floating-point operations of one answer, all passes; sparse products counted as dense ones",
-    "latency": "Time of one answer, all passes, on the machine that made this report",
+    "values": "Numbers that the network stores: means and stds of weights, indices into a codebook, and parameters "
+    "without a std",
+    "flops": "Floating-point operations of one prediction, all passes; sparse products are counted as dense",
+    "latency": "Time of one prediction, all passes, on the machine that made this report",
 }
 
 

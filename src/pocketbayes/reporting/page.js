@@ -20,7 +20,7 @@ for (const section of present) {
   main.append(section.panel);
 }
 
-/** Builds a part; one that its data do not allow says so, and the others go on. */
+/** Builds a section. If its data are unusable it shows why; the other sections still work. */
 function build(section) {
   if (section.built) return;
   section.built = true;
@@ -28,7 +28,7 @@ function build(section) {
     section.panel.replaceChildren(...section.build().flat(Infinity).filter(Boolean));
   } catch (error) {
     section.panel.replaceChildren(
-      h("p", { class: "card" }, `This part could not be drawn from the data: ${error.message}`),
+      h("p", { class: "card" }, `This section could not be drawn from the data: ${error.message}`),
     );
   }
 }
@@ -44,11 +44,12 @@ function open(section) {
   section.tab.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
-/** Opens a part on request, and puts it into the address so that it can be linked to. */
+/** Opens a section at its start and puts it into the address, so that it can be linked to. */
 function visit(section, focus) {
   open(section);
   if (focus) section.tab.focus();
   history.replaceState(null, "", `#${section.id}`);
+  if (main.getBoundingClientRect().top < 0) section.panel.scrollIntoView();
 }
 
 document.getElementById("tabs").addEventListener("keydown", (event) => {

@@ -1,4 +1,4 @@
-"""What a network's file says of its weights: layer by layer, the stds of the first, the plane of shared Gaussians."""
+"""The weights in a network's file: layer by layer, the stds of the first layer, the plane of shared Gaussians."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pocketbayes.posteriors import Posterior, Shared
 
 MOST_GAUSSIANS, MOST_OUTLIERS = 3000, 3000
-"""What a page draws of a plane: the Gaussians with the most members, and outliers at even distances."""
+"""Limits on what a page draws of a plane: the Gaussians with the most members, and every n-th outlier."""
 MOST_CELLS = 120 * 120
 FEW_CHANNELS = 4
 GAP, POINT, FIRST = 0, 1, 2
-"""Codes of a map of stds: between tiles, a std of 0, and the smallest of the other stds."""
+"""Codes in a map of stds: the gap between tiles, a std of 0, and the smallest positive std."""
 
 
 def weights_of(file: Path) -> dict[str, Any]:
@@ -135,9 +135,10 @@ def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
 
 
 def plane_of(posterior: Shared) -> dict[str, Any]:
-    """Return the Gaussians at (mean, std) with their Cholesky factors and their members by layer; the outliers.
+    """Return the Gaussians with their Cholesky factors, drawn stds and members by layer, and the outliers.
 
-    A blended weight is a member of each of its Gaussians by its share, as in the KL.
+    "drawn_stds" are the stds of a weight drawn from each Gaussian, as `moments` gives them. A blended
+    weight is a member of each of its Gaussians by its share, as in the KL.
     """
     import torch
     import torch.nn.functional as F
@@ -155,12 +156,14 @@ def plane_of(posterior: Shared) -> dict[str, Any]:
     order = by_layer.sum(1).argsort(descending=True)[:MOST_GAUSSIANS]
     a, b, c = F.softplus(posterior.raw_a), posterior.off_diagonal, F.softplus(posterior.raw_c)
     columns = torch.stack([posterior.centre_mean, posterior.centre_std, a, b, c], 1).double()[order]
+    drawn = posterior.table_moments()[1][:k]
     outliers = torch.stack([posterior.outlier_mean, F.softplus(posterior.outlier_rho)], 1).double()
     step = math.ceil(len(outliers) / MOST_OUTLIERS) or 1
     return {
         "draw": posterior.draw,
         "layers": [slot.name for slot in posterior.layout.slots],
         "gaussians": _rounded(columns),
+        "drawn_stds": [row[0] for row in _rounded(drawn[order].sqrt().double()[:, None])],
         "members": [[round(count, 1) for count in row] for row in by_layer[order].tolist()],
         "outliers": _rounded(outliers[::step]),
         "counts": {"gaussians": k, "outliers": posterior.outliers, "blends": posterior.blends},

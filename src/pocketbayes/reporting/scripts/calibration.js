@@ -8,21 +8,21 @@ function calibration() {
     parts.push(
       heading(
         "Reliability",
-        "How often the network is right, by how sure it says it is. On the diagonal it is as right as it is sure; the shaded part is the gap.",
+        "Accuracy against confidence. On the diagonal the network is calibrated; the shaded part is the gap.",
       ),
       smalls(...reliable.map(reliability)),
     );
   const curves = evaluated((e) => isObject(e.risk_coverage));
   if (curves.length)
     parts.push(
-      heading("Selective prediction", "The errors that remain when only the surest answers are given."),
+      heading("Selective prediction", "The error rate among the predictions kept, when the least certain ones are rejected."),
       grid(riskCoverage(curves), temperatures(), humans()),
     );
   else if (temperatures() || humans()) parts.push(grid(temperatures(), humans()));
   const boxed = evaluated((e) => entries(e.box).length);
   if (boxed.length)
     parts.push(
-      heading("Confidence by class", "5, 25, 50, 75 and 95 % of the confidences."),
+      heading("Confidence by class", "Quantiles of the confidence: 5, 25, 50, 75 and 95 %."),
       smalls(...boxed.map(boxes)),
     );
   return parts;
@@ -94,7 +94,7 @@ function riskCoverage(curves) {
     title: "Risk and coverage",
     about: "lower is better",
     x: { label: "answered", domain: [0, 1], kind: "share", tickKind: "share" },
-    y: { label: "wrong among these", domain: domainOf(risks, { low: 0 }), kind: "percent", tickKind: "share" },
+    y: { label: "error rate", domain: domainOf(risks, { low: 0 }), kind: "percent", tickKind: "share" },
     series,
     nearest: "both",
     tableTitle: "Areas under the curves",
@@ -123,11 +123,11 @@ function temperatures() {
   return h(
     "div",
     { class: "card" },
-    h("h3", {}, "Beside temperature scaling"),
+    h("h3", {}, "Temperature scaling"),
     h(
       "p",
       { class: "hint" },
-      "One number, fitted on held-out images, as a baseline: what calibration alone would give. Above 1: the network was too sure.",
+      "A baseline: one temperature T, fitted on held-out images. T above 1 means that the network is overconfident. With few images T is uncertain.",
     ),
     plainTable(["run", "T", "NLL", "NLL with T", "ECE", "ECE with T"], rows),
   );
@@ -150,11 +150,11 @@ function humans() {
   return h(
     "div",
     { class: "card" },
-    h("h3", {}, "Beside people"),
+    h("h3", {}, "Human labels"),
     h(
       "p",
       { class: "hint" },
-      "Where several people labelled each image: how the network's probabilities agree with theirs.",
+      "How the predicted probabilities agree with the labels of several annotators.",
     ),
     plainTable(["run", ...keys.map((key) => key.replaceAll("_", " "))], rows),
   );

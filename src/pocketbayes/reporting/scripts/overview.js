@@ -15,7 +15,7 @@ function overview() {
       h(
         "details",
         { class: "card problems" },
-        h("summary", {}, `Not everything was there (${broken.length} of ${runs.length} runs)`),
+        h("summary", {}, `Missing or unreadable parts (${broken.length} of ${runs.length} runs)`),
         h("ul", {}, items),
       ),
     );
@@ -31,7 +31,7 @@ function highlights(columns, rows) {
     rmse: "Lowest RMSE",
     ece: "Lowest ECE",
     bytes: "Smallest file",
-    latency: "Fastest answer",
+    latency: "Fastest prediction",
   };
   if (runs.length < 2 || unique(rows.map((row) => row.data)).length > 1) return null;
   const cards = columns
@@ -147,7 +147,7 @@ function pareto() {
   const title = { nll: "NLL", rmse: "RMSE" }[measure];
   const made = [
     ["bytes", `${title} against size`, "file size", "bytes"],
-    ["latency", `${title} against time`, "time of one answer", "seconds"],
+    ["latency", `${title} against time`, "time of one prediction", "seconds"],
   ].map(([key, name, label, kind]) => {
     const points = rows.filter((row) => isNumber(row.values[key]) && isNumber(row.values[measure]));
     if (points.length < 2) return null;
@@ -155,7 +155,7 @@ function pareto() {
     const ys = points.map((row) => row.values[measure]);
     return chart({
       title: name,
-      about: "towards the lower left is better; on the line nothing is better in both",
+      about: "lower left is better; no run beats those on the line in both",
       x: {
         label,
         log: true,
@@ -251,7 +251,7 @@ function seedTable() {
 function pairTable() {
   const measures = unique(report.pairs.map((pair) => pair.measure)).sort((a, b) => (b === "nll") - (a === "nll"));
   const about =
-    "Paired tests on the same images: McNemar's for accuracies, the paired t test for the others. Each cell is the row minus the column; only a pair with p < 0.05 after Holm's correction is called different, and the better of the two is marked. This speaks of these networks; of their methods, only several seeds can.";
+    "Paired tests on the same images: McNemar's test for accuracy, the paired t test for the others. Each cell is the row minus the column. Differences with p < 0.05 after Holm's correction are coloured: green where the row is better, red where it is worse. They hold for these networks; comparing methods takes several seeds.";
   const build = ({ measure }) => {
     const pairs = report.pairs.filter((pair) => pair.measure === measure);
     const places = unique(pairs.flatMap(({ first, second }) => [first, second])).sort((a, b) => a - b);

@@ -8,7 +8,7 @@ function planeView(run, index) {
   const members = h(
     "div",
     { class: "members", "aria-live": "polite" },
-    h("p", { class: "hint" }, "Point at a Gaussian, or choose one in the table, to see its members by layer."),
+    h("p", { class: "hint" }, "Point at a Gaussian, or select one in the table, to see its members by layer."),
   );
   const canvas = h("div", { class: "canvas plane" });
   const home = planeDomain(plane);
@@ -185,7 +185,7 @@ function planeView(run, index) {
     h("span", { class: "hint" }, "drag to move, Ctrl + wheel to zoom"),
   );
   const { gaussians, outliers, blends } = plane.counts;
-  const about = `${write("count", gaussians)} Gaussians, ${write("count", outliers)} weights of their own (dots), ${write("count", blends)} blends; ellipses at one and two standard deviations, the fuller the more members`;
+  const about = `${write("count", gaussians)} Gaussians, ${write("count", outliers)} outliers with their own mean and std (dots), ${write("count", blends)} weights blended from several Gaussians. Ellipses show one and two standard deviations; darker ones have more members`;
   const drawn =
     gaussians > plane.gaussians.length
       ? ` The ${write("count", plane.gaussians.length)} with the most members are drawn.`
@@ -217,12 +217,12 @@ function planeDomain(plane) {
 }
 
 function gaussianLines(plane, place, count) {
-  const [mean, std, a] = plane.gaussians[place];
+  const [mean, std] = plane.gaussians[place];
   return [
     `Gaussian ${place + 1}`,
     `${write("count", Math.round(count))} weights`,
     `mean ${write("short", mean)}, std ${write("short", std)}`,
-    `its draws spread by ${write("short", plane.draw === "shared" ? a : Math.hypot(a, std))}`,
+    `std of a drawn weight ${write("short", plane.drawn_stds[place])}`,
   ];
 }
 
@@ -266,9 +266,10 @@ function gaussianTable(plane, counts, show) {
       h("td", {}, write("count", Math.round(count))),
       h("td", {}, write("short", mean)),
       h("td", {}, write("short", std)),
+      h("td", {}, write("short", plane.drawn_stds[place])),
     );
   });
-  const heads = ["", "weights", "mean", "std"].map((head) =>
+  const heads = ["", "weights", "mean", "std", "drawn std"].map((head) =>
     h("th", { scope: "col" }, head || h("span", { class: "unseen" }, "Gaussian")),
   );
   return h(

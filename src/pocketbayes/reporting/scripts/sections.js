@@ -6,7 +6,7 @@ function images() {
   const known = evaluated((e) => entries(e.images).some(([, items]) => list(items).length));
   const options = known.map(([run, index]) => [String(index), run.name]);
   return [
-    heading("What it is sure of, and what not", "Test images by the entropy of the answer."),
+    heading("Most and least certain images", "Test images, sorted by the entropy of the prediction."),
     choosing([{ name: "run", label: "Network", options }], ({ run }) =>
       run === undefined
         ? null
@@ -42,9 +42,9 @@ function imageCard(item, run) {
       h("span", { class: "verdict" }, right ? " ✓" : " ✗"),
       h("span", { class: "unseen" }, right ? " (right)" : " (wrong)"),
     ),
-    right ? h("span", { class: "hint" }, "as labelled") : h("span", { class: "hint" }, "labelled ", nameOf(item.label)),
+    right ? h("span", { class: "hint" }, "correct") : h("span", { class: "hint" }, "labelled ", nameOf(item.label)),
     meter(item.confidence),
-    h("small", {}, `${write("share", item.confidence)} sure · ${write("short", item.entropy)} nats`),
+    h("small", {}, `${write("share", item.confidence)} · ${write("short", item.entropy)} nats`),
   );
 }
 
@@ -57,7 +57,7 @@ function recipes() {
       ["storage", run.weights.storage],
       ["measured on", [run.data, e.split].filter(Boolean).join(", ") || null],
       [
-        "an answer takes",
+        "prediction",
         run.cost.samples ? `up to ${run.cost.samples} passes, ${e.propagation || "default"} propagation` : null,
       ],
     ].filter(([, value]) => value);
@@ -84,7 +84,7 @@ function recipes() {
     ),
   );
   return [
-    heading("Recipes and versions", "All it takes to make these networks again: pocketbayes train RECIPE."),
+    heading("Recipes and versions", "Everything needed to train these networks again: pocketbayes train RECIPE."),
     h("div", { class: "grid wide" }, cards, versions),
   ];
 }
@@ -101,7 +101,7 @@ const SECTIONS = [
       ),
     build: calibration,
   },
-  { id: "ood", title: "Unknown data", has: () => some((e) => entries(e.ood).length), build: ood },
+  { id: "ood", title: "Out of distribution", has: () => some((e) => entries(e.ood).length), build: ood },
   { id: "shift", title: "Shift", has: () => some((e) => entries(e.shift).length), build: shift },
   {
     id: "images",

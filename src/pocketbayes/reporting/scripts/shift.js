@@ -7,13 +7,13 @@ function ood() {
   const sets = unique(runs.flatMap((run) => entries(run.evaluation.ood).map(([name]) => name)));
   const kinds = [
     ["auroc", "AUROC (higher is better)"],
-    ["aupr_in", "AUPR, own data found"],
-    ["aupr_out", "AUPR, other data found"],
+    ["aupr_in", "AUPR, in-distribution positive"],
+    ["aupr_out", "AUPR, out-of-distribution positive"],
     ["fpr95", "FPR at 95 % (lower is better)"],
     ["fpr85", "FPR at 85 % (lower is better)"],
   ];
   return [
-    heading("Data it has never seen", "A network that knows what it does not know is less sure of them."),
+    heading("Out-of-distribution data", "A good uncertainty is higher on them than on the test data."),
     choosing([{ name: "kind", label: "Measure", options: kinds }], ({ kind }) =>
       sets.map((name) => oodSet(name, kind)),
     ),
@@ -40,7 +40,7 @@ function oodSet(name, kind) {
       "div",
       { class: "card" },
       h("h3", {}, name),
-      plainTable(["run", ...scores.map((score) => `by ${score}`)], rows, `Telling ${name} apart`),
+      plainTable(["run", ...scores.map((score) => `by ${score}`)], rows, `Detection of ${name}`),
     ),
     drawn.length ? smalls(...drawn.map(([run, index]) => histogram(run, index, name))) : null,
   ];
@@ -55,7 +55,7 @@ function histogram(run, index, name) {
   };
   // A step from one height to the next needs the corner at the next edge.
   const stairs = (points) => points.flatMap((point, i) => (i ? [[point[0], points[i - 1][1]], point] : [point]));
-  const own = run.data || "own data";
+  const own = run.data || "test data";
   const two = [
     [own, inside, runColour(index)],
     [name, outside, "var(--ink)"],
@@ -105,7 +105,7 @@ const SHIFT_MEASURES = [
   ["brier", "Brier score"],
   ["entropy", "entropy"],
   ["epistemic", "epistemic uncertainty"],
-  ["apart", "entropy: right and wrong answers apart"],
+  ["apart", "entropy of correct and wrong predictions"],
 ];
 
 function shift() {
@@ -125,8 +125,8 @@ function shift() {
   );
   return [
     heading(
-      "When the data change",
-      "Corrupted, turned or noisy images: a trustworthy network gets less sure as it gets more often wrong.",
+      "Distribution shift",
+      "Corrupted, rotated or noisy images. A reliable network becomes less certain as its accuracy falls.",
     ),
     choosing([{ name: "measure", label: "Measure", options: known }], ({ measure }) => {
       const parts = [
@@ -141,7 +141,7 @@ function shift() {
         grid(...parts),
         corruptionMeans(),
         names.length
-          ? h("div", { class: "stack" }, heading("One by one", "by severity, 0 the unchanged images"), smalls(...each))
+          ? h("div", { class: "stack" }, heading("Each corruption", "By severity; 0 is the original images."), smalls(...each))
           : null,
       ];
     }),
@@ -185,7 +185,7 @@ function shiftChart(title, measure, rowsOf, label, small) {
         const clean = run.evaluation.measures?.[key];
         if (severity && isNumber(clean) && points.length && points[0][0] > 0) points.unshift([0, clean]);
         return {
-          name: which ? `${run.name}, ${which} answers` : run.name,
+          name: which ? `${run.name}, ${which} predictions` : run.name,
           what: SHIFT_MEASURES.find(([k]) => k === measure)[1].split(":")[0],
           run: index,
           dash: dash ?? undefined,
@@ -205,8 +205,8 @@ function shiftChart(title, measure, rowsOf, label, small) {
     key:
       apart && !small
         ? [
-            ["right answers", "var(--ink)"],
-            ["wrong answers", "var(--ink)", "6 4"],
+            ["correct predictions", "var(--ink)"],
+            ["wrong predictions", "var(--ink)", "6 4"],
           ]
         : null,
     x: {

@@ -6,8 +6,8 @@
 function training() {
   const known = shown().filter(([run]) => run.epochs.length);
   const curves = [
-    ["nll", "NLL", "of the training data; validation dashed, where there is any"],
-    ["kl", "KL to the prior", "in nats, a sum over all random weights; not part of the NLL"],
+    ["nll", "NLL", "on training data; dashed: validation data"],
+    ["kl", "KL to the prior", "in nats, summed over all random weights; not included in the NLL"],
   ];
   const made = curves.map(([key, title, about]) => {
     const pick = (run, name) =>
@@ -42,7 +42,7 @@ function training() {
       series,
     });
   });
-  return [heading("Training", "What the data say (NLL) and what the prior asks (KL), apart."), grid(...made)];
+  return [heading("Training", "The fit to the data (NLL) and the distance from the prior (KL), separately."), grid(...made)];
 }
 
 // -- weights --------------------------------------------------------------------------------------------------------
@@ -54,13 +54,13 @@ function weights() {
   return [
     heading(
       "Layer by layer",
-      "How many weights are there at all, how many of them are random, and how widely these spread.",
+      "The fraction of weights that are not zero (present), the fraction with a std (random), and the mean std of a drawn weight. Above each table: the numbers that the file stores.",
     ),
     h("div", { class: "grid wide" }, cards),
     maps.length
       ? heading(
           "Uncertainty of the first layer",
-          "The std of every weight, a tile for each unit: bright is unsure, grey a point value.",
+          "The std of every weight, one tile per unit. Red is largest, blue smallest, grey has no std.",
         )
       : null,
     maps.length ? grid(...maps.map(([run, index]) => sigmaMap(run, index))) : null,
@@ -80,8 +80,8 @@ function layerCard(run, index) {
     write("short", layer.std),
   ]);
   const facts = [
-    ...entries(stored).map(([kind, count]) => `${write("count", count)} ${kind}`),
-    `${write("count", points)} point values`,
+    ...entries(stored).map(([kind, count]) => `${kind} ${write("count", count)}`),
+    `other parameters ${write("count", points)}`,
   ].join(" · ");
   return h(
     "section",
@@ -93,11 +93,11 @@ function layerCard(run, index) {
       run.name,
       h("small", {}, networks > 1 ? `${storage}, first of ${networks} networks` : storage),
     ),
-    h("p", { class: "hint" }, facts),
+    h("p", { class: "hint" }, `stored numbers: ${facts}`),
     h(
       "div",
       { class: "layers" },
-      plainTable(["layer", "shape", "present", "Bayesian", "mean std"], rows, `Layers of ${run.name}`),
+      plainTable(["layer", "shape", "present", "random", "mean std"], rows, `Layers of ${run.name}`),
     ),
     list(notes).length ? h("p", { class: "hint" }, notes.join("; ")) : null,
   );
@@ -150,7 +150,7 @@ function sigmaMap(run, index) {
     if (!code) tip.hide();
     else
       tip.show(
-        [code === 1 ? "a point value" : `std ${write("short", low + ((code - 2) / 253) * (high - low))}`],
+        [code === 1 ? "no std" : `std ${write("short", low + ((code - 2) / 253) * (high - low))}`],
         event.clientX,
         event.clientY,
         index,
@@ -176,7 +176,10 @@ function plane() {
   const known = shown().filter(([run]) => run.weights.plane);
   const options = known.map(([run, index]) => [String(index), run.name]);
   return [
-    heading("The plane", "Every weight shares a Gaussian at its mean and std with others, whatever their layer."),
+    heading(
+      "The plane",
+      "Each weight is a point: its mean (horizontal) and its std (vertical) before sharing. Weights that lie close together share one Gaussian, in whatever layer they are. The std of a weight drawn from a Gaussian is the \"drawn std\" of the table, as in the tab Weights.",
+    ),
     choosing([{ name: "run", label: "Network", options }], ({ run }) =>
       run === undefined ? null : planeView(runs[Number(run)], Number(run)),
     ),
