@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,14 +15,15 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
-from pocketbayes.data.model_inputs import call_model
+from pocketbayes.data.model_inputs import ModelInput, call_model
 from pocketbayes.posteriors import Census, Posterior
-from pocketbayes.posteriors.layout import Layout, no_checkpointing, weights_in_place
+from pocketbayes.posteriors.layout import Layout, evaluating, no_checkpointing, weights_in_place
 from pocketbayes.posteriors.priors import Normal, Prior
 from pocketbayes.propagation import Ask, find_propagation
 from pocketbayes.propagation.base import Call, WeightPropagation
@@ -152,7 +152,7 @@ class Network(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model once under the current propagation; moments and linear answer with a Gaussian."""
-        return self._run(Call.pack(args, kwargs), self._current_ask())
+        return self._run(_packed(args, kwargs), self._current_ask())
 
     def answer(self, x: Any, ask: Ask) -> Any:
         """Run one pass as asked, as a call `net(x)` with its hooks; threads may ask differently at once.
@@ -165,9 +165,8 @@ class Network(nn.Module):
             ask = replace(ask, propagation=self.propagation)
         if torch.compiler.is_compiling():
             return self._run(x, ask)
-        args, kwargs = Call.unpack(x)
         with self._asking(ask):
-            return self(*args, **kwargs)
+            return self(*x.args, **x.kwargs) if isinstance(x, Call) else self(x)
 
     def _run(self, x: Any, ask: Ask) -> Any:
         propagation = find_propagation(ask.propagation)
@@ -213,7 +212,7 @@ class Network(nn.Module):
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan of the current propagation for these inputs."""
-        return self.plan_for(self.propagation, Call.pack(args, kwargs))
+        return self.plan_for(self.propagation, _packed(args, kwargs))
 
     def plan_for(self, propagation: str, x: Any) -> Plan:
         """Return which weights may stay in the form that a propagation prefers, counted once per mode."""
@@ -269,6 +268,19 @@ class Network(nn.Module):
                 del self._asks[thread]
             else:
                 self._asks[thread] = before
+
+    @contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Hold the decoded weights, and the model in evaluation mode, for one thread's passes without gradients."""
+        with MODEL_LOCK, torch.no_grad(), self.posterior.frozen(), evaluating(self):
+            yield
+
+    def place(self, x: ModelInput) -> ModelInput:
+        """Return inputs where the network is, and real numbers in its own type: arrays are often float64."""
+        if not x.is_floating_point():
+            return x.to(self.device)
+        point = next(self.model.parameters(), None)
+        return x.to(self.device, self.posterior.moments()[0].dtype if point is None else point.dtype)
 
     def kl(self) -> Tensor:
         """Compute KL(q || prior) in nats, a true sum over the random weights."""
@@ -328,7 +340,7 @@ class Mixture(nn.Module):
         if not networks:
             raise UserError("a mixture needs at least one network")
         self.networks = nn.ModuleList(networks)
-        self.weights = None if weights is None else _checked_shares(weights, len(networks))
+        self.weights = None if weights is None else checked_shares(weights, len(networks))
         self.stopping: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Network]:
@@ -358,6 +370,11 @@ class Mixture(nn.Module):
 Net = Network | Mixture
 
 
+def _packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the one positional argument itself, or all of them together."""
+    return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
+
+
 def members(net: Net) -> list[Network]:
     """Return the networks of a mixture, or the one network.
 
@@ -372,19 +389,3 @@ def members(net: Net) -> list[Network]:
 def shares(net: Net) -> list[float]:
     """Return what each network of `members(net)` counts: 1 on average."""
     return net.shares() if isinstance(net, Mixture) else [1.0]
-
-
-def _checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | None:
-    """Return the weights of a mixture, None where they are equal.
-
-    Raises:
-        UserError: If there is not one non-negative number per network, or if they do not sum to 1.
-    """
-    values = tuple(float(weight) for weight in weights)
-    if len(values) != count:
-        raise UserError(f"{len(values)} weights for {count} networks: give one per network")
-    if not all(math.isfinite(value) and value >= 0 for value in values):
-        raise UserError(f"weights must be finite and not negative, not {list(values)}")
-    if abs(math.fsum(values) - 1) > 1e-6:
-        raise UserError(f"weights must sum to 1, not to {math.fsum(values):g}: divide each by that")
-    return None if len(set(values)) == 1 else values

@@ -1,4 +1,4 @@
-"""Classes that are known by name as soon as they are defined, the package's own and a user's alike."""
+"""Classes, or objects of them, known by name as soon as they are defined: the package's own and a user's alike."""
 
 from __future__ import annotations
 
@@ -6,38 +6,39 @@ from typing import TypeVar
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 
-Class = TypeVar("Class", bound=type)
+Entry = TypeVar("Entry")
 
 
-class Registry(dict[str, Class]):
-    """Classes of one kind by their `name`."""
+class Registry(dict[str, Entry]):
+    """Classes of one kind, or one object of each, by their `name`."""
 
     def __init__(self, kind: str) -> None:
         """Take what messages call such a class, for example "storage"."""
         super().__init__()
         self.kind = kind
 
-    def join(self, name: str, cls: Class) -> None:
-        """Add a class; one that is defined again, as in a notebook, replaces its former self.
+    def join(self, name: str, entry: Entry) -> None:
+        """Add an entry; a class that is defined again, as in a notebook, replaces its former self.
 
         Raises:
             UserError: If another class has the name.
         """
         known = self.get(name)
-        if known is not None and _path(known) != _path(cls):
-            raise UserError(f"the {self.kind} name {name!r} is taken by {_path(known)}: give {_path(cls)} another")
-        self[name] = cls
+        if known is not None and _path(known) != _path(entry):
+            raise UserError(f"the {self.kind} name {name!r} is taken by {_path(known)}: give {_path(entry)} another")
+        self[name] = entry
 
-    def find(self, name: str) -> Class:
-        """Return the class of a name.
+    def find(self, name: str) -> Entry:
+        """Return the entry of a name.
 
         Raises:
             UnknownNameError: If no class has it, or if the module that defines it was not imported.
         """
-        if name not in self:
-            raise UnknownNameError(self.kind, name, self, "import the module that defines it first; ")
+        if not isinstance(name, str) or name not in self:
+            raise UnknownNameError(self.kind, str(name), tuple(self), "import the module that defines it first; ")
         return self[name]
 
 
-def _path(cls: type) -> str:
+def _path(entry: object) -> str:
+    cls = entry if isinstance(entry, type) else type(entry)
     return f"{cls.__module__}.{cls.__qualname__}"

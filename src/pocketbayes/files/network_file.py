@@ -51,7 +51,8 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
         keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
             Prediction does not need them; without them the loaded network has no KL.
     """
-    return Packed.of(net, precision, keep_centre=keep_centre).write(check_path(path, "the file"))
+    path = check_path(path, "the file")
+    return Packed.of(net, precision, keep_centre=keep_centre).write(path)
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,6 @@ class Packed:
     def unpack(self, model: Models = None) -> Net:
         """Rebuild the network as `load` would from the file."""
         return rebuild(packing.unpack(self.text, self.parts), model)
-
-
-def as_saved(net: Net, precision: str | Precision = "lossless") -> tuple[Net, int]:
-    """Return the network as `load` would give it back from a file of this precision, and the file's size."""
-    packed = Packed.of(net, precision)
-    return packed.unpack([network.to_module() for network in members(net)]), packed.size
 
 
 def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:
@@ -144,8 +139,7 @@ def describe(net: Net) -> dict[str, Any]:
         networks = [describe(network) for network in net]
         return {"networks": networks, **{name: value for name, value in known.items() if value is not None}}
     (net,) = members(net)
-    spec = models.spec_of(net.model)
-    first = net.first_stds
+    propagation, first, spec = net.propagation, net.first_stds, models.spec_of(net.model)
     return {
         **({} if first is None else {"first_stds": {"positions": first.positions, "stds": first.stds}}),
         **({} if net.health is None else {"health": asdict(net.health)}),
@@ -157,7 +151,7 @@ def describe(net: Net) -> dict[str, Any]:
         "posterior": _module(net.posterior),
         "prior": _module(net.prior),
         "likelihood": None if net.likelihood is None else _module(net.likelihood),
-        "propagation": net.propagation,
+        "propagation": propagation,
         "input_var": net.input_var,
         "data": None if net.info is None else net.info.to_json(),
         **({} if net.stopping is None else {"stopping": net.stopping}),

@@ -19,7 +19,7 @@ from pocketbayes.files import codec
 from pocketbayes.files.damage import MIXTURE_SETTINGS, member_checksums, mixture_settings
 from pocketbayes.files.pocket import Buffer
 from pocketbayes.posteriors import POSTERIORS
-from pocketbayes.posteriors.coding import UNDECLARED
+from pocketbayes.posteriors.coding import PLACES, UNDECLARED
 
 LEVELS = ("lossless", "float32", "bfloat16", *(f"int{bits}" for bits in range(8, 1, -1)))
 """How a float may be kept, finest first; intN: 2^N steps between the smallest and the largest of a layer."""
@@ -189,11 +189,11 @@ class _Packer:
 
     def posterior(self, tree: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         edges = _edges(slots)
-        kind, tensors = POSTERIORS.find(tree["name"]), tree["tensors"]
+        kind, tensors = POSTERIORS[tree["name"]], tree["tensors"]
         codings = {name: kind.tensors.get(name, UNDECLARED) for name in tensors}
         nodes: dict[str, Any] = {}
         spans: list[int] | None = None
-        for name in (name for name, coding in codings.items() if coding.is_index):
+        for name in (name for name, coding in codings.items() if coding.role in PLACES):
             nodes[name], found = self.index(name, tensors[name], kind.runs(tensors), edges)
             spans = spans or found
         for name in (name for name, coding in codings.items() if coding.role == "codes"):

@@ -23,9 +23,8 @@ from pocketbayes.data.out_of_depth import warn_of_values
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
-from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
+from pocketbayes.network import Net, Network, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
-from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout
 
@@ -224,8 +223,8 @@ class Turn:
         # Numbers that are no classes have a variance each.
         classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
         own = replace(ask, propagation=self.way.name, classes=classes)
-        with MODEL_LOCK, torch.no_grad(), network.posterior.frozen(), evaluating(network):
-            for output in self.way.passes(network, _fitting(x, network), own, self.seeds):
+        with network.predicting():
+            for output in self.way.passes(network, network.place(x), own, self.seeds):
                 yield Passed(output, self.weight, network.likelihood)
 
 
@@ -248,14 +247,6 @@ def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
     """Yield what `Passes.add` takes, network by network: memory holds the decoded weights of one at a time."""
     for turn in turns_of(net, ask):
         yield from turn.run(x, ask)
-
-
-def _fitting(x: ModelInput, network: Network) -> ModelInput:
-    """Return the inputs where the network is, and real numbers in its own type: arrays are often float64."""
-    if not x.is_floating_point():
-        return x.to(network.device)
-    point = next(network.model.parameters(), None)
-    return x.to(network.device, network.posterior.moments()[0].dtype if point is None else point.dtype)
 
 
 def likelihood_of(net: Net) -> Likelihood | None:

@@ -14,6 +14,8 @@ from pocketbayes.base.errors import UserError
 
 Role = Literal["mean", "std", "positions", "entries", "codes", "count"]
 
+PLACES = ("positions", "entries")
+"""The roles of values that point at something."""
 LARGEST = torch.finfo(torch.float64).max
 """Above every finite number of any type: the bound of values that need only be finite."""
 KINDS = {"mean": "means", "std": "stds", "positions": "positions", "entries": "entries", "codes": "codes"}
@@ -44,11 +46,6 @@ class Coding:
     below: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     optional: bool = False
-
-    @property
-    def is_index(self) -> bool:
-        """Whether the values are places."""
-        return self.role in ("positions", "entries")
 
 
 UNDECLARED = Coding("mean")

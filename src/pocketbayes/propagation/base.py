@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.registry import Registry
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian, RuleTable
@@ -109,13 +110,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     @staticmethod
-    def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the one positional argument itself, or all of them together."""
-        return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
-
-    @staticmethod
     def unpack(x: Any) -> Call:
-        """Return the arguments that `pack` took."""
+        """Return the arguments of a call, or of one with a single tensor."""
         return x if isinstance(x, Call) else Call((x,), {})
 
 
@@ -140,13 +136,7 @@ class Propagation(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" in cls.__dict__ and not inspect.isabstract(cls):
-            known = PROPAGATIONS.get(cls.name)
-            if known is not None and (type(known).__module__, type(known).__qualname__) != (
-                cls.__module__,
-                cls.__qualname__,
-            ):
-                raise UserError(f"there is a propagation {cls.name!r} already ({type(known).__qualname__}): rename one")
-            PROPAGATIONS[cls.name] = cls()
+            PROPAGATIONS.join(cls.name, cls())
 
     @abstractmethod
     def run(self, net: Network, x: Any, ask: Ask) -> Any:
@@ -178,7 +168,7 @@ class Propagation(ABC):
         return Correlated(torch.cat([part.loc for part in parts if isinstance(part, Gaussian)]), torch.cat(blocks))
 
 
-PROPAGATIONS: dict[str, Propagation] = {}
+PROPAGATIONS: Registry[Propagation] = Registry("propagation")
 """Every propagation by name, those of users included."""
 
 
@@ -188,9 +178,7 @@ def find_propagation(name: Any) -> Propagation:
     Raises:
         UnknownNameError: With the known names.
     """
-    if not isinstance(name, str) or name not in PROPAGATIONS:
-        raise UnknownNameError("propagation", str(name), tuple(PROPAGATIONS))
-    return PROPAGATIONS[name]
+    return PROPAGATIONS.find(name)
 
 
 def check_output(output: object) -> Tensor:
