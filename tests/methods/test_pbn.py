@@ -12,6 +12,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from cost_model import Cost, cost_model
 from pocketbayes.methods.base import Start
+from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Partial
@@ -143,12 +144,13 @@ def test_choices_by_layer_and_controls() -> None:
         assert all(value == 0 for key, value in fractions.items() if key != name)
 
 
-def test_the_chosen_weights_have_the_largest_gradients() -> None:
+@pytest.mark.parametrize("rule", ["gradient", "curvature"])
+def test_the_chosen_weights_have_the_largest_scores(rule: str) -> None:
     settings = {"epochs": 0, "progress": False}
     trained = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=3, progress=False)
-    net = pb.fit(pb.PBN(rate=0.1), trained, tiny_data(), **settings)
+    net = pb.fit(pb.PBN(rate=0.1, sensitivity=rule), trained, tiny_data(), **settings)
     x, y = tiny_data()
-    score = sensitivities(trained, [(x, y)])
+    score = sensitivities(trained, [(x, y)]) if rule == "gradient" else diagonal_curvature(trained, [(x, y)])[0]
     assert torch.equal(net.posterior.index, largest(score, len(net.posterior.index)))
 
 
@@ -215,8 +217,6 @@ def test_pbn_output_variance_is_that_of_draws() -> None:
 
 
 def test_largest_takes_the_first_of_equal_scores() -> None:
-    from pocketbayes.methods.sensitivity import largest
-
     score = torch.randint(0, 5, (200,), generator=torch.Generator().manual_seed(0)).float()
     for count in (0, 1, 37, 200):
         expected = torch.sort(score, descending=True, stable=True).indices[:count].sort().values

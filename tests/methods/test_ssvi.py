@@ -355,6 +355,19 @@ def test_means_may_be_the_models_own() -> None:
     assert torch.equal(net.posterior.mean.detach(), net.layout.read(model)[net.posterior.index.long()])
 
 
+@pytest.mark.parametrize("choice", ["random", "largest"])
+def test_scaled_means_keep_the_size_of_a_layer(choice: str) -> None:
+    model = tiny_model()
+    settings = {"density": 0.25, "distribution": "erdos-renyi", "mean_init": "scaled", "first_choice": choice}
+    net = pb.bayesianize(model, pb.SSVI(**settings))  # type: ignore[arg-type]
+    posterior = net.posterior
+    assert isinstance(posterior, Sparse)
+    given, densities = net.layout.read(model), posterior.densities()
+    for slot, (first, last) in zip(net.layout.slots, posterior.spans()):
+        factor = densities[slot.name] ** -0.5 if choice == "random" else 1.0
+        torch.testing.assert_close(posterior.mean[first:last], factor * given[posterior.index[first:last].long()])
+
+
 def test_a_sparse_network_is_gone_on_with() -> None:
     rigl = pb.fit(pb.RigL(density=0.3), tiny_model(), tiny_data(), epochs=2, **QUICK)
     net = pb.fit(pb.SSVI(std_init=0.05), rigl, tiny_data(), epochs=0, **QUICK)
@@ -437,7 +450,7 @@ def test_sparse_training_learns(method: type[SparseTraining], learning_seed: int
         ({"swap_every": 0}, "swap_every must be a number of steps of at least 1"),
         ({"swap_fraction": 2.0}, "swap_fraction must lie between 0 and 1"),
         ({"prior": "pretrained"}, "which a sparse network does not have"),
-        ({"mean_init": "zero"}, "mean_init must be a std or 'model'"),
+        ({"mean_init": "zero"}, "mean_init must be a std, 'model' or 'scaled'"),
         ({"added_std_init": 0.0}, "added_std_init must be a positive number or 'layer'"),
         ({"std_init": 0.0}, "std_init and removal_scale must be positive"),
         ({"antithetic": True, "train_samples": 2}, "antithetic noise needs propagation='sample'"),

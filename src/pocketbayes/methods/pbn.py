@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import Annealing
 from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
+from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors import Partial
 from pocketbayes.posteriors.layout import Layout
 
-Choice = Literal["gradient", "squared", "output", "random", "first-layer", "last-layer"]
+Choice = Literal["gradient", "squared", "output", "curvature", "random", "first-layer", "last-layer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class PBN(VariationalMethod):
 
     Attributes:
         rate: r, the fraction of random weights, from 0 (the deterministic network) to 1 (mean-field VI).
-        sensitivity: What weights are chosen by: a score of `methods.sensitivity`, or, as controls, "random",
+        sensitivity: What weights are chosen by: a score of `methods.sensitivity`; "curvature", the diagonal of the
+            Fisher information with labels drawn from the network's own answers; or, as controls, "random",
             "first-layer" or "last-layer".
         scope: Whether the largest scores are taken over the whole "network" or within each "layer".
         sensitivity_batches: Training batches that the score is averaged over; None for all.
@@ -101,7 +103,10 @@ class PBN(VariationalMethod):
         else:
             assert isinstance(net, Network)
             data = itertools.islice(run.batches(), self.sensitivity_batches)
-            score = sensitivities(net, data, self.sensitivity, team=run.team)
+            if self.sensitivity == "curvature":
+                score = diagonal_curvature(net, data)[0]
+            else:
+                score = sensitivities(net, data, self.sensitivity, team=run.team)
         network = self._partial(start, self._choose(score, start.layout))
         assert isinstance(network.posterior, Partial)
         run.note(random_weights=network.posterior.noise_size, weights=start.layout.size)

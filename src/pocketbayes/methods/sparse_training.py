@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +46,9 @@ class SparseTraining(Method):
             over batches with fresh weights each.
         addition_batches: The batches of "averaged".
         addition_layerwise: Takes this gradient one layer at a time, in as many passes: for memory, not for time.
-        mean_init: "model" for the model's own values; or the std of normal ones around 0, which only networks with
+        mean_init: "model" for the model's own values; "scaled" for these over the square root of their layer's density,
+            by which the outputs of an untrained model keep their size (Evci et al. 2022; the largest weights of a
+            trained model keep their values); or the std of normal values around 0, which only networks with
             normalisation layers can grow from.
         kernel: How linear layers multiply: "csr", "dense" or "auto" (see `Sparse`).
     """
@@ -63,7 +65,7 @@ class SparseTraining(Method):
     addition: Literal["sampled", "mean", "averaged"] = "sampled"
     addition_batches: int = 5
     addition_layerwise: bool = False
-    mean_init: float | Literal["model"] = "model"
+    mean_init: float | Literal["model", "scaled"] = "model"
     kernel: Kernel = "auto"
 
     def __post_init__(self) -> None:
@@ -80,8 +82,10 @@ class SparseTraining(Method):
             raise UnknownNameError("first_choice", self.first_choice, ("random", "largest"))
         if self.addition not in ("sampled", "mean", "averaged"):
             raise UnknownNameError("addition", self.addition, ("sampled", "mean", "averaged"))
-        if not (self.mean_init == "model" or (isinstance(self.mean_init, (int, float)) and self.mean_init >= 0)):
-            raise UserError(f"mean_init must be a std or 'model', not {self.mean_init!r}")
+        if not (
+            self.mean_init in ("model", "scaled") or (isinstance(self.mean_init, (int, float)) and self.mean_init >= 0)
+        ):
+            raise UserError(f"mean_init must be a std, 'model' or 'scaled', not {self.mean_init!r}")
 
     # -- what a sparse method decides ---------------------------------------------------------------------------------
 
@@ -123,8 +127,10 @@ class SparseTraining(Method):
             for slot, count in zip(layout.slots, counts)
         ]
         index = torch.cat(places)
-        if self.mean_init == "model":
+        if isinstance(self.mean_init, str):
             mean = start.mean[index]
+            if self.mean_init == "scaled" and self.first_choice == "random":
+                mean = mean * _scales(layout, counts, mean)
         else:
             mean = self.mean_init * torch.randn(len(index), dtype=start.mean.dtype, device=device)
         return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
@@ -254,6 +260,13 @@ class SparseTraining(Method):
             "densities": posterior.densities(),
             "csr_products": posterior.fast_slots(),
         }
+
+
+def _scales(layout: Layout, counts: Sequence[int], like: Tensor) -> Tensor:
+    """Return `1 / sqrt(density)` of its layer for every present weight."""
+    present = torch.tensor(counts, device=like.device)
+    sizes = torch.tensor([slot.size for slot in layout.slots], device=like.device)
+    return (sizes / present.clamp(min=1)).sqrt().to(like.dtype).repeat_interleave(present)
 
 
 def _best_absent(posterior: Sparse, number: int, gradient: Tensor, count: int) -> tuple[Tensor, Tensor]:
