@@ -79,7 +79,7 @@ def test_own_propagation_measures_and_trains() -> None:
 
 
 def test_taken_name_is_refused() -> None:
-    with pytest.raises(pb.UserError, match="there is a propagation 'mean' already"):
+    with pytest.raises(pb.UserError, match="the propagation name 'mean' is taken"):
 
         class Again(pb.Propagation):
             name = "mean"
