@@ -96,12 +96,13 @@ def coverage(result: Result) -> Table:
 
 
 def portability(result: Result) -> Table:
-    rows = [
-        [setting, which, str(row.get("passed", 0)), str(row.get("failed", 0)), row["cpu"]]
-        for which, settings in result.items()
-        for setting, row in settings.items()
-    ]
-    return ["setting", "tests", "passed", "failed", "CPU"], rows
+    rows = []
+    for kind, settings in result.items():
+        for setting, folders in settings.items():
+            counts = [sum(row.get(key, 0) for row in folders.values()) for key in ("passed", "skipped", "failed")]
+            processors = sorted({row["cpu"] for row in folders.values()})
+            rows.append([setting, kind, str(len(folders)), *map(str, counts), ", ".join(processors)])
+    return ["setting", "tests", "folders", "passed", "skipped", "failed", "CPU"], rows
 
 
 def seeds(result: Result) -> Table:

@@ -20,8 +20,9 @@ def test_a_spoiled_network_is_refused_or_answers(storage: str, tmp_path: Path) -
     pb.save(net, path, precision=precision)
     whole = path.read_bytes()
     assert fuzz_predict.outcome(path, x) == "answered"
+    described = fuzz_predict.describe_tensors(net)
     found = set()
     for number in range(40):
-        path.write_bytes(fuzz_predict.mutate(net, whole, random.Random(f"1 {storage} {number}")))
+        path.write_bytes(fuzz_predict.mutate(described, whole, random.Random(f"1 {storage} {number}")))
         found.add(fuzz_predict.outcome(path, x))
     assert found <= {"answered", "refused"}

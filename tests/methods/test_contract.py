@@ -93,7 +93,7 @@ def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
 def test_training_lowers_the_loss(case: Case, learning_seed: int) -> None:
     model, data = tiny_model(learning_seed), tiny_data(seed=learning_seed)
     settings = {"batch_size": 16, "lr": 1e-2, "progress": False, "seed": learning_seed}
-    net = pb.fit(case.make(), model, data, epochs=2, **settings)
+    net = pb.fit(case.make(), model, data, epochs=5, **settings)
     start = untrained(case, learning_seed)
     for network in members(start):
         network.likelihood = pb.Categorical()

