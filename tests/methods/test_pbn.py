@@ -121,13 +121,12 @@ def test_rate_zero_trains_like_the_deterministic_network() -> None:
 @pytest.mark.parametrize("prior", ["normal", "pretrained", "scale-mixture"])
 def test_kl_counts_the_chosen_weights_only(prior: str) -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.3, prior=prior, prior_std=0.5))
-    torch.manual_seed(0)
-    own = pb.kl(net)
-    generic = super(Partial, net.posterior).kl(net.prior)
-    if prior == "scale-mixture":  # an estimate with other noise
-        torch.testing.assert_close(own, generic, rtol=0.05, atol=1.0)
-    else:
-        torch.testing.assert_close(own, generic, rtol=1e-4, atol=1e-3)
+    with torch.no_grad():
+        own = torch.stack([pb.kl(net) for _ in range(200)])
+        generic = torch.stack([super(Partial, net.posterior).kl(net.prior) for _ in range(200)])
+    errors = 6 * float(((own.var() + generic.var()) / 200).sqrt())  # a scale mixture's KL is an estimate by draws
+    assert prior == "scale-mixture" or errors < 1e-3
+    torch.testing.assert_close(own.mean(), generic.mean(), rtol=1e-4, atol=1e-3 + errors)
 
 
 def test_choices_by_layer_and_controls() -> None:
