@@ -38,13 +38,6 @@ def density() -> Any:
     return sparsity.density_curves(curves, dense) if curves["accuracy"] else None
 
 
-def initial_std() -> Any:
-    rows = Rows("ssvi-ablations")
-    pattern = r"initial std (?P<x>[\d.]+), (?P<name>.*), seed \d"
-    curves = {label: collected(rows, pattern, key) for key, label in MEASURES.items()}
-    return sparsity.initial_std_curves(curves) if curves["accuracy"] else None
-
-
 def overlap() -> tuple[list[int], np.ndarray] | None:
     """Steps, and the matrices of the five criteria (steps, 5, 5), the mean of all seeds."""
     rows = list(Rows("ssvi-overlap").values())
@@ -83,7 +76,6 @@ def layers() -> Any:
 
 FIGURES = {
     "ssvi-density": density,
-    "ssvi-initial-std": initial_std,
     "ssvi-overlap": matrices,
     "ssvi-overlap-training": over_training,
     "ssvi-layers": layers,

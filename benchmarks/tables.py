@@ -14,6 +14,7 @@ from pathlib import Path
 import corruption_tables
 import ensemble_tables
 import headline_tables
+import paper_tables
 import pbn_tables
 import peer_tables
 import pocket_tables
@@ -21,6 +22,7 @@ import propagation_tables
 import robustness_tables
 import scale_tables
 import study_tables
+import trial_tables
 from table_parts import Group, Result, Table, Tables, grouped, mean, spread
 
 ROOT = Path(__file__).parent.parent
@@ -121,11 +123,6 @@ def ssvi_mnist(result: Result) -> Table:
     return head, rows
 
 
-def ssvi_ablations(result: Result) -> Table:
-    rows = [[name, accuracy_nll(group), str(len(group))] for name, group in grouped(result["rows"]).items()]
-    return ["", "accuracy / NLL", "seeds"], rows
-
-
 def ssvi_cifar10(result: Result) -> Table:
     groups = grouped(result["rows"])
     dense = groups["dense VI"][0]
@@ -184,9 +181,7 @@ TABLES: Tables = {
     "weight-sharing-ood": ("weight-sharing", ood),
     "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
     "ssvi-mnist": ("ssvi-mnist", ssvi_mnist),
-    "ssvi-ablations": ("ssvi-ablations", ssvi_ablations),
     "ssvi-cifar10": ("ssvi-cifar10", ssvi_cifar10),
-    "ssvi-resnet20": ("ssvi-resnet20", ssvi_cifar10),
     "sparse-sizes": ("sparse", sparse_sizes),
     "sparse-times": ("sparse", sparse_times),
     **headline_tables.TABLES,
@@ -199,6 +194,8 @@ TABLES: Tables = {
     **peer_tables.TABLES,
     **propagation_tables.TABLES,
     **corruption_tables.TABLES,
+    **trial_tables.TABLES,
+    **paper_tables.TABLES,
 }
 
 

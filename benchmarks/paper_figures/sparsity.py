@@ -37,19 +37,6 @@ def density_curves(
     return figure
 
 
-def initial_std_curves(measures: Mapping[str, Mapping[str, Curve]]) -> Figure:
-    """A panel a measure: its mean over seeds against the first stds of the weights, a line a method.
-
-    Args:
-        measures: By measure and name of the method, values for every seed by initial std.
-    """
-    figure, axes = canvas(1, len(measures))
-    for panel, (measure, curves) in zip(axes[0], measures.items()):
-        _curves(panel, curves, "initial std", measure)
-    _legend(figure, axes)
-    return figure
-
-
 def overlap_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str]) -> Figure:
     """IoU of what each pair of criteria would remove, a panel a time.
 

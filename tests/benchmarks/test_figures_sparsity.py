@@ -33,13 +33,6 @@ def test_density_curves_are_means_over_seeds(tmp_path: Path) -> None:
     assert figures.save(figure, tmp_path / "density.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_initial_stds_are_places_on_the_axis() -> None:
-    figure = sparsity.initial_std_curves({"accuracy": {"SSVI": {0.001: [0.9], 0.01: [0.8]}}})
-    panel = figure.axes[0]
-    assert panel.get_lines()[0].get_xdata().tolist() == [0.001, 0.01]
-    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.001", "0.01"]
-
-
 def test_matrices_write_every_number() -> None:
     matrix = [[1.0, 0.25], [0.25, 1.0]]
     figure = sparsity.overlap_matrices({"start": matrix, "end": [[1.0, 0.75], [0.75, 1.0]]}, ["magnitude", "abs-snr"])
