@@ -113,7 +113,7 @@ def test_several_targets() -> None:
     assert np.corrcoef(mean[:, 0], mean[:, 1])[0, 1] < -0.9
 
 
-@pytest.mark.parametrize("method", ["ssvi", "bbb", "vdp"])
+@pytest.mark.parametrize("method", ["ssvi", "rigl", "bbb", "vdp"])
 def test_regressor_learns_in_twenty_epochs(method: str, learning_seed: int) -> None:
     x = np.random.RandomState(learning_seed).randn(300, 5)
     y = 10 * x[:, 0] - 5 * x[:, 1] * (x[:, 2] > 0)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pocketbayes.methods.base import Start
 from pocketbayes.methods.sparse_training import SparseTraining
+from pocketbayes.methods.sparsity import Distribution
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import Sparse
 
@@ -17,9 +18,12 @@ class RigL(SparseTraining):
     """Sparse training without stds (Evci et al. 2020).
 
     min NLL over s values and their places: the smallest |values| leave, the largest |gradients| come in with 0.
+    The paper's "erdos-renyi" distribution is the default: a small last layer that keeps a tenth of its weights uses a
+    tenth of its features, and a regression then hangs on which these are.
     """
 
     name = "rigl"
+    distribution: Distribution = "erdos-renyi"
 
     def first_std(self, mean: Tensor) -> None:
         """Point values have none."""
