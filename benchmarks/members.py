@@ -24,10 +24,16 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import write_result
 from networks import given_resnet20
+from pocketbayes.data.shift import ORIGINAL_15
+from pocketbayes.data.shifted import corrupted
 from pocketbayes.inference.metrics import Classification, calibrated_nll, ood_scores
+from pocketbayes.inference.metrics.calibration import temperature
 
 COUNT = 10
 OUTSIDE = {"svhn": 10_000, "cifar100": 10_000}
+SHIFTED = "cifar10-c"
+SEVERITIES, SHIFTED_IMAGES = 5, 40
+"""The first test images under every corruption of CIFAR-10-C at every severity."""
 
 
 def weights(data_dir: Path, number: int) -> Path:
@@ -47,6 +53,17 @@ def measured(probs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
     return found | {f"{name}_auroc": ood_scores(-sure["cifar10"], -sure[name])["auroc"] for name in others}
 
 
+def under_shift(clean: Tensor, labels: Tensor, shifted: Tensor, targets: Tensor) -> dict[str, dict[str, float]]:
+    """The figures by severity, at a temperature that is fitted on clean images."""
+    heat = temperature(clean.clamp(min=1e-12).log(), labels)
+    found = {}
+    for number, (probs, y) in enumerate(zip(shifted.chunk(SEVERITIES), targets.chunk(SEVERITIES)), 1):
+        measures = Classification(probs.shape[1])
+        measures.update((probs.clamp(min=1e-12).log() / heat).softmax(1), y)
+        found[str(number)] = {name: measures.compute()[name] for name in ("accuracy", "nll", "ece")}
+    return found
+
+
 class Members:
     """Probabilities of each network, computed once and kept."""
 
@@ -54,9 +71,14 @@ class Members:
         self.data_dir, self.cache = data_dir, cache
         cache.mkdir(parents=True, exist_ok=True)
 
-    def images(self, name: str) -> tuple[Tensor, Tensor]:
+    def images(self, name: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the first test images of a set, and their labels; of the corrupted ones severity by severity."""
+        if name == SHIFTED:
+            first = pb.data.load("cifar10", "test", self.data_dir, mean="imagenet", subset=list(range(SHIFTED_IMAGES)))
+            parts = [corrupted(first, c, s)[:] for s in range(1, SEVERITIES + 1) for c in ORIGINAL_15]
+            return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
         data = pb.data.load(name, "test", self.data_dir, mean="imagenet")
-        x, y = data.__getitems__(range(min(len(data), OUTSIDE.get(name, len(data)))))
+        x, y = data.__getitems__(range(min(len(data), most or OUTSIDE.get(name, len(data)))))
         return x, y
 
     def probs(self, number: int) -> dict[str, Tensor]:
@@ -65,11 +87,11 @@ class Members:
 
         return {name: self.answers(f"{number:02d}-{name}", name, network) for name in ("cifar10", *OUTSIDE)}
 
-    def answers(self, key: str, name: str, network: Callable[[], pb.Network]) -> Tensor:
+    def answers(self, key: str, name: str, network: Callable[[], pb.Network], most: int | None = None) -> Tensor:
         """Return the probabilities of a network on a data set, from the cache where they are."""
         path = self.cache / f"{key}.pt"
         if not path.exists():
-            torch.save(pb.predict(network(), self.images(name)[0]).probs, path)
+            torch.save(pb.predict(network(), self.images(name, most)[0]).probs, path)
         return torch.load(path, weights_only=True)
 
 

@@ -2,6 +2,7 @@
 
 python run.py net.onnx                 # random inputs: size, load time, latency
 python run.py net.onnx --x images.npy  # answers for inputs (n, ...): bytes, or numbers as before normalisation
+python run.py net-1.onnx net-2.onnx net-3.onnx --adaptive  # members one after another, until an answer is settled
 """
 
 from __future__ import annotations
@@ -53,10 +54,45 @@ def milliseconds(run, seconds: float) -> tuple[float, float]:
     return float(np.median(times)), float(np.quantile(times, 0.9))
 
 
-def report(session: onnxruntime.InferenceSession, feed: dict, data: dict | None, rows: int) -> None:
+def ask(session: onnxruntime.InferenceSession, feed: dict) -> dict:
+    """The outputs of a graph by name."""
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, feed)))
+
+
+def settle(sessions: list, shares: list[float], rule: dict, feed: dict) -> dict:
+    """Members one after another: an input that is settled is left out of the next one's batch.
+
+    After step k the mean probabilities are taken to the temperature of step k; an input is settled when its largest
+    one reaches the threshold.
+    """
+    x, order = feed["x"], rule.get("order") or range(len(sessions))
+    left, answer = np.arange(len(x)), None
+    total = aleatoric = weight = 0.0
+    for step, (member, heat) in enumerate(zip(order, rule["temperatures"]), 1):
+        own = ask(sessions[member], {**feed, "x": x[left]})
+        total, aleatoric = total + shares[member] * own["probs"], aleatoric + shares[member] * own["aleatoric"]
+        weight += shares[member]
+        mean = np.maximum(total / weight, 1e-38)
+        raised = np.exp(np.log(mean) / heat - (np.log(mean) / heat).max(1, keepdims=True))
+        probs = raised / raised.sum(1, keepdims=True)
+        entropy = -(probs * np.log(np.maximum(probs, 1e-38))).sum(1)
+        between = np.maximum(-(mean * np.log(mean)).sum(1) - aleatoric / weight, 0)  # how much the members disagree
+        epistemic = np.minimum(between, entropy)
+        found = {"probs": probs, "epistemic": epistemic, "aleatoric": entropy - epistemic}
+        answer = answer or {name: np.empty((len(x), *value.shape[1:])) for name, value in found.items()}
+        answer.setdefault("passes", np.empty(len(x), int))
+        done = np.full(len(left), step == len(sessions)) | (probs.max(1) >= rule["threshold"])
+        for name, value in {**found, "passes": np.full(len(left), rule["steps"][step - 1])}.items():
+            answer[name][left[done]] = value[done]
+        left, total, aleatoric = left[~done], total[~done], aleatoric[~done]
+        if not len(left):
+            break
+    return answer
+
+
+def report(answer: dict, data: dict | None, rows: int) -> None:
     """One line an input: what it is, and how sure the network is of it."""
-    answer = dict(zip([output.name for output in session.get_outputs()], session.run(None, feed)))
-    for row in range(min(rows, len(feed["x"]))):
+    for row in range(min(rows, len(next(iter(answer.values()))))):
         if "probs" in answer:
             best = int(answer["probs"][row].reshape(len(answer["probs"][row]), -1).mean(1).argmax())
             names = (data or {}).get("class_names") or {}
@@ -67,13 +103,15 @@ def report(session: onnxruntime.InferenceSession, feed: dict, data: dict | None,
             means, stds = np.ravel(answer["mean"][row] * scale + shift), np.ravel(answer["var"][row] ** 0.5 * scale)
             what = "mean " + ", ".join(f"{mean:.4g} +- {std:.3g}" for mean, std in zip(means, stds))
             parts = "  ".join(f"{name} {listed(answer[name][row] * scale)}" for name in ("epistemic", "aleatoric"))
-        print(f"  {row:3d}  {what}  {parts}")
+        passes = f"  {answer['passes'][row]} passes" if "passes" in answer else ""
+        print(f"  {row:3d}  {what}  {parts}{passes}")
 
 
 def main() -> None:
     """Prints size, load time and latency, then some answers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graph", type=Path)
+    parser.add_argument("graph", type=Path, nargs="+", help="a graph, or with --adaptive one per member")
+    parser.add_argument("--adaptive", action="store_true", help="ask members one after another until it is settled")
     parser.add_argument("--x", type=Path, help="an .npy file of inputs (n, ...)")
     parser.add_argument("--samples", type=int, help="weight samples; else the exporter's number")
     parser.add_argument("--seed", type=int, help="of the samples; else the exporter's")
@@ -83,7 +121,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     start = time.perf_counter()
-    session, facts = load(arguments.graph, arguments.threads)
+    loaded = [load(graph, arguments.threads) for graph in arguments.graph]
+    session, facts = loaded[0]
+    if arguments.adaptive != (len(loaded) > 1) or (arguments.adaptive and not facts.get("stopping")):
+        parser.error("--adaptive takes the graphs of all members, in order, whose network has a rule of fit_stopping")
     loading = time.perf_counter() - start
     (x,) = (value for value in session.get_inputs() if value.name == "x")
     data = facts["data"]
@@ -100,16 +141,24 @@ def main() -> None:
         name: np.array(value, np.int64) for name, value in chosen.items() if value is not None and name in given
     }
 
-    size = arguments.graph.stat().st_size
-    print(f"{arguments.graph}: {facts['model']}, {facts['storage']} posterior, {facts['weights']:,} weights")
-    bits = 8 * size / (facts["networks"] * facts["weights"])
+    size = sum(graph.stat().st_size for graph in arguments.graph)
+    print(f"{arguments.graph[0]}: {facts['model']}, {facts['storage']} posterior, {facts['weights']:,} weights")
+    bits = 8 * size / (facts["networks"] * len(loaded) * facts["weights"])
+
+    def answer(feed: dict) -> dict:
+        sessions = [session for session, _ in loaded]
+        return settle(sessions, facts["shares"], facts["stopping"], feed) if arguments.adaptive else ask(session, feed)
+
     print(f"size     {size:,} bytes, {bits:.1f} bits a weight, the graph included")
     print(f"load     {1000 * loading:.0f} ms")
     batch = np.resize(inputs, (arguments.batch, *inputs.shape[1:]))
-    median, slow = milliseconds(lambda: session.run(None, {"x": batch, **settings}), arguments.seconds)
+    median, slow = milliseconds(lambda: answer({"x": batch, **settings}), arguments.seconds)
     how = f"{facts['mode']}, {settings.get('samples', facts['samples'])} samples" if given else facts["mode"]
     print(f"latency  {median:.2f} ms median, {slow:.2f} ms at 90 % ({how}, batch of {arguments.batch})")
-    report(session, {"x": inputs, **settings}, data, 8)
+    found = answer({"x": inputs, **settings})
+    report(found, data, 8)
+    if "passes" in found:
+        print(f"passes   {found['passes'].mean():.2f} of {facts['stopping']['steps'][-1]} on average")
     print(f"PyTorch  {'imported' if sys.modules.get('torch') else 'not imported'}")
 
 

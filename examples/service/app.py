@@ -29,6 +29,7 @@ class Question(BaseModel):
 
     x: Annotated[list[Row], Field(min_length=1, max_length=MOST_INPUTS)]
     samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 30
+    adaptive: bool = False
 
 
 @app.middleware("http")
@@ -53,8 +54,11 @@ def predict(question: Question) -> list[dict[str, str | float]]:
     x = pb.data.scale_inputs(torch.tensor(question.x).reshape(-1, *info.input_shape), info)
     if not x.isfinite().all():
         raise HTTPException(422, "x holds numbers that are not finite")
-    answer = pb.predict(net, x, samples=question.samples)
-    doubts = ("entropy", "epistemic", "aleatoric")
+    try:
+        answer = pb.predict(net, x, samples=question.samples, adaptive=question.adaptive or None)
+    except pb.UserError as error:
+        raise HTTPException(422, str(error)) from None
+    doubts = ("entropy", "epistemic", "aleatoric", *(("passes",) if question.adaptive else ()))
     return [
         {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(answer, d)[i]) for d in doubts}}
         for i, p in enumerate(answer.mean)

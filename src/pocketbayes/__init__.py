@@ -10,7 +10,7 @@ from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
-from pocketbayes.inference.adaptive import Stopping, fit_stopping
+from pocketbayes.inference.adaptive import fit_stopping
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.calibrating import calibrate
 from pocketbayes.inference.calibration import fit_variance_scale
@@ -19,6 +19,7 @@ from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.health import Health, health
 from pocketbayes.inference.prediction import predict
+from pocketbayes.inference.stopping import Stopping
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
 from pocketbayes.methods import (

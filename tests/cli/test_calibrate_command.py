@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import pocketbayes as pb
@@ -25,3 +27,31 @@ def test_calibrate_command_replaces_the_file_of_a_run(tmp_path: Path) -> None:
     assert told["after"]["nll"] <= told["before"]["nll"] + 1e-3
     shown = json.loads(run(app, ["inspect", folder, "--json"]).stdout)
     assert shown["networks"][0]["calibration"]["temperature"] == net.calibration.temperature
+
+
+@pytest.mark.filterwarnings("ignore:.*examples leave the temperature")
+def test_adaptive_passes_from_the_command_line(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    folder, file = str(tmp_path / "run"), str(tmp_path / "three.pocket")
+    settings = ["--epochs", "4", "--set", "method.members=3"]
+    made = run(app, ["train", "digits-ensemble", "--out", folder, *settings, "--json"])
+    assert made.exit_code == 0, made.output
+    refused = run(app, ["evaluate", folder, "--adaptive"])
+    assert refused.exit_code == 2
+    assert "fit_stopping" in refused.output.replace("\n", " ")
+    found = run(app, ["calibrate", folder, "--out", file, "--data", "digits", "--adaptive", "--json"])
+    assert found.exit_code == 0, found.output
+    rule = json.loads(found.stdout)["stopping"]
+    assert rule["steps"] == [1, 2, 3]
+    assert pb.load(file).stopping == rule
+    measured = run(app, ["evaluate", file, "--data", "digits", "--adaptive", "--json"])
+    assert measured.exit_code == 0, measured.output
+    expected = pb.evaluate(pb.load(file), pb.data.load("digits", "test"), adaptive=True)
+    measures = json.loads(measured.stdout)["results"][0]["measures"]
+    assert measures["passes"] == expected["passes"]
+    assert (tmp_path / "three.adaptive.evaluation.json").is_file()
+    images = tmp_path / "x.npy"
+    np.save(images, pb.data.load("digits", "test").images[:4].numpy())
+    answered = run(app, ["predict", file, str(images), "--adaptive", "--json"])
+    assert answered.exit_code == 0, answered.output
+    assert {row["passes"] for row in json.loads(answered.stdout)["predictions"]} <= {1, 2, 3}

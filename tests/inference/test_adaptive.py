@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.inference.adaptive import choose_stopping
+from pocketbayes.inference.stopping import choose_stopping
 from pocketbayes.network import Mixture
 
 SETTINGS: dict[str, Any] = {"epochs": 20, "batch_size": 64, "lr": 1e-2, "progress": False}
@@ -53,6 +53,8 @@ def test_predict_adaptively_by_brute_force(mixture: Mixture) -> None:
     rule = pb.fit_stopping(mixture, digits("val"), max_rise=0.05)
     found = pb.predict(mixture, x, adaptive=rule, batch_size=7)
     each = torch.stack([pb.predict(network, x).probs for network in mixture])
+    assert sorted(rule.order) == [0, 1, 2, 3, 4]
+    each = each[list(rule.order)]
     for row in range(len(x)):
         for count in range(1, 6):
             mean = each[:count, row].mean(0)
@@ -82,15 +84,36 @@ def test_choose_stopping_never_stops_where_the_bound_forbids() -> None:
     labels = torch.arange(400) % 4
     wrong = torch.eye(4)[torch.randint(4, (400,), generator=torch.Generator().manual_seed(0))] * 6
     right = torch.eye(4)[labels] * 4
-    rule = choose_stopping(torch.stack([wrong, right]).log_softmax(2), labels, [1, 2], 0.0)
+    rule = choose_stopping(torch.stack([wrong, right]).softmax(2), labels, [1, 1], 0.0, [1.0, 1.0], reorder=False)
     assert rule.passes == 2
     assert rule.rise == 0
+
+
+def test_choose_stopping_asks_the_best_member_first() -> None:
+    """The second member is right, the first one at random: asked first, the second settles everything."""
+    labels = torch.arange(400) % 4
+    wrong = torch.eye(4)[torch.randint(4, (400,), generator=torch.Generator().manual_seed(0))] * 6
+    right = torch.eye(4)[labels] * 4 + torch.randn(400, 4, generator=torch.Generator().manual_seed(1))
+    rule = choose_stopping(torch.stack([wrong, right]).softmax(2), labels, [1, 3], 0.05, [1.0, 1.0], reorder=True)
+    assert rule.order == (1, 0)
+    assert rule.steps == (3, 4)
+    assert rule.passes < 3.3
+
+
+def test_choose_stopping_keeps_a_number_of_passes(mixture: Mixture) -> None:
+    rule = pb.fit_stopping(mixture, digits("val"), max_passes=2.5)
+    assert 1 <= rule.passes <= 2.5
+    more = pb.fit_stopping(mixture, digits("val"), max_passes=4.0)
+    assert rule.passes <= more.passes <= 4
+    assert more.threshold >= rule.threshold
+    with pytest.raises(pb.UserError, match="max_passes"):
+        pb.fit_stopping(mixture, digits("val"), max_passes=0.5)
 
 
 def test_choose_stopping_takes_one_pass_of_equal_members() -> None:
     labels = torch.arange(400) % 4
     logits = torch.eye(4)[labels] * 3 + torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
-    rule = choose_stopping(torch.stack([logits] * 3).log_softmax(2), labels, [1, 2, 3], 0.01)
+    rule = choose_stopping(torch.stack([logits] * 3).softmax(2), labels, [1, 1, 1], 0.01, [1.0] * 3, reorder=False)
     assert rule.passes < 1.6
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pocketbayes as pb
+from pocketbayes.ship.onnx import export_members
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -31,9 +32,13 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def service(digits: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return _service(digits, monkeypatch)
+
+
+def _service(net: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("fastapi", reason="the service needs fastapi")
     client = pytest.importorskip("fastapi.testclient", reason="the test client needs httpx")
-    monkeypatch.setenv("POCKETBAYES_NET", str(digits))
+    monkeypatch.setenv("POCKETBAYES_NET", str(net))
     spec = importlib.util.spec_from_file_location("service", EXAMPLES / "service" / "app.py")
     assert spec is not None
     assert spec.loader is not None
@@ -112,6 +117,52 @@ def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Pa
     assert "ms median" in done.stdout
     assert "(sample, 4 samples, batch of 1)" in done.stdout
     assert done.stdout.count("epistemic") == 3
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three members with a rule of adaptive passes."""
+    model = pb.models.build("mlp", in_features=64, hidden=[16], out_features=10)
+    net = pb.fit(pb.Ensemble(members=3), model, pb.data.load("digits", "train"), epochs=3, lr=1e-2)
+    pb.fit_stopping(net, pb.data.load("digits", "val"), max_passes=2)
+    path = tmp_path_factory.mktemp("three") / "three.pocket"
+    pb.save(net, path)
+    return path
+
+
+def test_the_service_answers_adaptively(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = _service(three, monkeypatch)
+    pixels = pb.data.load("digits", "test").images[:20].float() / 255
+    question = {"x": pixels.reshape(20, -1).tolist(), "adaptive": True}
+    answers = service.post("/predict", json=question).json()
+    expected = pb.predict(pb.load(three), _batch(20)[0], adaptive=True)
+    assert [answer["passes"] for answer in answers] == expected.passes.tolist()
+
+
+def test_the_service_refuses_adaptive_without_a_rule(service: Any) -> None:
+    answer = service.post("/predict", json={"x": [[0.0] * 64], "adaptive": True})
+    assert answer.status_code == 422
+    assert "fit_stopping" in answer.text
+
+
+def test_the_edge_answers_adaptively(three: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    net = pb.load(three)
+    graphs = export_members(net, tmp_path / "three.onnx")
+    edge = runpy.run_path(str(EXAMPLES / "edge" / "run.py"))
+    loaded = [edge["load"](graph, 1) for graph in graphs]
+    facts, x = loaded[0][1], _batch(30)[0]
+    found = edge["settle"]([session for session, _ in loaded], facts["shares"], facts["stopping"], {"x": x.numpy()})
+    expected = pb.predict(net, x, adaptive=True)
+    assert found["passes"].tolist() == expected.passes.tolist()
+    np.testing.assert_allclose(found["probs"], expected.probs, atol=1e-5)
+    np.testing.assert_allclose(found["epistemic"], expected.epistemic, atol=1e-4)
+    np.testing.assert_allclose(found["aleatoric"], expected.aleatoric, atol=1e-4)
+    np.save(tmp_path / "x.npy", pb.data.load("digits", "test").images[:3].numpy())
+    command = [sys.executable, EXAMPLES / "edge" / "run.py", *graphs, "--adaptive", "--x", tmp_path / "x.npy"]
+    done = subprocess.run([*map(str, command), "--seconds", "0"], capture_output=True, text=True, check=True)
+    assert "of 3 on average" in done.stdout
 
 
 def test_the_edge_answers_a_regression_in_its_own_units(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ def calibrate(
     propagation: Annotated[
         str | None, typer.Option("--propagation", help="Draws get a temperature, moments and linear a variance scale.")
     ] = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Also fit when predict --adaptive stops asking members or draws.")
+    ] = False,
+    max_rise: Annotated[
+        float, typer.Option("--max-rise", min=0, help="Of --adaptive: the expected rise of the NLL, as a fraction.")
+    ] = 0.005,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
     data_dir: DataDir = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the data: data.key=value.")] = None,
@@ -29,13 +35,15 @@ def calibrate(
 ) -> None:
     """Fit a temperature or a variance scale on held-out data; the file keeps it and predictions apply it.
 
-    Example:
+    Examples:
       pocketbayes calibrate runs/digits-bbb
+      pocketbayes calibrate five.pocket --adaptive
     """
     from dataclasses import asdict
 
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
     from pocketbayes.files.network_file import load, save
+    from pocketbayes.inference.adaptive import fit_stopping
     from pocketbayes.inference.calibrating import calibrate as fit_calibration
     from pocketbayes.inference.evaluation import evaluate
     from pocketbayes.network import members
@@ -50,14 +58,21 @@ def calibrate(
         name: evaluate(one, dataset, samples=samples, propagation=propagation, seed=seed)
         for name, one in (("before", net), ("after", found))
     }
+    rule = None
+    if adaptive:
+        rule = fit_stopping(found, dataset, max_rise=max_rise, samples=samples, propagation=propagation, seed=seed)
     target = out or file
     size = save(found, target)
     calibration = members(found)[0].calibration
     assert calibration is not None
     if json:
-        show_json({"file": str(target), "bytes": size, "split": split, "calibration": asdict(calibration), **rows})
+        fitted = {} if rule is None else {"stopping": rule.to_json()}
+        known = {"file": str(target), "bytes": size, "split": split, "calibration": asdict(calibration)}
+        show_json({**known, **fitted, **rows})
         return
     words = f"temperature {calibration.temperature:.3f}, variance scale {calibration.variance_scale:.3g}"
     show(styled("bold", target, f" {words} from {calibration.examples} examples ({split})"))
     for name in sorted(rows["before"].keys() & {"nll", "ece", "log_likelihood", "coverage95"}):
         show(f"{name}: {rows['before'][name]:.4f} before, {rows['after'][name]:.4f} after, on the same data")
+    if rule is not None:
+        show(f"adaptive: {rule.passes:.2f} of {rule.steps[-1]} passes on average, NLL {rule.measured_rise:+.1%} here")

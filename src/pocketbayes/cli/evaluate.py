@@ -10,7 +10,7 @@ import typer
 
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
-from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
+from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import note, show, show_json
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def evaluate(
     ] = None,
     samples: Samples = None,
     propagation: Propagation = None,
+    adaptive: Adaptive = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
     data_dir: DataDir = None,
     settings: Annotated[
@@ -82,13 +83,13 @@ def evaluate(
     results: list[dict[str, Any]] = []
     with joined() as team, team.guarded("the same command goes on where it stopped"):
         for path, file in zip(nets, files):
-            document = _document_file(file, out, propagation)
+            document = _document_file(file, out, propagation, adaptive)
             try:
                 results.append(
                     _evaluate_one(
                         path, file, document, data=data, split=split, ood=_names(ood), shift=shifts,
                         shift_images=shift_images, humans=humans,
-                        samples=samples, propagation=propagation, seed=seed, data_dir=data_dir,
+                        samples=samples, propagation=propagation, adaptive=adaptive, seed=seed, data_dir=data_dir,
                         settings=settings or [], overwrite=overwrite, team=team,
                     )
                 )  # fmt: skip
@@ -97,7 +98,8 @@ def evaluate(
                 raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
     if team.rank:
         return
-    comparisons = compare(results, [read_values(_document_file(file, out, propagation)) for file in files])
+    documents = [_document_file(file, out, propagation, adaptive) for file in files]
+    comparisons = compare(results, [read_values(document) for document in documents])
     groups, tests = over_seeds(results)
     if json:
         show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
@@ -108,8 +110,8 @@ def evaluate(
     if groups:
         show(seeds_table(results, groups))
     show(*sentences(results, comparisons, groups, tests))
-    for file in files:
-        note(f"kept in {_document_file(file, out, propagation)}")
+    for document in documents:
+        note(f"kept in {document}")
 
 
 def _evaluate_one(
@@ -125,6 +127,7 @@ def _evaluate_one(
     humans: Path | None,
     samples: int | None,
     propagation: str | None,
+    adaptive: bool,
     seed: int,
     data_dir: Path | None,
     settings: list[str],
@@ -154,6 +157,7 @@ def _evaluate_one(
         corrupted=_published(part, split, data_dir),
         samples=samples or (recipe.samples if recipe else 30),
         propagation=propagation,
+        adaptive=adaptive or None,
         seed=seed,
         out=document,
         overwrite=overwrite,
@@ -166,12 +170,14 @@ def _names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _document_file(file: Path, out: Path | None, propagation: str | None) -> Path:
+def _document_file(file: Path, out: Path | None, propagation: str | None, adaptive: bool) -> Path:
     """Return `evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own.
 
-    The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`.
+    The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`,
+    those of adaptive passes `adaptive.evaluation.json`.
     """
-    of_run, way = file.name == MODEL_FILE, "" if propagation is None else f"{propagation}."
+    asked = [propagation, "adaptive" if adaptive else None]
+    of_run, way = file.name == MODEL_FILE, "".join(f"{name}." for name in asked if name is not None)
     if out is None and of_run:
         return file.parent / f"{way}{EVALUATION_FILE}"
     name = file.resolve().parent.name if of_run else file.stem

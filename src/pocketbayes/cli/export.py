@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,30 +30,43 @@ def export(
     shape: Annotated[
         str | None, typer.Option("--shape", help="Of one input, such as 3,32,32, where the network does not know it.")
     ] = None,
+    each: Annotated[
+        bool, typer.Option("--each-member", help="A graph per member, NAME-1.onnx, ..., to be asked one by one.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Write a network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch.
 
-    Example:
+    Examples:
       pocketbayes export runs/digits-2dgbnn --out digits.onnx
+      pocketbayes export five.pocket --out five.onnx --each-member
     """
     import torch
 
     from pocketbayes.files.network_file import load
     from pocketbayes.recipes import network_file
-    from pocketbayes.ship.onnx import export_onnx
+    from pocketbayes.ship.onnx import export_members, export_onnx
 
     if out.suffix != ".onnx":
         raise UserError(f"--out {out}: an ONNX file ends in .onnx")
     network = load(network_file(net))
     example = None if shape is None else torch.rand(2, *_sizes(shape))
     note(f"tracing {net}")
-    size = export_onnx(network, out, mode, samples, seed=seed, example=example, readout=readout)  # type: ignore[arg-type]
-    found = {"network": str(net), "file": str(out), "mode": mode, "bytes": size}
+    settings: dict[str, Any] = {"seed": seed, "example": example, "readout": readout}
+    if each:
+        files = export_members(network, out, mode, samples, **settings)  # type: ignore[arg-type]
+        size = sum(file.stat().st_size for file in files)
+    else:
+        files = [out]
+        size = export_onnx(network, out, mode, samples, **settings)  # type: ignore[arg-type]
+    found = {"network": str(net), "file": str(files[0]), "mode": mode, "bytes": size}
+    if each:
+        found["files"] = [str(file) for file in files]
     if json:
         show_json(found)
     else:
-        show(styled("bold", out, f" {mode}, {size:,} B"))
+        for file in files:
+            show(styled("bold", file, f" {mode}, {file.stat().st_size:,} B"))
 
 
 def _sizes(text: str) -> list[int]:

@@ -20,6 +20,12 @@ Propagation = Annotated[
     str | None,
     typer.Option("--propagation", help="mean, sample, local, flipout, moments or linear; else what suits the network."),
 ]
+Adaptive = Annotated[
+    bool,
+    typer.Option(
+        "--adaptive", help="Ask members one after another until an answer is settled; calibrate --adaptive fits when."
+    ),
+]
 Workers = Annotated[
     int, typer.Option("--workers", min=0, help="Networks that are trained at once, on Ray; 0: one after another.")
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.cli.options import DataDir, Json, Propagation, Samples
+from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import show, show_json
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def predict(
     ],
     samples: Samples = None,
     propagation: Propagation = None,
+    adaptive: Adaptive = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
     abstain_above: Annotated[
         float | None, typer.Option("--abstain-above", min=0, help="Give no answer above so many nats of uncertainty.")
@@ -62,6 +63,7 @@ def predict(
       pocketbayes predict runs/digits-bbb seven.png
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
       pocketbayes predict runs/streets street.jpg --maps maps
+      pocketbayes predict five.pocket cat.png --adaptive
     """
     from pocketbayes.cli.datasets import data_of, recipe_beside
     from pocketbayes.data import read_inputs
@@ -97,9 +99,12 @@ def predict(
         abstention = _chosen(file, network, target_risk, part, split, data_dir, given)
     rows = []
     for path, x in inputs.items():
-        prediction = answer(network, x, samples, propagation, seed=seed)
+        prediction = answer(network, x, samples, propagation, seed=seed, adaptive=adaptive or None)
         tell = _pixels if pixels else _answer
-        rows += [{"file": str(path), "index": i, **tell(prediction, i, first.info)} for i in range(len(x))]
+        own = [{"file": str(path), "index": i, **tell(prediction, i, first.info)} for i in range(len(x))]
+        if adaptive and prediction.passes is not None:
+            own = [{**row, "passes": count} for row, count in zip(own, prediction.passes.tolist())]
+        rows += own
         if maps is not None:
             _draw(prediction, maps, path.stem)
     if abstention is not None:
@@ -252,6 +257,8 @@ def _table(rows: list[dict[str, Any]]) -> Any:
             cells |= {"class": name, "probability": _with_bar(percent, row["probability"])}
             for name, heading in (("entropy", "total"), ("epistemic", "epistemic"), ("aleatoric", "aleatoric")):
                 cells[heading] = _with_bar(f"{row[name]:.3f}", row[name] / most if most else 0.0)
+            if "passes" in row:
+                cells["passes"] = row["passes"]
         else:
             for name in REAL:
                 cells[name] = ", ".join(f"{value:.4g}" for value in row[name])

@@ -1,16 +1,10 @@
-"""Fewer passes where fewer do: members or draws are asked one after another until an answer is settled.
-
-An input is settled after step k if the calibrated maximum probability exceeds a threshold. Each step has a temperature
-of its own: one member is overconfident, five are not. Temperatures and thresholds are fitted on validation data so that
-the NLL rises by no more than a stated fraction.
-"""
+"""Fewer passes where fewer do: members or draws are asked one after another until an answer is settled."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -20,100 +14,19 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
-from pocketbayes.inference.metrics.calibration import temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes
 from pocketbayes.inference.prediction import Turn, as_inputs, calibrated, passes_for, turns_of
+from pocketbayes.inference.stopping import Stopping, choose_stopping
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
-
-THRESHOLDS = torch.linspace(0.0, 9.0, 181, dtype=torch.float64).sigmoid()
-"""Maximum probabilities that are tried, evenly spaced in log(p / (1 - p)): from 0.5 to 0.9999."""
-
-
-NEVER = 2.0
-"""A threshold that no probability reaches."""
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """When a prediction stops asking.
-
-    Attributes:
-        steps: Passes that are done after each step.
-        temperatures: Of the answer after each step.
-        threshold: The calibrated maximum probability from which an input is settled.
-        max_rise: The bound that was asked for: the rise of the NLL as a fraction of the NLL with all passes.
-        rise: The rise on the validation data.
-        error: Its standard error.
-        passes: The mean number of passes on the validation data.
-    """
-
-    steps: tuple[int, ...]
-    temperatures: tuple[float, ...]
-    threshold: float
-    max_rise: float
-    rise: float
-    error: float
-    passes: float
-
-    def __post_init__(self) -> None:
-        if not self.steps or len(self.temperatures) != len(self.steps):
-            raise UserError("a stopping rule needs a temperature per step")
-        if not all(math.isfinite(value) and value > 0 for value in self.temperatures):
-            raise UserError("the temperatures of a stopping rule must be positive numbers")
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Stopping:
-        """Build from plain values, such as a file's."""
-        plain: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return cls(**plain)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-
-def choose_stopping(log_probs: Tensor, labels: Tensor, steps: Sequence[int], max_rise: float) -> Stopping:
-    """Choose the lowest threshold that keeps the rise of the NLL within a bound, as every higher one does.
-
-    Args:
-        log_probs: (steps, n, classes) log-probabilities of the mean answer after each step.
-        labels: (n,) integer labels.
-        steps: Passes that are done after each step.
-        max_rise: The largest rise of the NLL as a fraction of the NLL with all passes.
-    """
-    if not (math.isfinite(max_rise) and max_rise >= 0):
-        raise UserError(f"max_rise must be a fraction of at least 0, such as 0.01, not {max_rise}")
-    labels, count = labels.long(), len(steps)
-    temperatures = tuple(temperature(each, labels) for each in log_probs)
-    scaled = torch.stack([(each.double() / t).log_softmax(1) for each, t in zip(log_probs, temperatures)])
-    sure = scaled.amax(2).exp()
-    losses = -scaled.gather(2, labels.expand(count, -1)[..., None])[..., 0]
-    total, cost = losses[-1].mean().clamp(min=1e-12), torch.tensor(steps, dtype=torch.float64)
-
-    def outcome(threshold: float) -> tuple[float, float, float]:
-        """Return the rise of the NLL, its standard error and the mean passes."""
-        settled = sure >= threshold
-        settled[-1] = True
-        last = settled.int().argmax(0)
-        rises = (losses.gather(0, last[None])[0] - losses[-1]) / total
-        return float(rises.mean()), float(rises.std(correction=0)) / math.sqrt(len(rises)), float(cost[last].mean())
-
-    chosen = NEVER
-    for threshold in reversed(THRESHOLDS.tolist()):
-        if outcome(threshold)[0] > max_rise:
-            break
-        chosen = threshold
-    return Stopping(tuple(steps), temperatures, chosen, max_rise, *outcome(chosen))
 
 
 def fit_stopping(
     net: Net,
     val: Any,
     *,
-    max_rise: float = 0.01,
+    max_rise: float = 0.005,
+    max_passes: float | None = None,
     samples: int = 30,
     propagation: str | None = None,
     batch_size: int = 256,
@@ -124,7 +37,8 @@ def fit_stopping(
     Args:
         net: A classifier: a mixture, or a network whose passes differ.
         val: Data that the network was not trained on, and will not be judged by.
-        max_rise: The largest rise of the NLL on these data, as a fraction of the NLL with all passes.
+        max_rise: The largest expected rise of the NLL, as a fraction of the NLL with all passes.
+        max_passes: The mean number of passes, in place of that bound.
         samples: As in `predict`.
         propagation: As in `predict`.
         batch_size: Examples in flight.
@@ -135,16 +49,24 @@ def fit_stopping(
     answers: list[list[Tensor]] = [[] for _ in steps]
     labels = []
     for x, y in batches(as_source(val), batch_size):
-        inputs, passes = as_inputs(x), _empty(net, ask)
+        inputs = as_inputs(x)
         for place, step in enumerate(steps):
+            passes = _empty(net, ask)
             for passed in step.run(inputs, ask):
                 passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration))
-            answers[place].append(passes.summary().mean.clamp(min=torch.finfo(torch.float32).tiny).log().cpu())
+            answers[place].append(passes.summary().mean.cpu())
         if answers[0][-1].ndim != 2:
             raise UserError("adaptive passes are for classifiers of whole inputs, not of pixels")
         labels.append(y.cpu())
+    passes_of = [len(step.seeds) for step in steps]
     found = choose_stopping(
-        torch.stack([torch.cat(each) for each in answers]), torch.cat(labels), _passes_done(steps), max_rise
+        torch.stack([torch.cat(each) for each in answers]),
+        torch.cat(labels),
+        passes_of,
+        max_rise,
+        [step.weight * count for step, count in zip(steps, passes_of)],
+        max_passes=max_passes,
+        reorder=len({id(step.network) for step in steps}) > 1,
     )
     net.stopping = found.to_json()
     return found
@@ -192,6 +114,7 @@ class PassCount:
 def settle(net: Net, x: ModelInput, ask: Ask) -> Settled:
     """Answer a batch step by step; inputs that are settled are left out of the next."""
     rule, steps, passes = stopping_of(net, ask.adaptive), _steps(net, ask), _empty(net, ask)
+    steps = rule.ordered(steps) if len(steps) == len(rule.steps) else steps
     if list(rule.steps) != _passes_done(steps):
         raise UserError(
             f"the rule of adaptive passes was fitted for {list(rule.steps)} passes, not {_passes_done(steps)}: predict "

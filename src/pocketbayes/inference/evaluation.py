@@ -87,6 +87,7 @@ def stream(
     readout: Readout = "sample",
     classes: str = "predicted",
     variance_scale: float = 1.0,
+    adaptive: Any = None,
     on_pass: Callable[[], object] | None = None,
     team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
@@ -94,7 +95,7 @@ def stream(
 
     The arguments are `evaluate`'s.
     """
-    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale).checked()
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     return answers(net, source, ask, on_pass=on_pass, team=team)
 
 

@@ -73,6 +73,56 @@ def export_onnx(
     Raises:
         UserError: If the model has an operation that cannot be exported.
     """
+    return _export(net, Path(path), mode, samples, seed, example, readout, {})
+
+
+def export_members(
+    net: Mixture,
+    path: str | Path,
+    mode: Mode = "sample",
+    samples: int = 30,
+    *,
+    seed: int = 0,
+    example: Any = None,
+    readout: Readout = "probit",
+) -> list[Path]:
+    """Write a graph per member, `NAME-1.onnx`, `NAME-2.onnx`, ..., to be asked one after another.
+
+    The first graph's description has the members' shares and the rule of `fit_stopping`, if there is one.
+
+    Args:
+        net: A mixture.
+        path: The name `NAME.onnx`.
+        mode: As in `export_onnx`.
+        samples: As in `export_onnx`, of each member.
+        seed: As in `export_onnx`.
+        example: As in `export_onnx`.
+        readout: As in `export_onnx`.
+
+    Returns:
+        The files.
+    """
+    if not isinstance(net, Mixture):
+        raise UserError("only a mixture has members to export: use export_onnx for a single network")
+    found = []
+    for number, network in enumerate(members(net), 1):
+        beside = {"shares": net.shares(), "stopping": net.stopping} if number == 1 else {}
+        own = Path(path).with_name(f"{Path(path).stem}-{number}.onnx")
+        _export(network, own, mode, samples, seed, example, readout, beside)
+        found.append(own)
+    return found
+
+
+def _export(
+    net: Net,
+    path: Path,
+    mode: Mode,
+    samples: int,
+    seed: int,
+    example: Any,
+    readout: Readout,
+    beside: dict[str, Any],
+) -> int:
     _check(mode, samples, readout)
     networks = [_ready(network) for network in members(net)]
     x = _example(networks[0], example)
@@ -92,7 +142,7 @@ def export_onnx(
             ) from error
         model = _translate(passes, args, outputs)
     _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)
-    model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed))
+    model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed) | beside)
     data = _serialise(model)
     write_atomically(path, lambda file: file.write(data))
     return len(data)

@@ -17,6 +17,7 @@ from pocketbayes.data.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shifted import corrupted as corrupt_pictures
 from pocketbayes.data.shifted import noisy, rotated
+from pocketbayes.inference.adaptive import stopping_of
 from pocketbayes.inference.diversity import title
 from pocketbayes.inference.prediction import likelihood_of
 from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
@@ -44,6 +45,7 @@ def evaluate_suite(
     corrupted: Corrupted | None = None,
     samples: int = 30,
     propagation: str | None = None,
+    adaptive: Any = None,
     batch_size: int = 256,
     seed: int = 0,
     out: str | Path | None = None,
@@ -70,6 +72,7 @@ def evaluate_suite(
         corrupted: Ready-made corruptions, such as the published files, in place of our own where it has them.
         samples: Passes per image.
         propagation: As in `predict`.
+        adaptive: As in `predict`; the clean measures have the mean number of `passes` then.
         batch_size: Images in flight.
         seed: Of the draws.
         out: A JSON file. What it holds of the same network, data and settings is not measured again; it is written
@@ -83,7 +86,7 @@ def evaluate_suite(
     source = as_source(data)
     _check(net, source, ood or {}, shift)
     given = None if humans is None else check_humans(humans, size_of(source))
-    settings = {
+    settings: dict[str, Any] = {
         "version": VERSION,
         "samples": samples,
         "propagation": propagation,
@@ -94,6 +97,8 @@ def evaluate_suite(
     }
     if shift_images is not None:
         settings["shift_images"] = shift_images
+    if adaptive:
+        settings["adaptive"] = stopping_of(net, adaptive).to_json()
     head = {
         **_about(net, source),
         **(about or {}),
@@ -110,7 +115,7 @@ def evaluate_suite(
     for name in shift:
         parts += SHIFTS[name](source, corrupted)
     missing = [part for part in parts if not part.done(store)]
-    passes = {"samples": samples, "propagation": propagation, "seed": seed}
+    passes = {"samples": samples, "propagation": propagation, "seed": seed, "adaptive": adaptive}
     with display(progress) as bar:
         for number, part in enumerate(missing, len(parts) - len(missing) + 1):
             here = part.source()
