@@ -1,11 +1,11 @@
 # %% [markdown]
-# # Abstain and save: choosing a risk threshold
+# # Abstain: choose a threshold for the risk
 #
-# A wrong answer costs more than a question to a person. A network that knows when it does not know answers the easy
-# cases and hands over the rest. This page chooses the threshold, on data that are not those that it reports on.
+# Often a wrong prediction costs more than asking a person. A network with good uncertainty handles the easy cases and
+# hands over the rest. This page chooses the threshold on validation data and reports on test data.
 #
-# To have mistakes worth avoiding, the networks here see only 300 digits in training. A third of the digits that are
-# no test data is kept to choose by.
+# The networks see only 300 digits in training, so that there are mistakes to avoid. A third of the remaining non-test
+# digits is used to choose thresholds.
 
 # %%
 import torch
@@ -36,10 +36,10 @@ chosen_on = {name: asked(net, *val[:]) for name, net in nets.items()}
 reported = {name: asked(net, *test[:]) for name, net in nets.items()}
 
 # %% [markdown]
-# ## The whole trade
+# ## Risk and coverage
 #
-# Answer only the surest fraction (the coverage) and count the wrong answers among those given (the risk). The lower
-# the curve, the better the network knows what it does not know; its area is one number for that.
+# Keep only the most certain fraction of the predictions (the coverage) and measure the error rate among them (the
+# risk). A lower curve means better uncertainty; its area summarises it in one number.
 
 # %%
 curves = {name: vars(pb.metrics.risk_coverage(-entropy, right)) for name, (entropy, right) in reported.items()}
@@ -48,10 +48,11 @@ for name, curve in curves.items():
 figures.save(calibration.risk_coverage(curves), "risk-against-coverage.png")
 
 # %% [markdown]
-# ## A threshold for a risk
+# ## A threshold for a given risk
 #
-# "At most 2 % of the answers may be wrong." `abstention` finds the largest threshold that keeps this on the
-# validation data. On the test data the risk is near the target, on either side of it: it was chosen on few images.
+# "At most 2 % of the predictions may be wrong." `abstention` finds the largest threshold that satisfies this on the
+# validation data. On the test data the risk is close to the target, above or below it, because the threshold was
+# chosen on few images.
 
 # %%
 for target in (0.05, 0.02, 0.01):
@@ -65,9 +66,9 @@ for target in (0.05, 0.02, 0.01):
         )
 
 # %% [markdown]
-# ## A threshold for a price
+# ## A threshold for given costs
 #
-# If a wrong answer costs 20 and a question to a person 1, no risk has to be guessed: take the threshold with the
+# If a wrong prediction costs 20 and asking a person costs 1, you need no target risk. Take the threshold with the
 # lowest cost on the validation data.
 
 # %%
@@ -97,8 +98,8 @@ figures.save(figure, "cost-against-threshold.png")
 # %% [markdown]
 # ## When the data get worse
 #
-# A threshold was chosen on clean images. Under noise a good network asks more often; how far the promised risk holds
-# is another matter, and has to be measured: a threshold's promise is about data like those that it was chosen on.
+# The threshold was chosen on clean images. With noisy images a good network abstains more often. The chosen risk is
+# valid only for data like the validation data, so measure it.
 
 # %%
 labels = test[:][1]
@@ -115,6 +116,5 @@ for name, net in nets.items():
         )
 
 # %% [markdown]
-# On the command line the same rule is `pocketbayes predict NET image.png --target-risk 0.02`, or `--abstain-above
-# NATS` for a threshold of your own. `examples/watch` runs it over a folder that images arrive in. More: [Trust
-# it](../trust.md).
+# On the command line: `pocketbayes predict NET image.png --target-risk 0.02`, or `--abstain-above NATS` for your own
+# threshold. `examples/watch` applies it to a folder of incoming images. More: [Trust it](../trust.md).

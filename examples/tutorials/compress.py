@@ -1,9 +1,9 @@
 # %% [markdown]
-# # Compress a ResNet-20 to 62 kB and compare its answers
+# # Compress a ResNet-20 to 62 kB and compare its predictions
 #
-# A trained ResNet-20 for CIFAR-10, 915 kB, becomes a file of at most 62 kB, less than two bits a weight, without any
-# training, and is asked the same questions as the network that it came from. The data folder holds CIFAR-10 in
-# torchvision's layout and the given weights as `weights/resnet20-12fca82f.th`; set `POCKETBAYES_DATA` to it.
+# A ResNet-20 trained on CIFAR-10 takes 915 kB. This page compresses it to at most 62 kB, less than two bits per
+# weight, without any training, and compares the predictions of both files. The data folder (`POCKETBAYES_DATA`) must
+# hold CIFAR-10 in torchvision's layout and the pretrained weights as `weights/resnet20-12fca82f.th`.
 
 # %%
 import pocketbayes as pb
@@ -27,10 +27,10 @@ print(f"{given.layout.size:,} weights, {pb.save(given, 'given.pocket'):,} bytes 
 # %% [markdown]
 # ## One sweep
 #
-# Weights become entries of one small codebook. Each takes the entry that is best by distance *and* by the length of
-# its code in the file; what one weight loses, the others of its row make good, as far as the layer's inputs allow;
-# batch norm is corrected relative to the given network. The sweep goes from fine codes to coarse ones and keeps the
-# front of size and validation loss.
+# All weights are coded with one small codebook. Each weight takes the entry with the best trade-off between distance
+# and code length. The other weights of a row compensate its error, using the inputs of the layer. Batch norm is
+# corrected relative to the original network. The sweep goes from fine codes to coarse ones and keeps the Pareto front
+# of size and validation loss.
 
 # %%
 found = pb.compress(given, train, val, max_bytes=BUDGET, samples=1, progress=False)
@@ -40,12 +40,13 @@ print(f"chosen: {found.save('coded.pocket'):,} bytes, {len(found.net.posterior.c
 figures.save(rate_distortion(found.to_json()), "front.png")
 
 # %% [markdown]
-# Another budget needs no other sweep: `found.pick(bits=3)` or `found.pick(max_nll_loss=0.01)`. On the command line all
-# of this is `pocketbayes compress NET --out small.pocket --max-bytes 62000 --quick`.
+# Another budget needs no new sweep: `found.pick(bits=3)` or `found.pick(max_nll_loss=0.01)`. On the command line:
+# `pocketbayes compress NET --out small.pocket --max-bytes 62000 --quick`.
 #
-# ## Compare the answers
+# ## Compare the predictions
 #
-# Plain **rounding** to 2^4 steps per layer takes half as many bytes again. Every network is read back from its file.
+# Plain **rounding** to 2^4 levels per layer needs about half as many bytes again. Each network is read back from its
+# file.
 
 # %%
 print(f"rounded: {pb.save(given, 'rounded.pocket', precision=Precision(means='int4', points='bfloat16')):,} bytes")
@@ -62,8 +63,8 @@ for name, answer in answers.items():
     )
 
 # %% [markdown]
-# Is a difference more than chance? The paired tests ask on the same images: McNemar's of accuracies, Student's of
-# NLLs.
+# Are the differences significant? The tests are paired, on the same images: McNemar's test for accuracy, the paired t
+# test for NLL.
 
 # %%
 for name in ("rounded", "coded"):
@@ -75,6 +76,6 @@ for name in ("rounded", "coded"):
         )
 
 # %% [markdown]
-# `pocketbayes inspect coded.pocket` shows where the bytes are; other sizes, on all test images, are on the page of the
-# [file format](../format.md). A network with learned stds keeps them, one per layer or with each code; several networks
-# are compressed as one mixture, which spends a given size better than one network does.
+# `pocketbayes inspect coded.pocket` shows what the bytes are used for. The page on the [file format](../format.md)
+# has other sizes, on all test images. A network with learned stds keeps them, one per layer or one per code. Several
+# networks can be compressed as one mixture, which uses a given size better than one network does.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Digits in five minutes
 #
-# Train a Bayesian network on the embedded digits, ask it about images that it knows and images that it does not, and
-# carry it away in a file. Nothing is downloaded.
+# Train a Bayesian network on the embedded digits, ask for its uncertainty on familiar and unfamiliar images, and save
+# it in a small file. Nothing is downloaded.
 
 # %%
 import torch
@@ -19,8 +19,8 @@ print(
 # %% [markdown]
 # ## Train
 #
-# Any `nn.Module` will do. `MeanFieldVI` gives each weight a mean and a std, here of 0.1 at first; `beta` says how
-# much the prior counts beside the data. The deterministic network is trained beside it to compare with.
+# Any `nn.Module` works. `MeanFieldVI` gives each weight a mean and a std, here initially 0.1. `beta` is the weight of
+# the KL to the prior. A deterministic network is trained for comparison.
 
 # %%
 torch.manual_seed(0)
@@ -33,14 +33,14 @@ for name, each in {"deterministic": plain, "Bayesian": net}.items():
     print(f"{name:14}", "  ".join(f"{key} {found[key]:.3f}" for key in ("accuracy", "nll", "ece", "brier")))
 
 # %% [markdown]
-# On digits like those that they were trained on, nothing is won: a prior costs a little NLL. What it buys shows
-# below.
+# On test digits from the same distribution the Bayesian network gains nothing, and its NLL is slightly higher. The
+# next sections show what it adds.
 #
-# ## Ask
+# ## Predict
 #
-# `predict` draws the weights 30 times and averages what the networks say. `entropy` is the total uncertainty in nats:
-# the sum of `epistemic` (the drawn networks disagree: more data would help) and `aleatoric` (each of them is in
-# doubt).
+# `predict` draws the weights 30 times and averages the predictions. `entropy` is the total uncertainty in nats. It is
+# the sum of `epistemic` (the drawn networks disagree; more data would help) and `aleatoric` (each network is
+# uncertain).
 
 # %%
 x, y = test[:]
@@ -51,7 +51,7 @@ for name, which in {"right": right, "wrong": ~right}.items():
     print(f"{int(which.sum()):3} {name} answers: ", "  ".join(f"{part} {nats:.3f}" for part, nats in doubts.items()))
 
 # %% [markdown]
-# The digits that it is least sure of, with its answer and the truth:
+# The least certain digits, with prediction and label:
 
 # %%
 worst = answer.entropy.argsort(descending=True)[:8]
@@ -63,10 +63,9 @@ for panel, index in zip(axes[0], worst):
 figures.save(figure, "least-sure.png")
 
 # %% [markdown]
-# ## Ask about what it has never seen
+# ## Predict on unfamiliar images
 #
-# A digit that is turned on its side is no digit that the network was trained on. A network should notice: its answers
-# get worse, and its uncertainty should rise with that.
+# The network was not trained on rotated digits. Its accuracy falls, and its uncertainty should rise.
 
 # %%
 for degrees in (0, 30, 60, 90):
@@ -81,14 +80,14 @@ for degrees in (0, 30, 60, 90):
     )
 
 # %% [markdown]
-# Both are surer than they are right; the Bayesian one is less so, and its networks disagree more than on upright
-# digits. Uncertainty is a help and no guarantee. [Trust it](../trust.md) measures this on other data, on 19
+# Both networks are overconfident on rotated digits. The Bayesian one is less so, and its epistemic uncertainty rises.
+# Uncertainty helps but guarantees nothing. [Trust it](../trust.md) measures it on out-of-distribution data, on 19
 # corruptions and against ensembles.
 #
-# ## Carry it away
+# ## Save
 #
-# `save` writes one file without pickle, which gives the same bits back; `compress` looks for the smallest one within
-# a loss of validation NLL, or the best within a size.
+# `save` writes one file without pickle and restores the same bits. `compress` finds the smallest file within a given
+# increase of validation NLL, or the best file within a given size.
 
 # %%
 print("as it is:  ", pb.save(net, "digits.pocket"), "bytes")

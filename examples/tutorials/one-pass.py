@@ -1,10 +1,9 @@
 # %% [markdown]
 # # One pass instead of thirty
 #
-# Thirty passes cost thirty times as much as one. Two ways of asking need no sampling: `propagation="moments"` carries
-# a mean and a variance through every layer, and `propagation="linear"` takes the first-order effect of all weights at
-# once (the delta method). Both work on any trained network with stds, without retraining. This page measures when to
-# believe them.
+# Thirty passes cost thirty times as much as one. Two propagations need no sampling. `propagation="moments"` carries a
+# mean and a variance through every layer. `propagation="linear"` computes the first-order effect of all weights at
+# once (the delta method). Both work on any trained network with stds. This page measures when to trust them.
 
 # %%
 import torch
@@ -29,9 +28,9 @@ perceptron = trained(pb.models.build("mlp", in_features=64, hidden=[100], out_fe
 # %% [markdown]
 # ## What a pass is worth
 #
-# For each way the NLL on the test images, and its arithmetic as a multiple of one pass at the mean weights. A good
-# NLL can hide a wrong uncertainty, so the epistemic part is compared with that of 500 weight samples, which is as
-# near to the truth as we get: its sum over that of the samples, and the correlation over images.
+# For each propagation: the NLL on the test images, and its arithmetic relative to one pass at the mean weights. A
+# good NLL can hide a wrong uncertainty. So the epistemic part is compared with that of 500 weight samples, our best
+# estimate of the truth: the ratio of the sums, and the correlation over images.
 
 
 # %%
@@ -60,10 +59,10 @@ def compare(net: pb.Network, picture: str) -> None:
 compare(perceptron, "epistemic-of-a-perceptron.png")
 
 # %% [markdown]
-# ## The same of a convolutional network
+# ## A convolutional network
 #
-# A convolution uses one weight at many places, so that its outputs vary together. `moments` treats them as
-# independent: after pooling, its uncertainty comes out too small. `linear` keeps every correlation.
+# A convolution uses one weight at many positions, so its outputs vary together. `moments` treats them as independent,
+# and its uncertainty after pooling is too small. `linear` keeps every correlation.
 
 # %%
 torch.manual_seed(0)
@@ -81,12 +80,13 @@ convolutional = trained(
 compare(convolutional, "epistemic-of-convolutions.png")
 
 # %% [markdown]
-# ## Which to take
+# ## Which one to use
 #
-# Thirty samples where they can be afforded: they assume nothing. `linear` where one pass must do; it is a first-order
-# answer, good while stds are small beside what the weights do. `moments` for networks that were trained with it
-# ([`vdp`](../methods/vdp.md)), or without convolutions. Where only the scale is off, `pb.fit_variance_scale` finds a
-# factor on validation data.
+# - Thirty samples, if you can afford them: they assume nothing.
+# - `linear`, if one pass must do: a first-order method, accurate while the stds are small.
+# - `moments`, for networks that were trained with it ([`vdp`](../methods/vdp.md)) or that have no convolutions.
 #
-# The arithmetic counts products of matrices and convolutions; what a pass costs in seconds depends on the machine,
-# and `benchmarks/propagation.py` times it.
+# If only the scale is wrong, `pb.fit_variance_scale` fits a factor on validation data.
+#
+# The arithmetic counts matrix products and convolutions. The time of a pass depends on the machine;
+# `benchmarks/propagation.py` measures it.

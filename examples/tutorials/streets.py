@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Uncertainty maps on street scenes
 #
-# A class for every pixel, and for every pixel how sure the network is of it. CamVid's street scenes (a folder
-# `camvid` with `{train,val,test}/{images,masks}` in the data folder, `POCKETBAYES_DATA`), a small U-Net, and PBN: 5 %
-# of the weights, those that the loss is most sensitive to, become random. Images are small and training is short, so
-# that the page is made in a minute: the point is the maps, not the accuracy.
+# Predict a class and its uncertainty for every pixel. This page uses CamVid's street scenes (a folder `camvid` with
+# `{train,val,test}/{images,masks}` in the data folder, `POCKETBAYES_DATA`), a small U-Net, and PBN: the 5 % of the
+# weights to which the loss is most sensitive become random. Images are small and training is short, so the page takes
+# a minute; the point is the maps, not the accuracy.
 
 # %%
 import torch
@@ -19,8 +19,8 @@ print(len(train), "scenes to train on,", len(test), "to test on,", train.info.cl
 # %% [markdown]
 # ## Train
 #
-# Sky and road cover most pixels and poles few: `class_weights` weighs each class by how rare it is. Pixels without a
-# class (void) are left out of everything.
+# Sky and road cover most pixels, poles only few. `class_weights` gives rare classes a larger weight. Pixels without a
+# class (void) are ignored everywhere.
 
 # %%
 torch.manual_seed(0)
@@ -44,8 +44,8 @@ print(f"pixels right {found['accuracy']:.3f}, mean IoU {found['miou']:.3f}, NLL 
 # %% [markdown]
 # ## Maps
 #
-# `predict` gives each pixel its probabilities, its total uncertainty (`entropy`) and the part that more data could
-# remove (`epistemic`). Borders and small things light up; so do the places where the answer is wrong.
+# `predict` returns for each pixel the probabilities, the total uncertainty (`entropy`), and the part that more data
+# could remove (`epistemic`). Borders and small objects have a high uncertainty, and so do wrong pixels.
 
 # %%
 x, y = test[:]
@@ -74,8 +74,8 @@ figures.save(figure, "maps.png")
 # %% [markdown]
 # ## Do the maps find the mistakes?
 #
-# Take a wrong pixel and a right one: how often has the wrong one the higher uncertainty (AUROC)? And if the most
-# uncertain pixels are handed to someone else, how many of the others are right?
+# AUROC is the probability that a wrong pixel has a higher uncertainty than a correct one. The table also shows the
+# accuracy that remains after the most uncertain pixels are removed.
 
 # %%
 for name, doubt in {"entropy": answer.entropy, "epistemic": answer.epistemic}.items():
@@ -87,7 +87,7 @@ for name, doubt in {"entropy": answer.entropy, "epistemic": answer.epistemic}.it
 # %% [markdown]
 # ## By class
 #
-# Rare classes are learned worst, and the network says so.
+# Rare classes are learned worst, and the network is less certain about them.
 
 # %%
 names = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]
@@ -99,5 +99,5 @@ for number, name in enumerate(names):
     )
 
 # %% [markdown]
-# CamVid at full size, against an ensemble and mean-field VI: [PBN](../methods/pbn.md). On your own pictures:
+# [PBN](../methods/pbn.md) compares CamVid with an ensemble and mean-field VI. For your own images:
 # `pb.data.load("masks", path=..., classes=...)`.

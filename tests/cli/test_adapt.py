@@ -9,6 +9,9 @@ from typer.testing import CliRunner
 
 import pocketbayes as pb
 from pocketbayes.cli import app
+from pocketbayes.cli.adapt import _load, _trained_preprocessing
+from pocketbayes.data.preprocessing import match_classes
+from pocketbayes.network import members
 
 
 @pytest.mark.filterwarnings("ignore:.*leave the temperature between")
@@ -33,3 +36,50 @@ def test_adapt_makes_file_graph_and_report(tmp_path: Path) -> None:
 def test_adapt_refuses_what_it_cannot_read(tmp_path: Path) -> None:
     ask = ["adapt", "mlp", "--data", "digits", "--out", str(tmp_path / "small.pocket")]
     assert "--weights" in str(CliRunner().invoke(app, ask).output)
+
+
+def write_images(folder: Path, names: str, count: int = 12) -> None:
+    """Write colour images of 16 x 16 pixels, `count` per class."""
+    pillow = pytest.importorskip("PIL.Image")
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = torch.randint(256, (16, 16, 3), dtype=torch.uint8).numpy()
+            pillow.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Path:
+    """A folder with weights of a depthwise network with four classes, their names, and images of two of them."""
+    pytest.importorskip("timm")
+    write_images(tmp_path / "images", "db")
+    (tmp_path / "classes.txt").write_text("a\nb\nc\nd\n")
+    torch.save(pb.models.build("timm:mobilenetv3_small_050", classes=4).state_dict(), tmp_path / "weights.pt")
+    return tmp_path
+
+
+def test_adapt_matches_folders_with_the_models_classes(named: Path) -> None:
+    weights, images, names = (str(named / name) for name in ("weights.pt", "images", "classes.txt"))
+    net, (train, _, test) = _load("timm:mobilenetv3_small_050", Path(weights), images, names, 32, None)
+    assert members(net)[0].info.class_names == ("a", "b", "c", "d")
+    assert {int(train[i][1]) for i in range(len(train))} == {1, 3}
+    assert test.info.input_shape == (3, 32, 32)
+
+
+def test_adapt_asks_for_classes_that_the_data_lack(named: Path) -> None:
+    with pytest.raises(pb.UserError, match="name all with --classes"):
+        _load("timm:mobilenetv3_small_050", named / "weights.pt", str(named / "images"), None, 32, None)
+
+
+def test_adapt_prepares_images_as_timm_trained_its_model(named: Path) -> None:
+    tree = _trained_preprocessing("timm:mobilenetv3_small_050", {"name": "imagefolder"})
+    assert tree["size"] == 224
+    assert tree["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_match_classes_rejects_a_folder_of_another_name(tmp_path: Path) -> None:
+    write_images(tmp_path / "known", "ab")
+    write_images(tmp_path / "other", "ax")
+    known, other = (pb.data.load("imagefolder", "train", path=tmp_path / name) for name in ("known", "other"))
+    with pytest.raises(pb.UserError, match="'x' is not one of the network's classes"):
+        match_classes(other, known.info)

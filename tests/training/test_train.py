@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pocketbayes as pb
 from cases import smooth, tiny_data, tiny_model
 from pocketbayes.base.batch_norm import frozen_batch_norm
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import batches
 from pocketbayes.data.memory import Arrays
 from pocketbayes.training.checks import warn_of_odd_model
 from pocketbayes.training.fitting import TrainingError
@@ -412,11 +412,12 @@ def test_fit_warns_of_inputs_names_and_real_labels() -> None:
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (torch.tensor([0.0, 1.0] * 30), "2 whole numbers as floats.*y.long"),
-        (10 * torch.arange(60), "60 whole numbers in 60 rows.*give floats"),
+        (torch.tensor([0.0, 1.0] * 30), "2 different whole numbers as floats.*y.long"),
+        (10 * torch.arange(60), "60 different integers in 60 rows.*give floats"),
         (torch.tensor([1, 2] * 30), "labels begin at 1"),
     ],
 )
-def test_targets_of_the_wrong_kind_are_told_of(y: Tensor, message: str) -> None:
+def test_fit_warns_of_targets_of_the_wrong_kind(y: Tensor, message: str) -> None:
+    outputs = 1 if y.is_floating_point() else int(y.max()) + 1
     with pytest.warns(UserWarning, match=message):
-        as_source((torch.zeros(60, 2), y))
+        pb.fit("map", torch.nn.Linear(2, outputs), (torch.randn(60, 2), y), epochs=1, progress=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,8 @@ from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
 
 if TYPE_CHECKING:
-    from pocketbayes.data import Dataset
-    from pocketbayes.network import Net
+    from pocketbayes.data import Dataset, Info
+    from pocketbayes.network import Net, Network
 
 MEASURES = ("accuracy", "nll", "ece")
 
@@ -24,33 +25,46 @@ def adapt(
         str, typer.Argument(metavar="MODEL", help="A .pocket file, or a model by name such as timm:resnet18.")
     ],
     data: Annotated[
-        str, typer.Option("--data", help="A folder with a folder of images for each class, or a data set by name.")
+        str, typer.Option("--data", help="An image folder with one subfolder per class, or a data set by name.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The .pocket file; .onnx and .html are written beside it.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="The .pocket file to write; a .onnx and a .html file are written next to it.")
+    ],
     weights: Annotated[
-        Path | None, typer.Option("--weights", help="The trained weights of a model by name (torch or safetensors).")
+        Path | None, typer.Option("--weights", help="Trained weights of a model by name (a torch or safetensors file).")
     ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", min=1, help="Images that the model was trained on, if more than these.")
+        int | None,
+        typer.Option("--examples", min=1, help="Number of images the model was trained on, if more than in --data."),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes",
+            help="All classes of a model by name, in the order of its outputs, if the folders are only some of them: a "
+            "text file with one per line, or `imagenet` (WordNet ids such as n01440764).",
+        ),
     ] = None,
     max_nll_loss: Annotated[
-        float, typer.Option("--max-nll-loss", min=0, help="What compression may cost, in nats.")
+        float,
+        typer.Option("--max-nll-loss", min=0, help="Largest increase in NLL that compression may cause, in nats."),
     ] = 0.01,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per measurement.")] = 10,
     size: Annotated[
-        int | None, typer.Option("--size", min=1, help="Of the images, where the network does not know it.")
+        int | None, typer.Option("--size", min=1, help="Side of the images in pixels, if the network does not know it.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random draws.")] = 0,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Make a trained network Bayesian, small and calibrated with a few hundred images, without training it.
 
-    The stds come from the curvature of the loss, then the weights are compressed, and a temperature and the scores for
-    prediction sets are fitted on validation images. The test images measure the network before and after.
+    Estimates stds from the curvature of the loss, compresses the weights, and fits a temperature and the scores for
+    prediction sets on validation images. Prints accuracy, NLL and ECE on test images before and after.
 
     Examples:
       pocketbayes adapt timm:resnet18 --weights resnet18.safetensors --data photos --out small.pocket
+      pocketbayes adapt timm:resnet18 --weights imagenet.safetensors --classes imagenet --data photos --out small.pocket
       pocketbayes adapt net.pocket --data photos --out small.pocket
     """
     from pocketbayes.files.network_file import save
@@ -65,7 +79,7 @@ def adapt(
     from pocketbayes.training.fitting import bayesianize
 
     if out.suffix != ".pocket":
-        raise UserError(f"--out {out}: a network's file ends in .pocket")
+        raise UserError(f"--out {out}: the name must end in .pocket")
     seconds: dict[str, float] = {}
     begun = time.monotonic()
 
@@ -73,9 +87,9 @@ def adapt(
         seconds[step] = time.monotonic() - begun - sum(seconds.values())
         note(f"{step}: {seconds[step]:.0f} s")
 
-    start, (train, val, test) = _load(model, weights, data, size, data_dir)
+    start, (train, val, test) = _load(model, weights, data, classes, size, data_dir)
     if not isinstance(start, Network):
-        raise UserError(f"{model} is a mixture: adapt one of its networks")
+        raise UserError(f"{model} holds several networks: adapt one of them")
     rows = {"before": evaluate(start, test, samples=1, seed=seed)}
     done("read and measured")
     net: Any = bayesianize(start, MeanFieldVI(), data=train, val=val, examples=examples, seed=seed)
@@ -105,42 +119,88 @@ def adapt(
     show(table([{"": name, **{key: row[key] for key in MEASURES}} for name, row in rows.items()]))
     show(
         f"{out}: {sizes['file']:,} B, {4 * start.layout.size / sizes['file']:.1f} times smaller than float32 weights; "
-        f"measured on {len(test)} test images with {samples} passes; {sum(seconds.values()):.0f} s"
+        f"measured on {len(test)} test images with {samples} weight samples; {sum(seconds.values()):.0f} s in total"
     )
 
 
 def _load(
-    model: str, weights: Path | None, data: str, size: int | None, data_dir: Path | None
+    model: str, weights: Path | None, data: str, classes: str | None, size: int | None, data_dir: Path | None
 ) -> tuple[Net, tuple[Dataset, Dataset, Dataset]]:
-    """Read the network and the three parts of the data, prepared as the network wants them."""
-    from pocketbayes import models
+    """Read the network and the three splits of the data, prepared for the network."""
     from pocketbayes.cli.datasets import load_for
     from pocketbayes.files.network_file import load
-    from pocketbayes.likelihoods import Categorical
     from pocketbayes.network import members
     from pocketbayes.recipes import check_data, network_file
-    from pocketbayes.training.fitting import bayesianize
 
     tree: dict[str, Any] = {"name": "imagefolder", "path": data} if Path(data).is_dir() else {"name": data}
     given = Path(model)
-    net: Net | None = None
     if given.exists():
         net = load(network_file(given))
         info = members(net)[0].info
         size = size or (info.input_shape[-1] if info is not None and len(info.input_shape) == 3 else None)
-    if size is not None and tree["name"] == "imagefolder":
-        tree["size"] = size
+        tree |= _sized(tree, size)
+    elif weights is None:
+        raise UserError(f"no file {model}; for a model by name give its trained weights with --weights")
+    else:
+        tree |= _sized(tree, size) or _trained_preprocessing(model, tree)
+        first = check_data(tree).load("train", data_dir).info
+        if first.classes is None:
+            raise UserError(f"{data} has no classes: adapt is for classification")
+        net = _by_name(model, weights, first, _class_names(classes))
     part = check_data(tree)
-    if net is None:
-        if weights is None:
-            raise UserError(f"no file {model}; for a model by name give its trained weights with --weights")
-        first = part.load("train", data_dir)
-        if first.info.classes is None:
-            raise UserError(f"{data}: adapt is for classes")
-        module = models.build_for(model, first.info.input_shape, first.info.classes)
-        models.load_weights(module, weights)
-        net = bayesianize(module, "map")
-        for network in members(net):
-            network.likelihood, network.info = Categorical(), first.info
     train, val, test = (load_for(given, net, part, split, data_dir) for split in ("train", "val", "test"))
     return net, (train, val, test)
+
+
+def _sized(tree: dict[str, Any], size: int | None) -> dict[str, Any]:
+    return {"size": size} if size is not None and tree["name"] == "imagefolder" else {}
+
+
+def _trained_preprocessing(model: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the size, crop and normalisation with which timm trained a model; nothing for other models."""
+    if not model.startswith("timm:") or tree["name"] != "imagefolder":
+        return {}
+    from pocketbayes import models
+    from pocketbayes.data.description import read_transform
+    from pocketbayes.data.folders import require
+
+    prepared = read_transform(require("timm.data").resolve_model_data_config(models.build(model)))
+    assert prepared.size is not None, "timm's configuration has a size"
+    found = {"size": prepared.size[0], "crop_fraction": prepared.crop_fraction}
+    return {**found, "mean": list(prepared.mean), "std": list(prepared.std)}
+
+
+def _class_names(classes: str | None) -> tuple[str, ...] | None:
+    """Read the names of a network's classes, in the order of its outputs."""
+    from pocketbayes.data.folders import require
+
+    if classes is None:
+        return None
+    if classes == "imagenet":
+        return tuple(require("timm.data").ImageNetInfo().label_names())
+    if not Path(classes).is_file():
+        raise UserError(f"--classes {classes}: no such file; give a text file with one class per line, or imagenet")
+    return tuple(line.strip() for line in Path(classes).read_text().splitlines() if line.strip())
+
+
+def _by_name(model: str, weights: Path, data: Info, names: tuple[str, ...] | None) -> Network:
+    """Build a model by name, with its trained weights and the description of its data."""
+    from pocketbayes import models
+    from pocketbayes.likelihoods import Categorical
+    from pocketbayes.network import Network
+    from pocketbayes.training.fitting import bayesianize
+
+    if names is not None:
+        data = replace(data, classes=len(names), class_names=names)
+    assert data.classes is not None, "adapt is for classification"
+    module = models.build_for(model, data.input_shape, data.classes)
+    try:
+        models.load_weights(module, weights)
+    except UserError as error:
+        if names is not None:
+            raise
+        raise UserError(f"{error}; if the data lack some of the network's classes, name all with --classes") from None
+    network = bayesianize(module, "map")
+    assert isinstance(network, Network), "a point estimate is one network"
+    network.likelihood, network.info = Categorical(), data
+    return network

@@ -24,9 +24,9 @@ def recipe_beside(file: Path) -> Recipe | None:
 def data_of(
     file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
 ) -> tuple[DataPart, dict[str, Any]]:
-    """Return the data to measure on, with the options of the run if it is the same data set.
+    """Return the data to measure on and the options of out-of-distribution data.
 
-    And options of other data.
+    The data have the options of the run if they are the same data set.
     """
     from pocketbayes.data import names
     from pocketbayes.network import members
@@ -50,12 +50,15 @@ def data_of(
 
 
 def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
-    """Return a split of the data, scaled as the network's own were unless their options say how, and known to fit."""
-    from pocketbayes.data.preprocessing import match_preprocessing
+    """Return a split of the data that fits the network: scaled as in training unless options say how, same classes."""
+    from pocketbayes.data.folders import ImageFiles
+    from pocketbayes.data.preprocessing import match_classes, match_preprocessing
     from pocketbayes.network import members
 
     dataset = part.load(split, data_dir)  # type: ignore[arg-type]
     info = members(net)[0].info
+    if info is not None and isinstance(dataset, ImageFiles):
+        dataset = match_classes(dataset, info)
     if info is not None and not part.settings.keys() & {"mean", "std"}:
         dataset = match_preprocessing(dataset, info)
     check_fit(file, net, dataset)

@@ -1,4 +1,4 @@
-"""Whatever a user has as data, as batches in an order that a seed decides."""
+"""Convert user data to batches in a seeded order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from pocketbayes.data.memory import Arrays
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, describe_inputs, split_batch
 from pocketbayes.data.out_of_depth import feature_range
 from pocketbayes.data.tensors import as_tensor
-from pocketbayes.data.validate import warn_of_odd_targets
 
 Source = TorchDataset | DataLoader
 VALUES_IN_FLIGHT = 32 * 3 * 224 * 224
@@ -42,7 +41,6 @@ def as_source(value: Any) -> Source:
             y = _as_float(y).reshape(len(y), -1)
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
                 warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
-        warn_of_odd_targets(y)
         value = Arrays(_as_float(x), y, _info_of(x, y))
     elif isinstance(value, (tuple, list)) and any(isinstance(part, Tensor | np.ndarray) for part in value):
         raise UserError(

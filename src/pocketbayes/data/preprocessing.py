@@ -1,4 +1,4 @@
-"""Prepare other data as a network's own: in the same size, by the same means and stds."""
+"""Prepare other data like a network's own: the same size, normalisation and order of classes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn.functional import interpolate
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset, Info, Pictures
+from pocketbayes.data.folders import ImageFiles
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.normalise import Normalise
 
@@ -39,6 +40,29 @@ def match_preprocessing(other: Dataset, own: Info) -> Dataset:
         if other.x.shape[1] == len(own.mean) and other.scale != scale:
             return other.unscaled().scaled(*scale)
     return other
+
+
+def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
+    """Return image files labelled in the order of the network's class names; folders may cover only some of them.
+
+    Raises:
+        UserError: If a folder is not named after one of the classes.
+    """
+    names, known = files.info.class_names, own.class_names
+    if names is None or known is None or names == known:
+        return files
+    strange = next((name for name in names if name not in known), None)
+    if strange is not None:
+        raise UserError(f"{files.root}: folder {strange!r} is not one of the network's classes ({_shortened(known)})")
+    table = torch.tensor([known.index(name) for name in names])
+    files = copy.copy(files)
+    files.labels = table[files.labels]
+    files.info = replace(files.info, classes=len(known), class_names=known)
+    return files
+
+
+def _shortened(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 class Resized(Pictures):

@@ -50,25 +50,25 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
 
 
 def warn_of_odd_targets(y: Tensor) -> None:
-    """Report so where real numbers look like classes, or whole numbers like the targets of a regression."""
+    """Warn where floats look like classes, or integers like the targets of a regression."""
     if y.ndim > 2 or y.flatten().shape != y.shape[:1] or not len(y):
         return
     different = len(y.unique())
     if y.is_floating_point():
         if 2 <= different <= FEW and len(y) >= 5 * different and bool((y == y.round()).all() and y.min() >= 0):
             warnings.warn(
-                f"y holds {different} whole numbers as floats, which are taken for a regression: for classes give "
-                "whole numbers (y.long())",
+                f"y holds {different} different whole numbers as floats and is taken for a regression: for classes "
+                "give integers, y.long()",
                 stacklevel=4,
             )
     elif different > max(FEW, len(y) / 5) and int(y.max()) >= SPARSE * different:
         warnings.warn(
-            f"y holds {different} whole numbers in {len(y)} rows, which are taken for classes: for a regression give "
-            "floats",
+            f"y holds {different} different integers in {len(y)} rows and is taken for classes: for a regression give "
+            "floats, y.float()",
             stacklevel=4,
         )
     elif int(y.min()) > 0 and different > 1:
-        warnings.warn(f"labels begin at {int(y.min())}: classes before it never occur; count from 0", stacklevel=4)
+        warnings.warn(f"labels begin at {int(y.min())}: lower classes never occur; number them from 0", stacklevel=4)
 
 
 def _check_shapes(x: ModelInput, y: Tensor, info: Info) -> None:

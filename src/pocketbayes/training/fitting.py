@@ -21,6 +21,7 @@ from pocketbayes.data import Info
 from pocketbayes.data.batches import Source, as_source, info_of
 from pocketbayes.data.description import describe_source
 from pocketbayes.data.memory import Arrays
+from pocketbayes.data.validate import warn_of_odd_targets
 from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import SWAG, Deterministic, Laplace, Method, VariationalMethod
@@ -91,6 +92,8 @@ def fit(
         given = {"val": val, "seed": seed, "likelihood": likelihood, "info": info, "training": training, **settings}
         return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
+    if isinstance(source, Arrays) and source is not train:
+        warn_of_odd_targets(source.y)  # arrays of the user's own, whose task is guessed from their type
     _check_features(source, validation)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
