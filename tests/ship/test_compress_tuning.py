@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.ship.compression import compress, sweep
-from pocketbayes.ship.compression.coding import Recipe, Weights, code
+from pocketbayes.ship.compression.coding import Recipe, Weights, code, codebook_of
 from pocketbayes.ship.compression.tuning import difference, tune
 
 
@@ -35,7 +35,6 @@ def trained() -> Network:
 
 def tuned(net: Network, steps: int, stop_after: int = 1000, **settings: Any) -> tuple[Network, list[float]]:
     recipe = Recipe(0.6)
-    result = code(net, recipe, [None])
     losses: list[float] = []
 
     def see(loss: float) -> None:
@@ -43,9 +42,9 @@ def tuned(net: Network, steps: int, stop_after: int = 1000, **settings: Any) -> 
         if len(losses) == stop_after:
             raise InterruptedError
 
-    assert isinstance(result.net, Network)
+    weights = Weights.of(net, recipe)
     made = tune(
-        Weights.of(net, recipe), result.codebook, result.values[0], result.net, points(300, 0), steps,
+        weights, codebook_of([weights], recipe), [None] * len(net.layout), points(300, 0), [points(300, 0)[0]], steps,
         on_step=see, **settings,
     )  # fmt: skip
     return made, losses

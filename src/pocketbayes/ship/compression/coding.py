@@ -14,7 +14,7 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
 from pocketbayes.plane.plane_codes import PlaneCodebook, fit_plane_codebook, importance_of
-from pocketbayes.posteriors import Coded
+from pocketbayes.posteriors import Coded, Posterior
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_sizes
 from pocketbayes.ship.compression.feedback import code_with_feedback
 
@@ -47,17 +47,10 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Result:
-    """A coded network and what training goes on from.
-
-    Attributes:
-        net: The network.
-        codebook: Of all its members.
-        values: For each member the values (n,) that were coded, in the units of the codebook.
-    """
+    """A coded network and the codebook of all its members."""
 
     net: Net
     codebook: AnyCodebook
-    values: Sequence[Tensor]
 
 
 def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
@@ -71,13 +64,17 @@ def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
     networks = members(net)
     with torch.no_grad():
         weights = [Weights.of(network, recipe) for network in networks]
-        codebook = _rounded(_fit(weights, recipe))
-        coded = [
-            own.code(codebook, inputs or [None] * len(own.network.layout)) for own, inputs in zip(weights, moments)
+        codebook = codebook_of(weights, recipe)
+        made = [
+            own.build(codebook, own.code(codebook, inputs or [None] * len(own.network.layout))[0])
+            for own, inputs in zip(weights, moments)
         ]
-        made = [own.build(codebook, index) for own, (index, _) in zip(weights, coded)]
-    found = Mixture(made, net.weights) if isinstance(net, Mixture) else made[0]
-    return Result(found, codebook, [values for _, values in coded])
+    return Result(Mixture(made, net.weights) if isinstance(net, Mixture) else made[0], codebook)
+
+
+def codebook_of(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
+    """Fit one codebook to the weights of all members, rounded to what a file keeps."""
+    return _rounded(_fit(weights, recipe))
 
 
 def _fit(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
@@ -155,21 +152,37 @@ class Weights:
             return codebook.assign(values)
         return codebook.assign(values, self.scaled_std[places], self.importance[places])
 
-    def code(self, codebook: AnyCodebook, moments: Moments) -> tuple[Tensor, Tensor]:
-        """Return codes (n,), errors fed back, and the values they were given to, in units of the codebook."""
+    def code(
+        self,
+        codebook: AnyCodebook,
+        moments: Moments,
+        values: Tensor | None = None,
+        share: tuple[float, float] = (0.0, 1.0),
+    ) -> tuple[Tensor, Tensor]:
+        """Code the weights, errors fed back.
+
+        Args:
+            codebook: The codes.
+            moments: Of the inputs of each slot.
+            values: (n,) in place of the means; what is before the share stays.
+            share: Where in the columns of each slot coding starts and stops.
+
+        Returns:
+            Codes (n,), -1 outside of the share, and the values that they were given to, with the errors of others.
+        """
         layout = self.network.layout
-        index, values = [], []
-        for slot, weight, own in zip(layout.slots, layout.views(self.mean), moments):
+        index, coded = [], []
+        for slot, weight, own in zip(layout.slots, layout.views(self.mean if values is None else values), moments):
 
             def assign(values: Tensor, places: Tensor, start: int = slot.start) -> tuple[Tensor, Tensor]:
                 factor = self.factor[start + places]
                 codes = self.choose(codebook, values / factor, start + places)
                 return codes, codebook.centres[codes] * factor
 
-            codes, coded = code_with_feedback(weight, own, assign)
+            codes, fed = code_with_feedback(weight, own, assign, share)
             index.append(codes.flatten())
-            values.append(coded.flatten())
-        return torch.cat(index), torch.cat(values) / self.factor
+            coded.append(fed.flatten())
+        return torch.cat(index), torch.cat(coded)
 
     def build(self, codebook: AnyCodebook, index: Tensor) -> Network:
         """Return a copy of the network with these codes; entries out of use vanish from its codebook."""
@@ -181,7 +194,7 @@ class Weights:
         posterior = Coded(
             self.network.layout, index, codebook.centres[codes], self.scale, std, units=units, std_units=std_units
         )
-        return _with_posterior(self.network, posterior)
+        return with_posterior(self.network, posterior)
 
 
 def _root_mean_square(values: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -190,10 +203,10 @@ def _root_mean_square(values: Tensor, sizes: Sequence[int]) -> Tensor:
     return (sums / torch.tensor(sizes, device=values.device).clamp(min=1)).sqrt().to(values.dtype)
 
 
-def _with_posterior(network: Network, posterior: Coded) -> Network:
+def with_posterior(network: Network, posterior: Posterior) -> Network:
     """Copy the network with another posterior."""
     model = copy.deepcopy(network.model)
-    propagation = network.propagation if posterior.std_units != "none" else "mean"
+    propagation = network.propagation if posterior.noise_size else "mean"
     made = Network(
         model,
         posterior,

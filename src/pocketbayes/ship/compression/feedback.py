@@ -22,26 +22,44 @@ Assign = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes weights (g, r) and their positions in the slot (g, r); returns codes and the values these stand for."""
 
 
-def code_with_feedback(weight: Tensor, moments: Tensor | None, assign: Assign) -> tuple[Tensor, Tensor]:
-    """Code one slot.
+def code_with_feedback(
+    weight: Tensor, moments: Tensor | None, assign: Assign, share: tuple[float, float] = (0.0, 1.0)
+) -> tuple[Tensor, Tensor]:
+    """Code one slot, or a share of its columns.
 
     Args:
-        weight: The slot's weights, in their shape.
+        weight: The slot's weights, in their shape; columns before the share have been coded and stay.
         moments: As `input_moments` gives them.
         assign: The choice of codes.
+        share: Where in the columns, from 0 to 1, coding starts and stops.
 
     Returns:
-        Codes in the weight's shape, and the values that were coded: the weights with the errors of others added.
+        Codes in the weight's shape, -1 outside of the share, and the values that were coded or are still to be: the
+        weights with the errors of others added.
     """
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
     if moments is None:
-        return assign(weight.reshape(1, -1), places.view(1, -1))[0].view(weight.shape), weight.clone()
-    blocks, columns = moments.shape[0], moments.shape[1]
+        blocks, columns = 1, weight.numel() // max(weight.shape[0], 1) if weight.ndim else 1
+    else:
+        blocks, columns = moments.shape[0], moments.shape[1]
+    first, last = (round(end * columns) for end in share)
     values, where = (_as_blocks(each, blocks, columns).clone() for each in (weight, places))
-    share = _error_shares(moments).to(weight.dtype)
-    codes = torch.empty_like(where)
-    for start in range(0, columns, BLOCK):
-        stop = min(start + BLOCK, columns)
+    codes = torch.full_like(where, -1)
+    if moments is None:
+        codes[:, :, first:last] = assign(values[:, :, first:last], where[:, :, first:last])[0]
+    else:
+        _code_columns(values, codes, where, _error_shares(moments).to(weight.dtype), assign, range(first, last))
+    index = torch.empty_like(places).flatten()
+    coded = torch.empty_like(weight).flatten()
+    index[where.flatten()] = codes.flatten()
+    coded[where.flatten()] = values.flatten()
+    return index.view(weight.shape), coded.view(weight.shape)
+
+
+def _code_columns(values: Tensor, codes: Tensor, where: Tensor, share: Tensor, assign: Assign, columns: range) -> None:
+    """Code these columns one after another; change codes and the values of later columns in place."""
+    for start in range(columns.start, columns.stop, BLOCK):
+        stop = min(start + BLOCK, columns.stop)
         errors = torch.empty_like(values[:, :, start:stop])
         for column in range(start, stop):
             codes[:, :, column], decoded = assign(values[:, :, column], where[:, :, column])
@@ -50,13 +68,8 @@ def code_with_feedback(weight: Tensor, moments: Tensor | None, assign: Assign) -
             if column + 1 < stop:
                 ahead = share[:, None, column, column + 1 : stop]
                 values[:, :, column + 1 : stop].addcmul_(error[:, :, None], ahead, value=-1)
-        if stop < columns:
+        if stop < values.shape[2]:
             values[:, :, stop:].baddbmm_(errors, share[:, start:stop, stop:], alpha=-1)
-    index = torch.empty_like(places).flatten()
-    coded = torch.empty_like(weight).flatten()
-    index[where.flatten()] = codes.flatten()
-    coded[where.flatten()] = values.flatten()
-    return index.view(weight.shape), coded.view(weight.shape)
 
 
 def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:

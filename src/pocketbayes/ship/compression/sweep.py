@@ -25,6 +25,7 @@ from pocketbayes.ship.compression.coding import (
     Result,
     Weights,
     code,
+    codebook_of,
     estimate_bytes,
     round_points,
 )
@@ -48,6 +49,8 @@ HOPELESS = 1.0
 """Nats of loss beyond which no coarser point is measured."""
 TUNINGS = 3
 """Networks that are trained at most."""
+TUNED_MARGIN = 1.01
+"""Factor of lambda that keeps a trained network, whose codes differ a little, within a size."""
 COARSER = 1.4
 """Factor of lambda between two of them, as long as a loss allows it."""
 CHECK_SAMPLES = 30
@@ -225,11 +228,15 @@ class _Sweep:
         return Packed.of(self.finish(self.code(recipe, count).net), CODED_PRECISION)
 
     def code(self, recipe: Recipe, count: int | None = None) -> Result:
+        net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
+        return code(net, recipe, self.input_moments()[:count])
+
+    def input_moments(self) -> list[list[Tensor | None]]:
+        """Return the moments of all inputs, measured once."""
         if not self.moments:
             examples = sum(map(len, self.calibration))
             self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
-        net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
-        return code(net, recipe, self.moments[:count])
+        return self.moments
 
     def fill(self, limit: int, count: int | None) -> None:
         """Choose the units of the codebook by the first member, then fill a size with ever fewer members."""
@@ -261,29 +268,27 @@ class _Sweep:
         return made
 
     def tuned(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
-        """Code the network, or the first members of a mixture, train and measure it."""
+        """Code and train the network, or the first members of a mixture, and measure it."""
         how = {**self.how(recipe, count), "steps": steps}
 
         def make() -> Packed:
-            result = self.code(recipe)
-            self.finish(result.net)
+            weights = [Weights.of(network, recipe) for network in members(self.net)[:count]]
+            codebook = codebook_of(weights, recipe)
             trained = []
-            for number, (network, start, values) in enumerate(
-                zip(members(self.net)[:count], members(result.net), result.values)
-            ):
+            for number, (own, moments) in enumerate(zip(weights, self.input_moments())):
                 self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
-                weights = Weights.of(network, recipe)
-                checkpoint = self.store.path(how, f".{number}.tuning")
                 trained.append(
                     tune(
-                        weights, result.codebook, values, start, self.train, steps,
-                        seed=self.seed, checkpoint=checkpoint, on_step=lambda loss: self.bar.advance(1, loss=loss),
+                        own, codebook, moments, self.train, self.calibration, steps,
+                        seed=self.seed, checkpoint=self.store.path(how, f".{number}.tuning"),
+                        on_step=lambda loss: self.bar.advance(1, loss=loss),
                     )
                 )  # fmt: skip
             made: Net = trained[0]
             if isinstance(self.net, Mixture):
                 made = Mixture(trained, prefix(self.net, len(trained)).weights)
-            return Packed.of(self.finish(made), CODED_PRECISION)
+            round_points(made)
+            return Packed.of(made, CODED_PRECISION)
 
         return self.measure(make, how)
 
@@ -292,11 +297,9 @@ class _Sweep:
         before = self.trials[0]
         limit = budget.limit(self.weights)
         chosen = choose(self.of_recipe(), budget, before, self.weights)
-        lam = chosen.how.get("lam", self.recipe.lam)
-        # Codes in the plane do not move while training; those on a line do.
-        recipe = replace(self.recipe, std_units="layer") if self.recipe.std_units == "code" else self.recipe
+        lam = chosen.how.get("lam", self.recipe.lam) * (1 if limit is None else TUNED_MARGIN)
         for _ in range(TUNINGS):
-            trial = self.tuned(replace(recipe, lam=lam), steps, chosen.how.get("members"))
+            trial = self.tuned(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
             fits = _fits(trial, budget, before, self.weights)
             if limit is not None:
                 if fits:

@@ -1,16 +1,17 @@
-"""Training of coded weights: straight-through, with assignments that move and pay for their length.
+"""Training of coded networks: code a part of the weights, train the rest to make good what was lost, code more.
 
-The values under the codes are trained by the gradients of the coded weights, and codes are renewed every few steps, so
-that a weight may change its code and pays for its length. The codebook stays: new centres would move every boundary,
-and with it many codes whose errors others have made good. The teacher is the network itself
-before coding: its answers to augmented and mixed inputs, so no targets are needed.
+A share of each layer's columns is coded, errors fed back within the layer; the weights that are still free then learn,
+by exact gradients, to make good what their layer alone could not (as in incremental network quantisation, Zhou et al.
+2017). At the end all are coded, and only biases and normalisation learn. Codes never move once they are given, so
+nothing undoes the feedback, as straight-through training does. The teacher is the network itself before coding: its
+answers to augmented and mixed inputs, so no targets are needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,20 @@ from pocketbayes.base.batch_norm import batch_norms_to_eval
 from pocketbayes.data.augment import random_crop, random_flip
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
+from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
-from pocketbayes.plane.codes import Codebook
-from pocketbayes.ship.compression.coding import AnyCodebook, Weights
+from pocketbayes.posteriors import Point
+from pocketbayes.ship.compression.coding import AnyCodebook, Moments, Weights, with_posterior
 
 BATCH_SIZE = 96
-RATE = 1e-3
-"""Learning rate of the values, in standard deviations of all of them."""
+RATE = 3e-3
+"""Learning rate of the weights, in standard deviations of all of them."""
 POINT_RATE = 1e-3
 WARMUP = 10
-RENEWAL = 5
-"""Steps between renewals of the codes."""
+SHARES = (0.5, 0.75, 0.9, 1.0)
+"""The columns that are coded at the start of each stage."""
+TEMPERATURE = 2.0
+"""Softens both networks' answers: training examples leave little to learn from a sure teacher."""
 SAVING = 50
 """Steps between checkpoints."""
 KIND = "tuning"
@@ -41,68 +45,64 @@ KIND = "tuning"
 def tune(
     weights: Weights,
     codebook: AnyCodebook,
-    values: Tensor,
-    start: Network,
+    moments: Moments,
     train: Any,
+    calibration: Sequence[Any],
     steps: int,
     *,
     seed: int = 0,
     checkpoint: Path | None = None,
     on_step: Callable[[float], object] = lambda loss: None,
 ) -> Network:
-    """Train a coded network to answer like the one it came from.
+    """Code a network step by step and train it to answer like the one it came from.
 
     Args:
-        weights: The weights of the network before coding, which is the teacher.
-        codebook: Of the coded network.
-        values: (n,) the values that were coded, in units of the codebook.
-        start: The coded network.
+        weights: The weights of the network, which is the teacher.
+        codebook: Their codes.
+        moments: Of the inputs of each slot.
         train: Training data; targets are not used, except that whole numbers mean classes.
+        calibration: Batches that batch norm is corrected on after each coding.
         steps: Steps of `BATCH_SIZE` examples.
         seed: Of order, augmentation and mixing.
         checkpoint: A file from which training resumes and to which it is saved every `SAVING` steps.
-        on_step: Told the loss of each step.
+        on_step: Receives the loss of each step.
 
     Returns:
-        The trained network, coded.
+        The trained network, coded, its batch norm corrected.
     """
-    if not isinstance(codebook, Codebook):
-        raise TypeError("codes in the plane are not trained")
     teacher = weights.network
     target = teacher.posterior.moments()[0].detach()
-    latent = nn.Parameter(values.clone())
-    points = [parameter for parameter in start.model.parameters() if parameter.requires_grad]
-    rate = RATE * float(values.std())
-    groups = [{"params": [latent], "lr": rate}, {"params": points, "lr": POINT_RATE}]
+    student = _Student.of(weights)
+    rate = RATE * float(target.std())
+    groups = [{"params": [student.latent], "lr": rate}, {"params": student.points, "lr": POINT_RATE}]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    state = _State(latent, points, optimizer, codebook)
-    first = state.load(checkpoint)
-    index = state.codebook.assign(latent.detach())
-    start.train()
-    batch_norms_to_eval(start.model)  # the statistics were corrected; those of mixed inputs would be others
+    first = student.load(checkpoint, optimizer)
+    old = batch_norm_statistics([teacher], calibration)[1][0] if batch_norms(teacher) else []
     with torch.random.fork_rng(devices=[]):
         stream = _stream(train, seed, first)
         for step in range(first, steps):
+            while student.stage < len(SHARES) and step >= steps * student.stage // len(SHARES):
+                student.code_more(codebook, moments)
+                if old:
+                    own = batch_norm_statistics([student.net], calibration)[1][0]
+                    correct_statistics(student.net, own, teacher, old)
             torch.manual_seed(hash((seed, step)))  # also for data sets that augment
             x, y = next(stream)
             x = _varied(x.to(target.device), train)
             factor = min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
             for group, base in zip(optimizer.param_groups, (rate, POINT_RATE)):
                 group["lr"] = base * factor
-            if step % RENEWAL == 0:
-                index = state.codebook.assign(latent.detach())
-            coded = state.codebook.centres[index] + (latent - latent.detach())
             with torch.no_grad():
                 wanted = teacher.run_at(target, x)
-            loss = difference(start.run_at(coded * weights.factor, x), wanted, y)
+            loss = difference(student.net.run_at(student.latent, x), wanted, y)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            student.step(optimizer)
             on_step(float(loss.detach()))
             if (step + 1) % SAVING == 0:
-                state.save(checkpoint, step + 1)
-    made = weights.build(state.codebook, state.codebook.assign(latent.detach()))
-    made.model.load_state_dict(start.model.state_dict())
+                student.save(checkpoint, optimizer, step + 1)
+    made = weights.build(codebook, student.index)
+    made.model.load_state_dict(student.net.model.state_dict())
     return made.eval()
 
 
@@ -110,41 +110,84 @@ def difference(outputs: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy to the teacher's classes, or the squared error in units of the teacher's variance."""
     if y.is_floating_point():
         return F.mse_loss(outputs, wanted) / wanted.var().clamp(min=1e-12)
-    return F.cross_entropy(outputs, wanted.softmax(1))
+    soft = (wanted / TEMPERATURE).softmax(1)
+    return TEMPERATURE**2 * F.cross_entropy(outputs / TEMPERATURE, soft)
 
 
-class _State:
-    """What a checkpoint holds."""
+@dataclass
+class _Student:
+    """A network of which a part is coded.
 
-    def __init__(
-        self, latent: nn.Parameter, points: list[nn.Parameter], optimizer: torch.optim.Adam, codebook: Codebook
-    ) -> None:
-        self.latent, self.points, self.optimizer, self.codebook = latent, points, optimizer, codebook
+    Attributes:
+        weights: Of the teacher.
+        net: The network, at `latent`.
+        latent: (n,) values of all weights: decoded where there is a code.
+        index: (n,) codes, -1 where there is none yet.
+        stage: How often weights have been coded.
+    """
 
-    def save(self, path: Path | None, step: int) -> None:
+    weights: Weights
+    net: Network
+    latent: nn.Parameter
+    index: Tensor
+    stage: int = 0
+
+    @classmethod
+    def of(cls, weights: Weights) -> _Student:
+        posterior = Point(weights.network.layout, weights.mean)
+        net = with_posterior(weights.network, posterior).train()
+        batch_norms_to_eval(net.model)  # the statistics are corrected; those of mixed inputs would be others
+        return cls(weights, net, posterior.mean, torch.full_like(posterior.mean, -1, dtype=torch.long))
+
+    @property
+    def points(self) -> list[nn.Parameter]:
+        """What is trained beside the weights."""
+        return [parameter for parameter in self.net.model.parameters() if parameter.requires_grad]
+
+    @torch.no_grad()
+    def code_more(self, codebook: AnyCodebook, moments: Moments) -> None:
+        """Code the columns of the next stage."""
+        share = (SHARES[self.stage - 1] if self.stage else 0.0, SHARES[self.stage])
+        codes, values = self.weights.code(codebook, moments, self.latent, share)
+        new = codes >= 0
+        self.index = torch.where(new, codes, self.index)
+        decoded = codebook.centres[codes.clamp(min=0)] * self.weights.factor
+        self.latent.copy_(torch.where(new, decoded, torch.where(self.index >= 0, self.latent, values)))
+        self.stage += 1
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Train what has no code."""
+        held = self.latent.clone()
+        optimizer.step()
+        self.latent.copy_(torch.where(self.index >= 0, held, self.latent))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return everything but the optimiser's state."""
+        return {"latent": self.latent, "index": self.index, **self.net.model.state_dict(prefix="model.")}
+
+    def save(self, path: Path | None, optimizer: torch.optim.Optimizer, step: int) -> None:
         if path is None:
             return
         tree = {
             "step": step,
-            "latent": self.latent.detach(),
-            "points": [point.detach() for point in self.points],
-            "moments": [dict(self.optimizer.state[p]) for p in (self.latent, *self.points)],
-            "centres": self.codebook.centres,
-            "bits": self.codebook.bits,
+            "stage": self.stage,
+            "tensors": {name: tensor.detach() for name, tensor in self._tensors().items()},
+            "moments": [dict(optimizer.state[p]) for p in (self.latent, *self.points)],
         }
         container.write(path, tree, KIND)
 
     @torch.no_grad()
-    def load(self, path: Path | None) -> int:
+    def load(self, path: Path | None, optimizer: torch.optim.Optimizer) -> int:
         """Return the number of steps that have been taken."""
         if path is None or not path.is_file():
             return 0
         tree = container.read(path, KIND)
-        for parameter, value in zip((self.latent, *self.points), (tree["latent"], *tree["points"])):
-            parameter.copy_(value)
+        for name, tensor in self._tensors().items():
+            tensor.copy_(tree["tensors"][name])
         for parameter, moments in zip((self.latent, *self.points), tree["moments"]):
-            self.optimizer.state[parameter] = moments
-        self.codebook = replace(self.codebook, centres=tree["centres"], bits=tree["bits"])
+            optimizer.state[parameter] = moments
+        self.stage = int(tree["stage"])
         return int(tree["step"])
 
 
