@@ -1,4 +1,4 @@
-"""What training minimises: NLL + beta KL / N, its two terms always kept apart."""
+"""Likelihoods and the weight of the KL: training minimises NLL + beta KL / N and reports both terms separately."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Likelihood(nn.Module, ABC):
         return torch.stack([-self.nll(*pair) for pair in pairs])
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is predicted for a target, and the std of its noise: the output itself, and 0, if not known."""
+        """Return the predicted target and the std of its noise; the output and 0 if unknown."""
         return output, torch.zeros_like(output)
 
     def measures(self, mean: Tensor, target: Tensor) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ class Likelihood(nn.Module, ABC):
         return {}
 
     def outputs_for(self, targets: int) -> int:
-        """Return the number of outputs for this many numbers in a target."""
+        """Return the number of outputs for targets of this size."""
         return targets
 
     def config(self) -> dict[str, Any]:
@@ -158,9 +158,9 @@ class Categorical(Likelihood):
         return (each * weights).sum() / weights.sum().clamp(min=1e-12)
 
     def _correlated_nll(self, log_probs: Tensor, covariance: Tensor, wanted: Tensor) -> Tensor:
-        """Return the same with all covariances S.
+        """Compute the NLL of logits with covariance S.
 
-        Tr(J S) / 2 more, or -log N(label; p, J S J^T), J = diag(p) - p p^T.
+        Adds tr(J S) / 2, or returns -log N(label; p, J S J^T), with J = diag(p) - p p^T.
         """
         probs = log_probs.exp()
         jacobian = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
@@ -252,7 +252,7 @@ def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
 
 
 def check_output(output: object) -> None:
-    """Raise `UserError` if a model's output is no tensor but, say, a tuple or another library's container."""
+    """Raise `UserError` if a model's output is not a tensor."""
     if not isinstance(output, Tensor):
         raise UserError(
             f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
@@ -284,12 +284,12 @@ def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 
 def task_of(likelihood: nn.Module | None) -> Task:
-    """Return what a network's outputs are; a network without a likelihood tells classes."""
+    """Return the task of a network's outputs; a network without a likelihood is a classifier."""
     return likelihood.task if isinstance(likelihood, Likelihood) else "classification"
 
 
 def default_likelihood(task: str, ignore_index: int | None = None) -> Likelihood:
-    """Return the usual likelihood: Gaussian noise that is learned for a regression, else classes."""
+    """Return the default likelihood: learned Gaussian noise for regression, else categorical."""
     return GaussianNoise("learned") if task == "regression" else Categorical(ignore_index=ignore_index)
 
 

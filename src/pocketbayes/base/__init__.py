@@ -1,1 +1,1 @@
-"""What every other package builds on: errors, files written whole, process groups, progress."""
+"""Parts that every other package builds on: errors, atomic files, process groups, progress."""

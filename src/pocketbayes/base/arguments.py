@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions take."""
+"""Checks of arguments that many functions share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch and instance norm that stays as it is."""
+"""Batch and instance norm with fixed running statistics."""
 
 from __future__ import annotations
 

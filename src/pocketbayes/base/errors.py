@@ -1,4 +1,4 @@
-"""The one exception for mistakes a user can mend: the command line prints its line and exits with 2."""
+"""Exceptions for mistakes that a user can fix; the command line prints them as one line and exits with code 2."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 
 class UserError(ValueError):
-    """A wrong name, file, value or model. The message names the thing, the place and the way out."""
+    """A wrong name, file, value or model. The message says what is wrong, where, and what to do."""
 
 
 class NoSplitError(UserError):
-    """Data that come without the split that was asked for."""
+    """Data without the requested split."""
 
 
 class NotFiniteAnswersError(UserError):
-    """A network that answers with what is no number."""
+    """A network whose outputs are NaN or infinite."""
 
 
 class UnknownNameError(UserError):
-    """A name that no registry knows; the message lists those it could have been."""
+    """A name that is not in a registry; the message suggests similar ones."""
 
     def __init__(self, kind: str, name: object, known: object, advice: str = "") -> None:
         import difflib
@@ -33,10 +33,9 @@ class UnknownNameError(UserError):
 
 @contextmanager
 def refusing(path: object, kind: str, way_out: str = "") -> Iterator[None]:
-    """Turn whatever a parser fails with into a `UserError` that names the file.
+    """Turn any parser error into a `UserError` that names the file.
 
-    For blocks that do nothing but parse: a file that is not what it should be can fail in as many ways as there are
-    parsers.
+    Use it around parsing only: parsers raise errors of many kinds on damaged files.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: two would mix their files."""
+"""A lock that lets only one run at a time write to a folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HELD_GUARD = threading.Lock()
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold a folder for a run; within the same thread again and again. A folder that stays empty is removed again.
+    """Lock a folder for a run; the same thread may lock it repeatedly. An empty folder is removed afterwards.
 
     The operating system holds the lock and lets go of it when the process ends, however it ends, so that no lock
     outlives its run, whatever the clock says. Where a file system knows no locks, the text in the lock file decides.

@@ -1,4 +1,4 @@
-"""Processes that train one network together: what each does alone, and what they make of it."""
+"""Processes that train one network together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class LostProcessError(UserError):
-    """Another of the processes that train together is gone."""
+    """An error because another process of the group has ended."""
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,7 @@ ALONE = Team()
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """Return the processes that torchrun started together with this one, if it did.
-
-    Else those that work together already.
-    """
+    """Return the processes that torchrun started with this one, or the existing group."""
     known = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
     if not known or torch.distributed.is_initialized():
         yield Team.current()

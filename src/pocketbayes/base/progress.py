@@ -20,7 +20,7 @@ class Display(Protocol):
     """A bar that can also print lines above itself."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Move the bar and shows figures beside it."""
+        """Move the bar and show figures beside it."""
 
     def begin(self, title: str, total: int) -> None:
         """Start a new bar."""
@@ -67,7 +67,7 @@ class Bar:
 
 
 class Log:
-    """Lines on stderr where it is no terminal: those of epochs, and every few seconds how far a bar has come.
+    """Log lines on stderr if it is not a terminal: one per epoch, and the progress of a bar every few seconds.
 
     Work of less than `QUIET_SECONDS` says nothing.
     """
@@ -79,11 +79,11 @@ class Log:
         self.begin("", 0)
 
     def begin(self, title: str, total: int) -> None:
-        """Start to count anew."""
+        """Restart the count."""
         self.title, self.total, self.done, self.start = title, total, 0, self.clock()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """Say how far the work has come, if nothing was said for a while."""
+        """Log the progress if nothing was logged for a while."""
         self.done += amount
         if self.clock() - self.said >= BAR_SECONDS and 0 < self.done < self.total:
             left = (self.clock() - self.start) / self.done * (self.total - self.done)
@@ -99,7 +99,7 @@ class Log:
             self._say(text)
 
     def close(self) -> None:
-        """Print the line that waits, if any was printed before or the work took long enough."""
+        """Print the pending line, if any was printed before or the work took long enough."""
         if self.waiting is not None and self.clock() - self.begun >= QUIET_SECONDS:
             self._say(self.waiting)
 

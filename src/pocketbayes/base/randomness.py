@@ -20,7 +20,7 @@ _LIKE = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "rand
 
 
 class Randomness:
-    """Generators seeded alike, one per device, that nothing else draws from.
+    """Generators with the same seed, one per device, that nothing else draws from.
 
     A fresh one with a seed gives the numbers that torch's global generator gives after `torch.manual_seed(seed)`.
     """
@@ -30,13 +30,13 @@ class Randomness:
         self._seed = seed % 2**64
 
     def manual_seed(self, seed: int) -> None:
-        """Start all generators anew."""
+        """Reseed all generators."""
         self._seed = seed % 2**64
         for generator in self._generators.values():
             generator.manual_seed(self._seed)
 
     def on(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """Return the generator of a device."""
+        """Return the generator for a device."""
         device = torch.device(device)
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
@@ -48,7 +48,7 @@ class Randomness:
         return {str(device): generator.get_state() for device, generator in self._generators.items()}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
-        """Set what `state` returned."""
+        """Restore what `state` returned."""
         for device, value in state.items():
             self.on(device).set_state(value.cpu())
 
@@ -65,7 +65,7 @@ class Randomness:
 
 
 class Redirection(TorchDispatchMode):
-    """A mode under which operations that name no generator draw from a `Randomness`.
+    """A mode in which operations without a generator argument draw from a `Randomness`.
 
     Attributes:
         drew: Whether any operation did.
@@ -145,13 +145,13 @@ def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 
 def current() -> Randomness | None:
-    """Return what this thread draws from; None for torch's global generator."""
+    """Return the source of this thread's random numbers; None for torch's global generator."""
     found: Randomness | None = getattr(_THREAD, "randomness", None)
     return found
 
 
 def seed_torch(seed: int) -> None:
-    """Seed what this thread draws from."""
+    """Seed the source of this thread's random numbers."""
     randomness = current()
     if randomness is None:
         torch.manual_seed(seed)
@@ -161,7 +161,7 @@ def seed_torch(seed: int) -> None:
 
 @contextmanager
 def forked(seed: int | None = None, enabled: bool = True) -> Iterator[None]:
-    """Put what this thread draws from back afterwards; within the block it starts from `seed`, if one is given."""
+    """Restore this thread's random state after the block, which starts from `seed` if one is given."""
     randomness = current()
     if not enabled:
         yield

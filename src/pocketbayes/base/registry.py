@@ -1,4 +1,4 @@
-"""Classes, or objects of them, known by name as soon as they are defined: the package's own and a user's alike."""
+"""Classes, or instances of them, registered by name when they are defined: the package's own and a user's."""
 
 from __future__ import annotations
 

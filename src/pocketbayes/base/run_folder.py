@@ -1,4 +1,4 @@
-"""The names of the files in the folder of a run: who wrote and who reads them agree here."""
+"""The names of the files in a run folder."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ MODEL_FILE = "model.pocket"
 METRICS_FILE = "metrics.jsonl"
 """A line for every epoch."""
 CHECKPOINT_FILE = "checkpoint.safetensors"
-"""Where the run stands; older ones, where they are kept, are checkpoint-1.safetensors and so on."""
+"""The state of the run; older checkpoints, if kept, are checkpoint-1.safetensors and so on."""
 RECIPE_FILE = "recipe.yaml"
-"""What was asked for."""
+"""The recipe of the run."""
 EVALUATION_FILE = "evaluation.json"
-"""What was measured of the trained network."""
+"""The measurements of the trained network."""
 LOCK_FILE = ".lock"
-"""Who trains in the folder."""
+"""The lock of the process that trains in the folder."""

@@ -19,12 +19,12 @@ RANK = 7919
 
 
 def derive_seed(*numbers: int) -> int:
-    """Return the seed of what is told apart by several whole numbers, such as a run's seed, stage and epoch."""
+    """Derive a seed from several integers, such as a run's seed, stage and epoch."""
     return hash(numbers) & MASK
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """Return the seed of a further pass over the data in an order of its own."""
+    """Return the seed of another pass over the data in its own order."""
     return (seed + TURN * turn) & MASK
 
 

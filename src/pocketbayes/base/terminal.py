@@ -1,4 +1,4 @@
-"""Text that a terminal may show: names in files come from strangers, and a terminal obeys what it reads."""
+"""Text that is safe to print: names in untrusted files may contain terminal control characters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _UNSAFE = re.compile(
 
 
 def make_safe(text: str) -> str:
-    """Replace characters that a terminal obeys instead of showing: ESC becomes its picture, others become U+FFFD."""
+    """Replace terminal control characters: ESC becomes its picture, others become U+FFFD."""
     return _UNSAFE.sub(lambda found: chr(0x2400 + ord(found[0])) if found[0] < " " else "\ufffd", text)
 
 
 class SafeConsole(Console):
-    """A console that obeys its own styles only, never what stands in the text it prints."""
+    """A console that applies its own styles but never control characters in the text it prints."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render what is printed, each piece of text made safe."""

@@ -86,10 +86,7 @@ def _command() -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Return networks this small are done before a second thread has woken up.
-
-    And on a busy machine it may take long.
-    """
+    """Use one thread: networks this small finish before a second thread has started."""
     import torch
 
     threads = torch.get_num_threads()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEVEL = 0.05
 MOST_PAIRS = 3
-"""With more pairs, only those with the network of lowest NLL are told; JSON has all of them."""
+"""With more pairs, only those with the network of lowest NLL are printed; JSON has all of them."""
 TOLD = ("accuracy", "nll")
 SCORE = "entropy"
 LEVELS = {"noise": "db", "rotation": "degrees"}

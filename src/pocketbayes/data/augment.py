@@ -27,7 +27,7 @@ class CropFlip:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a padding nobody knows."""
+        """Reject an unknown padding."""
         if self.pad < 0:
             raise UserError(f"pad={self.pad}: must not be negative")
         if self.pad_mode not in get_args(PadMode):

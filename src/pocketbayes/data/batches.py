@@ -151,7 +151,7 @@ def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: i
 
 
 class _Chunk(list[int]):
-    """The rows of a batch, with a seed of its own."""
+    """The rows of a batch, with a seed for it."""
 
     def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
         super().__init__(rows)

@@ -165,5 +165,5 @@ class Pictures(Dataset, ABC):
 
 
 def collate(batch: Any) -> Any:
-    """Pass a batch that `__getitems__` has already put together through; stack a list of rows as torch does."""
+    """Return a batch that `__getitems__` has already collated; stack a list of rows as torch does."""
     return batch if isinstance(batch, tuple) else default_collate(batch)

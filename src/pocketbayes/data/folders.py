@@ -1,4 +1,4 @@
-"""Images on disk, one folder a class, decoded as they are asked for."""
+"""Images on disk, one folder per class, decoded on access."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _common_size(paths: Sequence[Path]) -> int | None:
 
 
 def _warn_of_enlarging(path: Path) -> None:
-    """Report so where images are much smaller than usual: training on 224 x 224 costs 49 times 32 x 32."""
+    """Warn if images are much smaller than usual: training on 224 x 224 costs 49 times as much as on 32 x 32."""
     shorter = min(read_image(path, None).size)
     if 2 * shorter < USUAL_SIZE:
         warnings.warn(

@@ -94,10 +94,7 @@ def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:
 
 
 def _arranged(array: Array, path: Path, shape: tuple[int, ...]) -> Array:
-    """Return the array as (n, ...).
-
-    One input or many, images with their channels first or last or, if it is one, left out.
-    """
+    """Return the array as (n, ...): one input or many, image channels first or last, or no axis for one channel."""
     orders = [array]
     if len(shape) == 3:
         orders += [np.moveaxis(array, -1, -3)] if array.ndim >= 3 else []

@@ -88,10 +88,7 @@ class Arrays(Dataset):
         return Arrays(x, y, replace(self.info, mean=None, std=None, target_mean=0.0, target_std=1.0))
 
     def standardised(self, known: Tensor) -> Arrays:
-        """Return the same rows; features.
-
-        And the targets of a regression, with mean 0 and std 1 over the rows `known`.
-        """
+        """Return the same rows, with features and regression targets of mean 0 and std 1 over the rows `known`."""
         features = _moments(self.x[known])
         if not self.y.is_floating_point():
             return self.scaled(*features)

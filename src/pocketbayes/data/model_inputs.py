@@ -81,7 +81,7 @@ class Inputs:
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, parts: int) -> list[Inputs]:
-        """Cut into so many parts, as `Tensor.chunk` does."""
+        """Cut into the given number of parts, as `Tensor.chunk` does."""
         return self.split(-(-len(self) // parts))
 
     def is_floating_point(self) -> bool:
@@ -113,7 +113,7 @@ def describe_inputs(x: ModelInput) -> tuple[tuple[str, str, tuple[int, ...]], ..
 
 
 def made_up(described: Sequence[tuple[str, str, tuple[int, ...]]]) -> Inputs:
-    """Make two examples of ones of what `describe_inputs` described, to trace a model with."""
+    """Make two examples of ones that match `describe_inputs`, to trace a model with."""
     values = {name: torch.ones(2, *shape, dtype=getattr(torch, kind)) for name, kind, shape in described}
     unnamed = tuple(value for name, value in values.items() if name.isdecimal())
     return Inputs(unnamed, {name: value for name, value in values.items() if not name.isdecimal()})

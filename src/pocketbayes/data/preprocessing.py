@@ -18,7 +18,7 @@ from pocketbayes.data.normalise import Normalise
 
 
 def match_preprocessing(other: Dataset, own: Info) -> Dataset:
-    """Return the data prepared like those that `own` describes, whatever their loader took for their scale.
+    """Return the data prepared like those that `own` describes.
 
     Pictures get the size and the normalisation, tables the scale of features and targets; what has it already, and
     what `own` says nothing of, stays as it is.

@@ -129,7 +129,7 @@ def _check_choice(name: str, severity: int) -> None:
 
 
 def _as_batch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return (n, h, w, c) of bytes, whatever of the allowed shapes came in."""
+    """Return bytes of shape (n, h, w, c) for any of the allowed shapes."""
     if images.dtype != np.uint8:
         raise UserError(f"images are {images.dtype}: give bytes (uint8, 0 to 255), before any normalisation")
     batch = {2: images[None, ..., None], 3: images[None]}.get(images.ndim, images)

@@ -30,7 +30,7 @@ def hold_out(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
-    """Return the rows that `subset` means: the first so many of a seeded shuffle, or just those listed."""
+    """Return the rows selected by `subset`: the first ones of a seeded shuffle, or those listed."""
     if isinstance(subset, int):
         if not 1 <= subset <= n:
             raise UserError(f"subset={subset}: there are {n} rows, so choose between 1 and {n}")

@@ -13,7 +13,7 @@ from pocketbayes.data.dataset import Info
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 
 FEW = 20
-"""Different values that real-valued targets have more of."""
+"""The largest number of different values for which real-valued targets look like classes."""
 SPARSE = 4
 """Class numbers are dense: of 1000 classes 300 rows show 200 or so, where prices would show few of their range."""
 

@@ -78,9 +78,9 @@ class FirstStds:
 
 
 def health(net: Net) -> Health:
-    """Return how far a network's stds have learned: as `fit` recorded it, or measured against the start it knows.
+    """Return how far a network's stds have learned, as recorded by `fit` or compared with the known start.
 
-    Of a mixture the means over its members, which have learned if all of them have.
+    For a mixture, return means over its members; it has learned if all members have.
     """
     each = [network.health or measure_health(network.posterior, network.first_stds) for network in members(net)]
     if len(each) == 1:

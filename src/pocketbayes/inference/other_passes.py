@@ -26,7 +26,7 @@ class OtherPasses(RealPasses):
         self.seed = seed
 
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Add outputs, or draws from their distribution, and the targets, whatever they are."""
+        """Add outputs, or draws from their distribution, and targets of any kind."""
         super().add(passed)
         if target is None:
             return

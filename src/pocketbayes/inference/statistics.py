@@ -92,6 +92,8 @@ def paired_t(first: Any, second: Any) -> PairedTest:
 def mcnemar(first: Any, second: Any) -> PairedTest:
     """Return McNemar's exact test of two accuracies.
 
+    It asks whether each network wins half of the images that only one of them gets right.
+
     Of the images that one of them alone gets right, is half the first's?
 
     Args:

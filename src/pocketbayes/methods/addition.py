@@ -1,4 +1,4 @@
-"""The gradient to weights that are not there, by which a sparse network chooses what comes in."""
+"""Gradients of absent weights, by which sparse training chooses the weights to add."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ EMPIRICAL_BETA = 0.02
 
 
 class TrainingContext(Protocol):
-    """What a stage may use of the run it is part of."""
+    """The parts of a run that a stage may use."""
 
     seed: int
     examples: int
@@ -39,7 +39,7 @@ class TrainingContext(Protocol):
         """
 
     def note(self, **figures: Any) -> None:
-        """Record figures beside the metrics and shows them as a line."""
+        """Record figures with the metrics and show them as a line."""
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,7 @@ class Deterministic(Method):
 
 
 def deterministic_start(method: Method, model: nn.Module) -> Network:
-    """Return a copy of a given Network, or the model's own weights as a point.
-
-    What a method's first stage goes on from.
-    """
+    """Return a copy of a given Network, or a point estimate at the model's weights, to start a first stage from."""
     if isinstance(model, Network):
         return copy.deepcopy(model)
     return Deterministic(bayesian_bias=method.bayesian_bias, select=method.select).init(model)

@@ -52,7 +52,7 @@ class MeanFieldVI(VariationalMethod):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """As the registry knows it."""
+        """The registry name."""
         return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
 
     def init(self, model: nn.Module) -> Network:

@@ -114,7 +114,7 @@ class SparseTraining(Method):
     # -- the start ----------------------------------------------------------------------------------------------------
 
     def init(self, model: nn.Module) -> Network:
-        """Return a choice of weights in every layer; a network that is sparse already is gone on with."""
+        """Choose the present weights of every layer; a sparse network keeps its choice."""
         start = Start.of(model, self.bayesian_bias, self.select)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
             return self.make_network(start, self._again(model.posterior))

@@ -111,7 +111,7 @@ class WeightSharing(VariationalMethod):
         return self._share(Start.of(self._mean_field().init(model)), None, seed=0)[0]
 
     def start(self, model: nn.Module) -> Network:
-        """Return a network of the given weights, from which the first stage goes on."""
+        """Return a network with the given weights, from which the first stage continues."""
         return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:

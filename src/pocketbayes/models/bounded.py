@@ -22,7 +22,7 @@ from pocketbayes.models.registry import build
 FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 """Arguments that would read other files or the network."""
 FREE_VALUES = 1 << 20
-"""Values that any builder may create, whatever the file holds."""
+"""Limit on the values that a builder may create, for untrusted files."""
 VALUES_PER_OPERATION = 64
 """The least that an operation counts for: a million tiny ones take time, too."""
 INTERMEDIATE = 64

@@ -1,4 +1,4 @@
-"""Models of torchvision and timm, under our argument names and without downloads nobody asked for."""
+"""Models of torchvision and timm, with our argument names and without implicit downloads."""
 
 from __future__ import annotations
 

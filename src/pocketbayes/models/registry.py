@@ -1,4 +1,4 @@
-"""Which names there are, and how a model remembers the one it was built from."""
+"""The models by name, and how a model remembers the name it was built from."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class ModelSpec:
 
 
 def names() -> tuple[str, ...]:
-    """Our own models; `torchvision:NAME` and `timm:NAME` come on top."""
+    """Return the names of our own models; `torchvision:NAME` and `timm:NAME` work too."""
     return tuple(_OWN)
 
 
 def build(name: str, **args: Any) -> nn.Module:
-    """Build a model by name and lets it remember how, see `spec_of`.
+    """Build a model by name; the model remembers how, see `spec_of`.
 
     Args:
         name: One of `names()`, `torchvision:NAME` or `timm:NAME`.
@@ -101,10 +101,7 @@ def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) 
 
 
 def argument_names(name: str) -> tuple[str, ...]:
-    """Return the arguments of a model that we have names for.
-
-    All of our own models, what is common to another library's.
-    """
+    """Return the arguments that our names cover: all of our own models', the common ones of another library's."""
     library, separator, _ = name.partition(":")
     if separator:
         return OUR_NAMES.get(library, ())
@@ -132,7 +129,7 @@ def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:
-    """Return what makes one of our own models."""
+    """Return the constructor of one of our own models."""
     if name not in _OWN:
         elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
         raise UnknownNameError("model", name, elsewhere or _OWN)

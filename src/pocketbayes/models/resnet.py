@@ -75,10 +75,7 @@ def residual_network(
     shortcut: Shortcut = projection,
     classifier: str = "fc",
 ) -> nn.Sequential:
-    """Return a stem, stages of blocks as.
-
-    (width, depth, first stride), global pooling, dropout, and a linear classifier.
-    """
+    """Build a network: a stem, stages (width, depth, first stride), global pooling, dropout, a linear classifier."""
     layers: dict[str, nn.Module] = {}
     channels = stem.out_channels
     for i, (width, depth, stride) in enumerate(stages, 1):

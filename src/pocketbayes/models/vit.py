@@ -20,7 +20,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute Map (batch, tokens, dim) to the same shape."""
+        """Map (batch, tokens, dim) to the same shape."""
         batch, tokens, dim = x.shape
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, dim // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -40,7 +40,7 @@ class TransformerBlock(nn.Module):
         self.mlp = named(fc1=nn.Linear(dim, 4 * dim), act=nn.GELU(), fc2=nn.Linear(4 * dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute Map (batch, tokens, dim) to the same shape."""
+        """Map (batch, tokens, dim) to the same shape."""
         x = x + self.attn(self.norm1(x))
         x = x + self.mlp(self.norm2(x))
         return x

@@ -1,4 +1,4 @@
-"""Other people's checkpoints into a model."""
+"""Load checkpoints of other programs into a model."""
 
 from __future__ import annotations
 

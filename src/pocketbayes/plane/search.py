@@ -79,10 +79,7 @@ def _best_of_all(points: Tensor, components: Components, k: int) -> Tensor:
 
 
 def _boxes(points: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cell of every point among those that hold any,.
-
-    (n,) int32, and the bounding box of the points in each.
-    """
+    """Return the occupied cell of every point, (n,) int32, and the bounding box of the points in each cell."""
     bottom = torch.full((len(grid), 2), float("inf"), dtype=torch.float64, device=points.device)
     low, high = bottom.clone(), -bottom
     cell = torch.empty(len(points), dtype=torch.int32, device=points.device)

@@ -154,7 +154,7 @@ class Plane:
 
     @property
     def outliers(self) -> Tensor:
-        """Positions of all outliers, whatever the cause."""
+        """Positions of all outliers."""
         return (self.index < 0).nonzero()[:, 0]
 
 

@@ -49,7 +49,7 @@ class Pattern:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tables as they are now."""
+        """Bytes that the tables take now."""
         known = self.__dict__.get("_transposed")
         return self.starts.nbytes + self.columns.nbytes + (known[0].nbytes + known[1].nbytes if known else 0)
 
@@ -139,7 +139,7 @@ class _Product(torch.autograd.Function):
 
 @cache
 def _silence_beta_warning() -> None:
-    """Let torch say once, unheard, that its sparse layouts may still change."""
+    """Suppress torch's one-time warning that its sparse layouts may still change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.zeros(1, 1).to_sparse_csr()

@@ -29,7 +29,7 @@ class Point(Posterior):
 
     @property
     def noise_size(self) -> int:
-        """A point draws nothing."""
+        """0: a point draws nothing."""
         return 0
 
     def sample(self, noise: Tensor | None = None) -> Tensor:

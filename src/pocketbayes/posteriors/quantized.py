@@ -99,10 +99,7 @@ def rows(layout: Layout, flat: Tensor) -> list[Tensor]:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Compute Code (n,) of so many bits, 8 / bits to a byte, the first in the lowest bits.
-
-    The last byte is filled with 0.
-    """
+    """Pack codes (n,) of `bits` bits, 8 / bits to a byte, the first in the lowest bits; the last byte is padded."""
     per_byte = 8 // bits
     padded = torch.nn.functional.pad(codes, (0, -len(codes) % per_byte)).view(-1, per_byte)
     packed = padded[:, 0].clone()

@@ -131,7 +131,7 @@ class Shared(Posterior):
 
     @property
     def gaussians(self) -> int:
-        """K."""
+        """The number of Gaussians, K."""
         return self.centre_mean.numel()
 
     @property

@@ -110,7 +110,7 @@ class Sparse(Posterior):
 
     @torch.no_grad()
     def swap(self, removed: Tensor, added: Tensor, std: Tensor | None = None) -> Tensor:
-        """Take weights away and puts as many others in, with mean 0.
+        """Remove weights and add as many others, with mean 0.
 
         Args:
             removed: Places of the former among the present weights, each in [0, s).

@@ -61,7 +61,7 @@ class _Probe(torch.Tensor):
 def count_uses(
     model: nn.Module, layout: Layout, mean: Tensor, table: RuleTable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Plan:
-    """Run the model once and returns the plan.
+    """Run the model once and return the plan.
 
     A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
     tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use or that

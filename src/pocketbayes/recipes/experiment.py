@@ -215,7 +215,7 @@ def measure(
 
 
 def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:
-    """Never replaces a run unless told to, never goes on with another one."""
+    """Reject a folder with another run, or with a finished one unless it may be replaced."""
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
         begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # and killed soon after
@@ -259,7 +259,7 @@ def _measured(
 
 @contextlib.contextmanager
 def _clean_unless_begun(folder: Path) -> Any:
-    """Take back what was written if the block fails before there is a checkpoint to go on from."""
+    """Remove what was written if the block fails before there is a checkpoint to resume from."""
     try:
         yield
     except BaseException:

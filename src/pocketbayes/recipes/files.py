@@ -27,10 +27,7 @@ def names() -> list[str]:
 
 
 def read_tree(source: str | Path) -> dict[str, Any]:
-    """Return the values of a recipe that comes with the package.
-
-    Of a YAML file, or of the run in a folder, unchecked.
-    """
+    """Return the unchecked values of a built-in recipe, of a YAML file, or of the run in a folder."""
     path = Path(source)
     if os.path.isdir(path) and (path / RECIPE_FILE).is_file():  # False for any text that can be no path
         path = path / RECIPE_FILE

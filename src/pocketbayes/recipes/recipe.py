@@ -122,10 +122,7 @@ def check_data(value: Any) -> DataPart:
 
 
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
-    """Return the test part of another data set.
-
-    Or all of an npz file or a folder of images, to look like a network's own.
-    """
+    """Return another data set's test split, or a whole npz file or image folder, prepared like a network's data."""
     tree: dict[str, Any] = {"name": name}
     if name.endswith(".npz"):
         tree = {"name": "npz", "path": name}

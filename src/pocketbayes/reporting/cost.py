@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pocketbayes.network import Net
 
 CALLS, SECONDS = 9, 0.5
-"""A latency is the median of so many calls, fewer where they would take longer than so many seconds."""
+"""Calls over which the median latency is taken, and the seconds after which fewer do."""
 
 
 def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str, Any]:

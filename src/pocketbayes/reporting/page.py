@@ -1,4 +1,4 @@
-"""One HTML file of a template, a style, a script and data, safe whatever the data are."""
+"""One HTML file from a template, a style, a script and data, safe for untrusted data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "we
 
 
 def render(document: dict[str, Any], title: str) -> str:
-    """Return the page. Data go into a script tag that no browser runs.
-
-    And only the page's own script may run at all.
-    """
+    """Return the page: the data are in a script tag that is never executed, and only the page's own script may run."""
     script = "\n".join(_read(*path) for path in [*(("scripts", f"{name}.js") for name in SCRIPTS), ("page.js",)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {

@@ -70,7 +70,7 @@ class RunFolder:
 
     @property
     def samples(self) -> int:
-        """Passes for one answer, as it was evaluated or as the recipe says."""
+        """Passes per prediction, as evaluated or as in the recipe."""
         for value in (self.evaluation.get("samples"), self.recipe.get("samples")):
             if isinstance(value, int) and value > 0:
                 return value

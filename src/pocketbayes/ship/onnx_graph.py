@@ -27,7 +27,7 @@ class Nodes:
     """Nodes in the order they were asked for, and the constants that they use."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        """Return constants become initializers of `graph`, whichever graph the nodes will lie in."""
+        """Take the graph whose initializers the constants become."""
         self.graph = graph
         self.made: list[ir.Node] = []
 

@@ -1,4 +1,4 @@
-"""Everything that an interrupted run needs to go on bit for bit."""
+"""Everything that an interrupted run needs to resume bit for bit."""
 
 from __future__ import annotations
 

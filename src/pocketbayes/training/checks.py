@@ -1,4 +1,4 @@
-"""What stops a run in time, or warns of it: a signal, a number that is none, ranks that disagree, an odd model."""
+"""Checks that stop a run or warn: signals, NaN or infinity, ranks that disagree, unsuitable models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOWER = 0.5
 
 
 class TrainingError(UserError):
-    """Training cannot go on: a number is none, or ranks disagree."""
+    """Training that cannot continue: NaN or infinite values, or ranks that disagree."""
 
 
 class NotFiniteError(TrainingError):
@@ -96,7 +96,7 @@ def fingerprint(net: nn.Module) -> str:
 
 
 def not_finite_member(net: Net) -> str | None:
-    """Return the first layer of any member that holds a number that is none."""
+    """Return the first layer of any member that holds NaN or infinity."""
     return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
 
 
@@ -114,7 +114,7 @@ class Snapshot:
         self.used = used
 
     def restore(self, network: Network, optimizer: Any) -> Progress:
-        """Put the state back and returns where it stood, at a lower rate each time."""
+        """Restore the state and return its place in training, with a lower learning rate each time."""
         self.used += 1
         network.load_state_dict(self.weights)
         optimizer.load_state_dict(copy.deepcopy(self.moments))
@@ -123,7 +123,7 @@ class Snapshot:
 
 
 def warn_of_odd_model(network: Network, x: Tensor) -> None:
-    """Report so where a model cannot be trained as it is meant to be.
+    """Warn if a model cannot be trained as intended.
 
     Looked for, with two inputs and the posterior's mean: weights that the output depends on but has no gradient of,
     which the prior alone would pull at; and probabilities where logits are expected.

@@ -162,7 +162,7 @@ def _check_features(train: Source, val: Source | None) -> None:
 
 
 def _warn_of_scale(source: Source) -> None:
-    """Report so where a table's features, or the targets of a regression, are in units that train badly."""
+    """Warn if a table's features or regression targets are in units that train badly."""
     if not isinstance(source, Arrays):
         return
     columns = {

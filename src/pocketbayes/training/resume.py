@@ -1,4 +1,4 @@
-"""Whether a run can go on from a checkpoint: a file may be whole and sealed, and still hold what no run wrote."""
+"""Check that a run can resume from a checkpoint: an intact file may still hold a state that no run wrote."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def check_progress(at: Progress, stages: int) -> None:
-    """Raise `ValueError` if a run of so many stages is never there."""
+    """Raise `ValueError` if a run of this many stages never reaches this progress."""
     counts = {"stage": at.stage, "epoch": at.epoch, "step": at.step, "lines": at.lines, "waited": at.plateau.waited}
     counts["stale"] = at.stale
     for name, count in counts.items():

@@ -109,7 +109,7 @@ class FitRun:
             yield x.to(self.fabric.device), y.to(self.fabric.device)
 
     def note(self, **figures: Any) -> None:
-        """Record figures and shows them as a line."""
+        """Record figures and show them as a line."""
         self.record({"stage": self.stage.name, **figures})
         self.bar.line("  ".join([self.stage.name, *(f"{name}={value}" for name, value in figures.items())]))
 
@@ -176,7 +176,7 @@ class FitRun:
         return artifact.rebuild(described, plain)
 
     def _check(self, stages: Sequence[Stage], at: Progress, tree: Mapping[str, Any]) -> None:
-        """Raise `ValueError` if the run cannot go on from a checkpoint, with the part that is at fault."""
+        """Raise `ValueError` if the run cannot resume from a checkpoint, naming the part at fault."""
         with part("progress"):
             check_progress(at, len(stages))
         with part("net"):
@@ -311,7 +311,7 @@ class FitRun:
         self.fabric.barrier()
 
     def stop_if_asked(self, net: Net, optimizer: Any) -> None:
-        """Save and stops if a signal came, to this process or to one that it trains with."""
+        """Save and stop if this process or one that it trains with received a signal."""
         if self.team.size == 1:
             self.asked = self.signals.asked is not None
         if self.asked:

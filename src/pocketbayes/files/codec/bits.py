@@ -1,4 +1,4 @@
-"""Bits and bytes: what every coded part is read from and written with."""
+"""Readers and writers of bits and bytes for all coded parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reader:
         self.data, self.place = np.frombuffer(data, dtype=np.uint8), 0
 
     def array(self, size: int) -> Bytes:
-        """Return the next so many bytes."""
+        """Return the next `count` bytes."""
         if not 0 <= size <= len(self.data) - self.place:
             raise CodecError("damaged numbers: they end too early")
         part = self.data[self.place : self.place + size]

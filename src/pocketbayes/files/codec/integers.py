@@ -223,7 +223,7 @@ class _Models:
 
 
 def _blocks(length: int) -> int:
-    """Return the most blocks that an adaptive model takes for so many symbols."""
+    """Return the largest number of blocks for an adaptive model of this many symbols."""
     return 0 if not length else 5 if length <= 5 * FIRST_BLOCK else 5 + 4 * (length // FIRST_BLOCK).bit_length()
 
 

@@ -186,7 +186,7 @@ class Segmentation(Sums):
 
     @property
     def confusion(self) -> Tensor:
-        """(true class, predicted class) counts."""
+        """The confusion matrix: counts of (true class, predicted class)."""
         self._require_examples()
         return self.sums["confusion"].long()
 

@@ -81,10 +81,10 @@ class Part(ABC):
 
     @abstractmethod
     def measure(self, found: Answers, store: Store) -> None:
-        """Measure and puts the results into the document."""
+        """Measure this part and put the results into the document."""
 
     def run(self, found: Answers, store: Store) -> None:
-        """Return measures, counts the time and keeps the document."""
+        """Measure the part, record the time and write the document."""
         start, work = time.monotonic(), time.process_time()
         self.measure(found, store)
         spent, work = time.monotonic() - start, time.process_time() - work

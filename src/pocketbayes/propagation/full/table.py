@@ -52,7 +52,7 @@ class FullMoments(RuleTable):
         return op in RULES
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply the rule; what comes out goes on by this table."""
+        """Apply the rule; its outputs keep using this table."""
         rule = RULES.get(op)
         if rule is None:
             raise refused(operation_name(op))

@@ -71,10 +71,7 @@ def normal_density(x: Tensor) -> Tensor:
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """Compute Phi(x), the standard normal distribution.
-
-    By erfc, for torch.special.ndtr loses the lower tail in float32.
-    """
+    """Compute Phi(x), the standard normal distribution, by erfc: torch.special.ndtr loses the lower tail in float32."""
     return 0.5 * torch.erfc((-math.sqrt(0.5) * x).clamp_max(8.5))
 
 

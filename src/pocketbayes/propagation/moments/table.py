@@ -69,7 +69,7 @@ class MomentRules(RuleTable):
         return op in self.own or op in RULES
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply the rule; the Gaussians that come out go on by this table."""
+        """Apply the rule; Gaussian outputs keep using this table."""
         rule = self.own.get(op) or RULES.get(op)
         if rule is None:
             raise NoRuleError(self.name, operation_name(op))

@@ -35,7 +35,7 @@ def reproduce(
     progress: Show = None,
     on_row: Callable[[str, int, Mapping[str, Any]], object] | None = None,
 ) -> dict[str, Any]:
-    """Train what is missing of a study, measures it, and write `out/NAME.json` after each row.
+    """Train the missing networks of a study, measure them, and write `out/NAME.json` after each row.
 
     On Ray each network, with the rows that measure it and those that start from it, is a job of its own; the folder of
     runs must be one that all machines share.

@@ -82,7 +82,7 @@ class Study(BaseModel):
         return self
 
     def recipe(self, row: str, seed: int, quick: bool = False) -> Recipe:
-        """Return what the network of a row is trained by."""
+        """Return the recipe that trains the network of a row."""
         source = self.rows[self.rows[row].of or row]
         tree = merged(self.base, source.recipe) | {"seed": seed, "samples": self.samples}
         for place in self.seeded:

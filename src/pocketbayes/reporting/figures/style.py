@@ -1,4 +1,4 @@
-"""One look for all figures: colours that the colour-blind tell apart, no pyplot state, files written whole."""
+"""A common style for all figures: colours that colour-blind readers can distinguish, no pyplot state, atomic files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ FORMATS = (".png", ".svg", ".pdf")
 def canvas(
     rows: int = 1, columns: int = 1, size: tuple[float, float] = (4.2, 3.2), **options: Any
 ) -> tuple[Figure, Any]:
-    """Return an empty figure of `rows` x `columns` panels, each of `size` inches, in the house's look.
-
-    And its array of axes.
+    """Return an empty figure of `rows` x `columns` panels of `size` inches, and its array of axes.
 
     The axes are always a two-dimensional array: `axes[row, column]`.
     """

@@ -105,10 +105,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _cut(rows: Tensor) -> Tensor:
-    """Compute Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns,.
-
-    (groups x blocks, n, columns).
-    """
+    """Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns: (groups x blocks, n, columns)."""
     groups, n, columns = rows.shape
     blocks = -(-columns // MAX_COLUMNS)
     while columns % blocks:

@@ -173,7 +173,9 @@ class _Sweep:
         self.measure(lambda: Packed.of(self.net, precision), {"kept": name})
 
     def measure(self, make: Callable[[], Packed], how: dict[str, Any]) -> Trial:
-        """Measure the network as a file gives it back, if it has not been measured before.
+        """Measure the network as read back from its file, unless it was measured before.
+
+        For coded mixtures, measure smaller mixtures of the first members too: fewer members may beat fewer bits.
 
         Of coded mixtures those of the first members are measured too: fewer members may beat fewer bits.
         """
@@ -221,7 +223,7 @@ class _Sweep:
         return self.measure(lambda: self.pack(recipe, count), self.how(recipe, count))
 
     def how(self, recipe: Recipe, count: int | None) -> dict[str, Any]:
-        """Return what a trial is found by."""
+        """Return the key under which a trial is stored."""
         return asdict(recipe) | ({} if count in (None, len(members(self.net))) else {"members": count})
 
     def pack(self, recipe: Recipe, count: int | None) -> Packed:
