@@ -55,6 +55,7 @@ CASES = [
     Case("ivon", lambda: pb.IVON(std_init=0.05)),
     Case("rank1", pb.Rank1VI),
     Case("sparse-vd", lambda: pb.VariationalDropout(std_init=0.05)),
+    Case("mbnn", lambda: pb.MaskedVI(std_init=0.05, penalty=0.0)),
     Case("flipout", lambda: pb.MeanFieldVI(propagation="flipout", std_init=0.05)),
 ]
 

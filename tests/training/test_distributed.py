@@ -50,6 +50,7 @@ QUIET: dict[str, Callable[[], pb.Method]] = {
     "ivon": lambda: pb.IVON(std_init=1e-6),
     "rank1": lambda: pb.Rank1VI(std_init=1e-6),
     "sparse-vd": lambda: pb.VariationalDropout(std_init=1e-6),
+    "mbnn": lambda: pb.MaskedVI(std_init=1e-6, moves=0),
 }
 """Every method, with so little noise that one process and several can be compared."""
 EXAMPLES = 46

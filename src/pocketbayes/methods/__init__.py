@@ -12,6 +12,7 @@ from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.methods.int8 import Int8
 from pocketbayes.methods.ivon import IVON
 from pocketbayes.methods.laplace import Laplace
+from pocketbayes.methods.masked import MaskedVI
 from pocketbayes.methods.mcdropout import MCDropout
 from pocketbayes.methods.meanfield import MeanFieldVI
 from pocketbayes.methods.pbn import PBN
@@ -36,6 +37,7 @@ METHODS: dict[str, Any] = {
     "ivon": IVON,
     "rank1": Rank1VI,
     "sparse-vd": VariationalDropout,
+    "mbnn": MaskedVI,
     "int8": Int8,
     "2dgbnn": WeightSharing,
     "pbn": PBN,
@@ -58,6 +60,7 @@ __all__ = [
     "Int8",
     "Laplace",
     "MCDropout",
+    "MaskedVI",
     "MeanFieldVI",
     "Method",
     "Rank1VI",
