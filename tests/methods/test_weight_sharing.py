@@ -13,6 +13,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.methods.weight_sharing import refresh, shared_posterior
 from pocketbayes.posteriors import Shared
+from pocketbayes.posteriors.priors import Normal
 
 QUICK = {"epochs": 2, "batch_size": 16, "progress": False}
 SMALL = {"k": 6, "n_min": 4, "tau_w": 0.3}
@@ -225,3 +226,12 @@ def test_weight_sharing_takes_stds_that_are_not_drawn() -> None:
     """Moments carry the stds of a mean-field network: it needs no mean-field stage."""
     net = pb.bayesianize(nn.Linear(4, 3), pb.VDP(std_init=0.1))
     assert [stage.name for stage in pb.WeightSharing(k=2, n_min=1).stages(net)] == ["shared"]
+
+
+def test_sharing_continues_from_an_empirical_prior() -> None:
+    """The prior of mean-field defaults belongs to layers, which Gaussians do not keep to."""
+    start = pb.fit("lrt", tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
+    method = pb.WeightSharing(k=4, n_min=2, tau_w=0.3)
+    net = pb.fit(method, start, tiny_data(), epochs=1, batch_size=16, progress=False)
+    assert isinstance(net.prior, Normal)
+    assert bool(net.kl().isfinite())

@@ -25,7 +25,7 @@ from pocketbayes.plane.gaussians import MergeRule
 from pocketbayes.plane.merging import Reading
 from pocketbayes.posteriors import Shared
 from pocketbayes.posteriors.layout import Layout
-from pocketbayes.posteriors.priors import Prior
+from pocketbayes.posteriors.priors import Empirical, Prior
 from pocketbayes.posteriors.shared import Blend, Draw
 
 SMALLEST_STD = 1e-8
@@ -175,7 +175,9 @@ class WeightSharing(VariationalMethod):
         gradient = None
         if self.gradient_fraction > 0 or self.merge is not None:
             gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches), team=run.team)
-        network, planes = self._share(start, gradient, run.seed, net.prior if net.prior.complete else None, run.team)
+        # An empirical prior follows each layer's own weights, and Gaussians serve several layers.
+        kept = net.prior if net.prior.complete and not isinstance(net.prior, Empirical) else None
+        network, planes = self._share(start, gradient, run.seed, kept, run.team)
         posterior = network.posterior
         assert isinstance(posterior, Shared)
         run.note(
