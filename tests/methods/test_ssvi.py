@@ -345,8 +345,15 @@ def test_ssvi_recipe_starts_as_the_paper() -> None:
     assert float(std.std()) == pytest.approx(float(expected.std()), rel=0.05)
     assert net.propagation == "local"
     assert float(net.prior.std) == 0.005
-    method = pb.SSVI()
     assert [method.kl_weight(progress) for progress in (0.0, 0.25, 0.75)] == [0.0, 0.005, 0.01]
+
+
+def test_ssvi_starts_on_the_scale_of_the_weights() -> None:
+    net = pb.bayesianize(pb.models.build("lenet300"), pb.SSVI())
+    std, mean = net.posterior.present_std().detach(), net.posterior.mean.detach()
+    assert float(std.mean()) == pytest.approx(0.2 * float(mean.square().mean().sqrt()), rel=0.05)
+    assert net.prior.name == "empirical"
+    assert [pb.SSVI().kl_weight(progress) for progress in (0.0, 0.25, 0.75)] == [0.0, 0.01, 0.02]
 
 
 def test_means_may_be_the_models_own() -> None:

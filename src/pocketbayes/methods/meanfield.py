@@ -41,7 +41,7 @@ class MeanFieldVI(VariationalMethod):
 
     propagation: Literal["sample", "local", "flipout"] = "sample"
     std_init: StdInit = "relative"
-    std_scale: float = 0.2
+    std_scale: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()

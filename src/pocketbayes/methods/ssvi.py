@@ -11,12 +11,17 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import Start, VariationalMethod
+from pocketbayes.methods.base import EMPIRICAL_BETA, Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
 from pocketbayes.propagation import find_propagation
+
+AUTHORS = {"beta": 0.01, "std_init": 6e-4, "std_spread": 5e-4}
+"""Settings of Li et al. that hold where a prior is given."""
+RELATIVE_STD = 0.2
+"""The first std in units of the present weights' root mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +31,16 @@ class SSVI(SparseTraining, VariationalMethod):
     min NLL + beta KL(q || prior) / N over q = prod N(mean_j, std_j^2) of s weights and over the choice of these s.
 
     Li et al. 2024. The authors train by SGD with momentum 0.9, rate 0.01, weight decay 5e-4 and a cosine schedule, keep
-    the first layer dense, and set mean_init=0.01 and prior_std=0.005. The pull of the KL grows with beta / (N
-    prior_std^2): with their prior a hundred examples hold every mean at 0, so the default prior is wider.
+    the first layer dense, and set mean_init=0.01, prior_std=0.005, and thus std_init=6e-4 and beta=0.01. The pull of
+    the KL grows with beta / (N prior_std^2): with their prior a hundred examples hold every mean at 0, and stds that
+    small never learn, so the default is the empirical prior with stds on the scale of the weights.
 
     Attributes:
         removal: The score by which weights leave (see `removal_score`).
         removal_scale: l, of the scores exp-mean and exp-snr.
-        std_init: The first stds are |N(std_init, std_spread^2)|.
-        std_spread: See `std_init`.
+        std_init: The first stds are |N(std_init, std_spread^2)|; "relative", 0.2 of the root mean square of the
+            present weights. None for "relative" with the empirical prior, else for the authors' 6e-4.
+        std_spread: See `std_init`; None for the authors' 5e-4, of relative stds for a tenth of them.
         added_std_init: The std of a new weight; or "layer", the mean std of its layer's present weights. At 0 local
             noise would never reach its gradient.
         propagation: "local" (one noise per example and output), "sample" or "flipout".
@@ -42,16 +49,22 @@ class SSVI(SparseTraining, VariationalMethod):
     name = "ssvi"
     removal: Score = "abs-snr"
     removal_scale: float = 1.0
-    std_init: float = 6e-4
-    std_spread: float = 5e-4
+    std_init: float | Literal["relative"] | None = None
+    std_spread: float | None = None
     added_std_init: float | Literal["layer"] = "layer"
     propagation: Literal["local", "sample", "flipout"] = "local"
-    prior_std: float = 0.1
-    beta: float = 0.01
     annealing: Annealing = "warm-up"
 
     def __post_init__(self) -> None:
+        beta = self.beta
         super().__post_init__()
+        empirical = self.prior == "empirical"
+        defaults: dict[str, Any] = {
+            "beta": beta if beta is not None else EMPIRICAL_BETA if empirical else AUTHORS["beta"],
+            "std_init": ("relative" if empirical else AUTHORS["std_init"]) if self.std_init is None else self.std_init,
+        }
+        for name, value in defaults.items():
+            object.__setattr__(self, name, value)
         find_propagation(self.propagation)
         if self.removal not in SCORES:
             raise UnknownNameError("removal score", self.removal, SCORES)
@@ -59,14 +72,24 @@ class SSVI(SparseTraining, VariationalMethod):
             raise UserError("prior='pretrained' keeps a value for every weight, which a sparse network does not have")
         if self.antithetic and self.propagation != "sample":
             raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
-        if not (self.std_init > 0 and self.std_spread >= 0 and self.removal_scale > 0):
+        first = self.std_init if isinstance(self.std_init, (int, float)) else 1.0
+        if not (first > 0 and (self.std_spread or 0.0) >= 0 and self.removal_scale > 0):
             raise UserError("std_init and removal_scale must be positive, std_spread not negative")
         if self.added_std_init != "layer" and not float(self.added_std_init) > 0:
             raise UserError(f"added_std_init must be a positive number or 'layer', not {self.added_std_init!r}")
 
     def first_std(self, mean: Tensor) -> Tensor:
         """Compute |N(std_init, std_spread^2)|, kept above 0."""
-        return (self.std_init + self.std_spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
+        centre, spread = self._centre_and_spread(mean)
+        return (centre + spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
+
+    def _centre_and_spread(self, mean: Tensor) -> tuple[float, float]:
+        if self.std_init == "relative":
+            scale = float(mean.detach().square().mean().sqrt()) if len(mean) else 0.0
+            centre = RELATIVE_STD * scale or AUTHORS["std_init"]
+            return centre, 0.1 * centre if self.std_spread is None else self.std_spread
+        assert isinstance(self.std_init, (int, float))
+        return float(self.std_init), AUTHORS["std_spread"] if self.std_spread is None else self.std_spread
 
     def scores(self, posterior: Sparse) -> Tensor:
         """Return the log of the removal score in double precision.
@@ -91,7 +114,8 @@ class SSVI(SparseTraining, VariationalMethod):
             sums = torch.zeros(len(starts), dtype=torch.float64, device=std.device)
             sums.index_add_(0, layer, std[kept].double())
             counts = torch.bincount(layer, minlength=len(starts))
-            means = torch.where(counts > 0, sums / counts, self.std_init).to(std.dtype)
+            first = self._centre_and_spread(posterior.mean)[0]
+            means = torch.where(counts > 0, sums / counts, first).to(std.dtype)
         return means[torch.bucketize(added, starts, right=True) - 1]
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from pocketbayes.base.batch_norm import batch_norms_to_eval, frozen_batch_norm
@@ -108,15 +109,17 @@ class Loop:
         run.redirection.drew = False
         with run.redirection.suspended(self.draws_nothing):
             nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
-            kl = self.network.kl()
+            kl = self.network.kl() if beta else None  # one that does not act is measured once an epoch
             self.draws_nothing = not run.redirection.drew
         with run.redirection.suspended():
-            if replaced is None and beta and kl.requires_grad:
+            if replaced is None and kl is not None and kl.requires_grad:
                 run.fabric.backward(kl * (beta / run.examples))
-            figures = {"nll": nll, "kl": float(kl.detach())}
-            figures = {"loss": nll + beta * figures["kl"] / run.examples, **figures}
+            figures = {"loss": nll, "nll": nll}
+            if kl is not None:
+                figures["kl"] = float(kl.detach())
+                figures["loss"] += beta * figures["kl"] / run.examples
             if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
-                self._complain(nll, figures["kl"])
+                self._complain(nll, figures.get("kl", 0.0))
             if replaced is not None:
                 return figures
             if self.training.clip_norm is not None:
@@ -219,6 +222,9 @@ class Loop:
             noted = run.stage.after_epoch(self.network, at.epoch)
         row: dict[str, Any] = {"stage": run.stage.name, "epoch": at.epoch + 1}
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
+        if "kl" not in row:
+            with torch.no_grad():
+                row["kl"] = float(self.network.kl())
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row |= noted or {}
         if run.val is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.network import Net, members
 
-STD_TRAVEL = 3.0
+STD_TRAVEL = 6.0
 """How far the rate that is chosen for the stds lets `log std` move in a stage of constant rate, one unit a step."""
 
 

@@ -35,7 +35,7 @@ class Training:
         optimizer: "adamw" or "sgd".
         lr: Learning rate of means and point parameters.
         std_lr: Learning rate of the parameters that set the stds; None for `lr`, or as much
-            as lets `log std` move by about 3 over the stage, however few steps it has.
+            as lets `log std` move by about 6 over the stage, however few steps it has.
         std_optimizer: "adam", whatever the means' optimiser, or "same" for that of the means.
         momentum: Of SGD.
         weight_decay: On means and point parameters, never on stds.
