@@ -4,7 +4,8 @@
     python benchmarks/learning.py --test --seeds 3 digits lenet5    the methods, judged by the test images
 
 Rows are added to `results/learning.json` as they come; rows that are there are not run again. MNIST networks train on
-5000 (LeNet-5) or 10 000 images (LeNet-300-100) and are judged by 3000 others. Fashion-MNIST, of digits noise, is what is out of distribution.
+5000 (LeNet-5) or 10 000 images (LeNet-300-100) and are judged by 3000 others. Fashion-MNIST, of digits noise, is what
+is out of distribution.
 """
 
 from __future__ import annotations
