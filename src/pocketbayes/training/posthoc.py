@@ -17,12 +17,17 @@ from pocketbayes.methods import PBN, MeanFieldVI, Method, Start, WeightSharing
 from pocketbayes.methods.curvature import curvature_stds, diagonal_curvature, set_stds
 from pocketbayes.network import Network
 
-MAX_EXAMPLES = 1024
-"""Examples that curvature is measured on."""
-JUDGES = 512
-"""Examples whose NLL chooses the prior precision."""
-PRIOR_SCALES = (1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003)
-"""Prior stds that are tried, in units of the weights' root mean square."""
+MAX_EXAMPLES, MIN_EXAMPLES = 1024, 128
+"""Examples that curvature is measured on: fewer for large networks, whose passes are dear."""
+WEIGHTS_FOR_MAX_EXAMPLES = 250_000
+JUDGES_PER_EXAMPLE = 0.5
+"""Examples whose NLL chooses the prior precision, of those that curvature is measured on."""
+DRAWS = 4
+"""Weight samples an example whose NLL chooses the prior precision."""
+PRIOR_SCALES = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+"""Prior stds that are tried, in units of the weights' root mean square, until the NLL is clearly past its least."""
+PAST_LEAST = 1.05
+"""The NLL over the least one at which wider priors are not tried any more."""
 
 
 def with_curvature_stds(
@@ -48,26 +53,31 @@ def with_curvature_stds(
     """
     source = as_source(data)
     count = float(size_of(source)) if examples is None else float(examples)
-    used = min(size_of(source), MAX_EXAMPLES)
-    if not count >= used:
-        raise UserError(f"examples={examples} is smaller than the {used} examples that curvature is measured on")
     if delta is not None and not delta > 0:
         raise UserError(f"delta, the prior precision, must be positive, not {delta}")
     start = Start.of(model, method.bayesian_bias, method.select)
+    most = min(MAX_EXAMPLES, max(MIN_EXAMPLES, MAX_EXAMPLES * WEIGHTS_FOR_MAX_EXAMPLES // start.layout.size))
+    used = min(size_of(source), most)
+    if not count >= used:
+        raise UserError(f"examples={examples} is smaller than the {used} examples that curvature is measured on")
     field = MeanFieldVI(bayesian_bias=method.bayesian_bias, select=method.select).init(model).eval()
     if field.likelihood is None:
         _, y = next(iter(batches(source, 1)))
         field.likelihood = default_likelihood("regression" if y.is_floating_point() else "classification")
-    curvature, _ = diagonal_curvature(field, _some(source, MAX_EXAMPLES, field.device), seed=seed)
+    curvature, _ = diagonal_curvature(field, _some(source, most, field.device), seed=seed)
     scale = float(start.mean.square().mean().sqrt()) or 1.0
     deltas = [(factor * scale) ** -2 for factor in PRIOR_SCALES] if delta is None else [delta]
-    judges = _head(source if val is None else as_source(val))
     best: tuple[float, Network] | None = None
     for tried in deltas:
         network = _network(method, model, field, curvature, curvature_stds(curvature, count, tried))
-        nll = loss_of(evaluate(network, judges, samples=8, seed=seed)) if len(deltas) > 1 else 0.0
+        if delta is not None:
+            return network
+        judges = _head(source if val is None else as_source(val), round(JUDGES_PER_EXAMPLE * most))
+        nll = loss_of(evaluate(network, judges, samples=DRAWS, seed=seed))
         if best is None or nll < best[0]:
             best = nll, network
+        elif not nll <= best[0] + (PAST_LEAST - 1) * abs(best[0]):
+            break
     assert best is not None
     return best[1]
 
@@ -99,6 +109,6 @@ def _some(source: Source, most: int, device: torch.device) -> Iterator[tuple[Ten
         seen += len(x)
 
 
-def _head(source: Source) -> tuple[Tensor, Tensor]:
-    parts = list(itertools.islice(batches(source, 64, shuffle_seed=1), JUDGES // 64))
+def _head(source: Source, most: int) -> tuple[Tensor, Tensor]:
+    parts = list(itertools.islice(batches(source, 64, shuffle_seed=1), max(most // 64, 1)))
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
