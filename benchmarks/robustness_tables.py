@@ -110,7 +110,13 @@ def seeds(result: Result) -> Table:
     return ["test", "seeds passed"], rows
 
 
+def conditions(result: Result) -> Table:
+    rows = [[name, "yes" if row["ok"] else "no", row["message"]] for name, row in result["rows"].items()]
+    return ["condition", "as it should", "what happened"], rows
+
+
 TABLES: Tables = {
+    "conditions": ("conditions", conditions),
     "fuzz": ("fuzz", fuzz),
     "fuzz-predict": ("fuzz-predict", fuzz_predict),
     "service": ("service", service),
