@@ -127,11 +127,8 @@ def write_bomb(path: Path, side: int = BOMB_SIDE) -> None:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    packer, rows = zlib.compressobj(9), []
-    line = b"\0" + b"\xff" * -(-side // 8)
-    for _ in range(side):
-        rows.append(packer.compress(line))
-    pixels = b"".join([*rows, packer.flush()])
+    packer, line = zlib.compressobj(9), b"\0" + b"\xff" * -(-side // 8)
+    pixels = b"".join([*(packer.compress(line) for _ in range(side)), packer.flush()])
     header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
     parts = (chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b""))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
