@@ -25,12 +25,12 @@ from measure import Rows
 from pocketbayes.methods import make
 
 IMAGES = 10_000
-FIRST: dict[str, Any] = {"epochs": 8, "batch_size": 125, "lr": 1e-3, "std_lr": 2e-3, "schedule": "cosine"}
+FIRST: dict[str, Any] = {"epochs": 8, "batch_size": 125, "lr": 1e-3, "std_lr": 1e-2, "schedule": "cosine"}
 VI: dict[str, Any] = {"prior": "empirical", "beta": 0.05, "annealing": "warm-up", "std_init": 0.02}
 WHOLE: dict[str, Any] = {
-    "k": 128, "iterations": 30, "tau_w": "auto", "gradient_fraction": 0.01, "n_min": 30, "ellipse": "nearest",
-    "merge": "moments", "draw": "independent", "prior": "normal", "prior_std": 0.1, "beta": 0.01,
-    "gradient_batches": 20,
+    "k": 256, "iterations": 30, "tau_w": "auto", "gradient_fraction": 0.01, "n_min": 30, "ellipse": "nearest",
+    "merge": "moments", "tau_d": 1e-5, "tau_g": 0.15, "tau_v": 1e-3, "draw": "independent",
+    "prior": "normal", "prior_std": 0.1, "beta": 0.01, "gradient_batches": 20,
 }  # fmt: skip
 SHARED: dict[str, Any] = {"epochs": 2, "batch_size": 125, "lr": 1e-4, "std_lr": 1e-3}
 CHANGES: dict[str, dict[str, Any]] = {

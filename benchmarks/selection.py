@@ -21,9 +21,9 @@ import pocketbayes as pb
 import trial
 from measure import Rows
 
-IMAGES, TESTED, FOREIGN = 10_000, 4000, 2000
+IMAGES, TESTED, FOREIGN = 10_000, 3000, 2000
 START: dict[str, Any] = {"epochs": 6, "batch_size": 100, "lr": 1e-3, "schedule": "cosine"}
-TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 100, "lr": 3e-4, "std_lr": 1e-2, "schedule": "cosine"}
+TRAINING: dict[str, Any] = {"epochs": 3, "batch_size": 100, "lr": 1e-3, "std_lr": 5e-2, "schedule": "cosine"}
 METHOD: dict[str, Any] = {
     "prior": "empirical",
     "beta": 0.05,
@@ -100,7 +100,7 @@ def main() -> None:
                 if isinstance(net, pb.Network) and isinstance(net.posterior, pb.posteriors.Partial):
                     found["random weights"] = net.posterior.noise_size
                     found["fractions"] = {key: round(value, 4) for key, value in net.posterior.fractions().items()}
-                    std = net.posterior.moments()[1]
+                    std = net.posterior.moments()[1].detach()
                     found["median std"] = float(std[std > 0].median())
                 return found
 

@@ -27,7 +27,7 @@ from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from steps import EXAMPLES, Action, step_of, without_gradients
 from training_cost import training_bytes, training_flops
 
-SHAPES = {"lenet300": (1, 28, 28), "resnet-small": (3, 32, 32)}
+SHAPES = {"lenet300": (1, 28, 28), "mlp 1200-400": (1, 28, 28), "resnet-small": (3, 32, 32)}
 MATRICES = ((100, 300), (256, 256), (300, 784), (1024, 1024))
 CONVOLUTIONS = ((32, 32, 3, 16), (64, 64, 3, 8), (512, 512, 3, 4), (512, 256, 1, 8))
 DENSITIES = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -39,7 +39,9 @@ timed = partial(interleaved, clock=time.process_time)
 def networks(model: str, density: float) -> dict[str, pb.Network]:
     """Dense VI and SSVI with both kernels, all with local noise."""
     torch.manual_seed(0)
-    plain = pb.models.build(model)
+    hidden = [int(width) for width in model.removeprefix("mlp ").split("-")] if model.startswith("mlp ") else []
+    sides = {"in_features": 784, "out_features": 10, "hidden": hidden}
+    plain = pb.models.build("mlp", **sides) if hidden else pb.models.build(model)
     methods = {
         "dense VI": pb.MeanFieldVI(propagation="local"),
         **{f"SSVI, {kernel}": pb.SSVI(density=density, kernel=kernel) for kernel in ("auto", "dense")},
@@ -178,6 +180,10 @@ def main() -> None:
         "times": {
             "lenet300": times("lenet300", 0.02, arguments.rounds),
             "lenet300, density 0.05": times("lenet300", 0.05, arguments.rounds),
+            **{
+                f"mlp 1200-400, density {density}": times("mlp 1200-400", density, arguments.rounds)
+                for density in (0.01, 0.05, 0.1)
+            },
             "resnet-small": times("resnet-small", 0.05, max(arguments.rounds // 3, 3)),
         },
         "kernels, dense over CSR time [forward, forward and backward]": kernels(arguments.rounds),
