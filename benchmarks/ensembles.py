@@ -26,7 +26,7 @@ from pocketbayes.network import Mixture, members
 from pocketbayes.recipes import Recipe, experiment
 
 MEASURES = ("accuracy", "nll", "ece", "calibrated_nll", "miou", "rmse", "log_likelihood", "count")
-MAX_BYTES = {"mnist-lenet5-ensemble": 206_000}
+MAX_BYTES = {"mnist-lenet5-ensemble": 206_000, "uci-energy-ensemble": 7500}
 """The size of a coded file, where it is not that of one member in FP32."""
 
 

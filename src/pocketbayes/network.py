@@ -280,7 +280,7 @@ class Network(nn.Module):
         if not x.is_floating_point():
             return x.to(self.device)
         point = next(self.model.parameters(), None)
-        return x.to(self.device, self.posterior.moments()[0].dtype if point is None else point.dtype)
+        return x.to(self.device, self.posterior.held_moments()[0].dtype if point is None else point.dtype)
 
     def kl(self) -> Tensor:
         """Compute KL(q || prior) in nats, a true sum over the random weights."""

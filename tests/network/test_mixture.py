@@ -175,3 +175,24 @@ def test_mixture_file_names_its_damaged_member(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.warns(UserWarning, match="member 2 and 3"):
         assert len(pb.load(path, skip_damaged=True)) == 1
+
+
+def test_predict_holds_one_decoded_member_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    nets = [pb.bayesianize(nn.Linear(4, 3), pb.MeanFieldVI()) for _ in "abc"]
+    net, x = Mixture(nets), torch.randn(6, 4)
+    counts: list[int] = []
+    original = type(nets[0].posterior).moments
+
+    def counting(posterior: Any) -> Any:
+        counts.append(sum(bool(own.posterior._held) for own in nets))
+        return original(posterior)
+
+    monkeypatch.setattr(type(nets[0].posterior), "moments", counting)
+    small = pb.predict(net, x, 6, batch_size=2)
+    decoded, most = len(counts), max(counts)
+    counts.clear()
+    large = pb.predict(net, x, 6, batch_size=2, low_memory=False)
+    torch.testing.assert_close(small.probs, large.probs)
+    assert most == 0  # nothing of another member is held while one is decoded
+    assert max(counts) == 2
+    assert len(counts) < decoded

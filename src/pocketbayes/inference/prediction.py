@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pocketbayes.data.out_of_depth import warn_of_values
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
-from pocketbayes.network import Net, Network, members, shares
+from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout
@@ -41,6 +42,7 @@ def predict(
     classes: str = "predicted",
     variance_scale: float = 1.0,
     adaptive: Any = None,
+    low_memory: bool = True,
 ) -> Prediction:
     """Compute p(y | x) averaged over the posterior.
 
@@ -65,14 +67,16 @@ def predict(
             validation data; a prediction with one is no longer the posterior's own.
         adaptive: Ask members or draws one after another, and stop early for inputs that are settled: True for the rule
             that `fit_stopping` has kept in the network, or a rule. The answer says how many `passes` each input took.
+        low_memory: Decode the weights of a mixture's members one at a time, for each batch again; False holds those of
+            all members until the answer is there, which is quicker where batches are small.
     """
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     info = members(net)[0].info
     x = as_inputs(x, info)
     try:
-        prediction = Prediction.cat(
-            [run_passes(net, batch, ask).summary() for batch in x.split(batch_size_for(x.shape[1:], ask.batch_size))]
-        )
+        with nullcontext() if low_memory else _all_decoded(net):
+            parts = x.split(batch_size_for(x.shape[1:], ask.batch_size))
+            prediction = Prediction.cat([run_passes(net, batch, ask).summary() for batch in parts])
     except RuntimeError as error:
         if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
             raise
@@ -85,6 +89,15 @@ def predict(
         warn_of_values(x, info)
     names = info.class_names if info is not None else None
     return replace(prediction, conformal=members(net)[0].conformal, class_names=names)
+
+
+@contextmanager
+def _all_decoded(net: Net) -> Iterator[None]:
+    """Hold the decoded weights of all members within the block."""
+    with MODEL_LOCK, ExitStack() as stack:
+        for network in members(net):
+            stack.enter_context(network.posterior.frozen())
+        yield
 
 
 def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:

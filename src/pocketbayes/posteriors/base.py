@@ -139,7 +139,13 @@ class Posterior(nn.Module, ABC):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Return a block in which nothing is trained: moments are computed once, not for every draw."""
+        """Return a block in which nothing is trained: moments are computed once, not for every draw.
+
+        Within another such block, that one's moments are used.
+        """
+        if self._held is not None:
+            yield
+            return
         self._held = []
         try:
             yield
