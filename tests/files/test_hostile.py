@@ -122,7 +122,7 @@ def test_a_sealed_file_that_lies_is_refused(name: str, sound: tuple[Path, dict[s
     with pytest.raises(UserError):
         pb.load(path)
     assert peak_memory() - peak < 200 << 20
-    assert time.process_time() - seconds < 2
+    assert time.process_time() - seconds < 10  # these took 20 s and more
 
 
 def peak_memory() -> int:

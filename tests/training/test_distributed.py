@@ -290,7 +290,7 @@ class Told(torch.utils.data.Dataset):
 
 def train_told(folder: Path, told: Told | None, resume: bool) -> dict[str, Any]:
     data = told or Told(-1, 0, "")
-    options = {"checkpoint_steps": 1, "timeout": 20, "resume": resume}
+    options = {"checkpoint_steps": 1, "timeout": 60, "resume": resume}
     return train("bbb", folder, tiny_model, data, **options)
 
 
