@@ -80,6 +80,35 @@ def test_beta_search_finds_a_weight_that_holds() -> None:
     assert all(math.isfinite(trial.nll) for trial in found.trials)
 
 
+@pytest.mark.parametrize("by", ["calibrated_nll", "pruned_accuracy", "ood_auroc"])
+def test_beta_search_decides_by_what_the_user_says(by: str) -> None:
+    data = tiny_data()
+    ood = {"ood": data} if by == "ood_auroc" else {}
+    settings = {"betas": (0.01, 0.1), "lr": 1e-2, "progress": False, "samples": 2, **ood}
+    found = search_beta(pb.MeanFieldVI(), tiny_model(), data, data, by=by, **settings)
+    first = {trial.beta: trial.score for trial in found.trials[:2]}
+    assert found.beta == min(sorted(first), key=first.__getitem__)
+    assert all(-1 <= score <= 0 for score in first.values()) == (by != "calibrated_nll")
+
+
+def test_beta_search_takes_a_function_of_the_network() -> None:
+    data = tiny_data()
+    wider = {"betas": (0.01, 0.1), "lr": 1e-2, "progress": False, "samples": 2, "by": lambda net: -net.prior.std}
+    found = search_beta(pb.MeanFieldVI(prior_std=1.0), tiny_model(), data, data, **wider)
+    assert {trial.score for trial in found.trials} == {-1.0}
+
+
+def test_beta_search_refuses_criteria_that_do_not_fit() -> None:
+    x = torch.linspace(-1, 1, 8)[:, None]
+    settings = {"betas": (0.1,), "progress": False}
+    with pytest.raises(pb.UserError, match="criterion"):
+        search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), by="luck", **settings)
+    with pytest.raises(pb.UserError, match="given together"):
+        search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), by="ood_auroc", **settings)
+    with pytest.raises(pb.UserError, match="is for classifiers"):
+        search_beta(pb.MeanFieldVI(), torch.nn.Linear(1, 1), (x, x), (x, x), by="calibrated_nll", **settings)
+
+
 def test_the_search_knows_regression() -> None:
     x = torch.linspace(-1, 1, 40)[:, None]
     data = x, x**2

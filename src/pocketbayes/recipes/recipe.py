@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -30,9 +30,11 @@ class SearchPart(BaseModel):
         betas: The weights tried.
         epochs: Epochs of each round.
         keep: The fraction that goes on to the next round.
+        by: What decides.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    by: Literal["nll", "calibrated_nll", "pruned_accuracy"] = "nll"
     betas: tuple[float, ...] = Field(default=BETAS, min_length=1)
     epochs: int = Field(default=1, ge=1)
     keep: float = Field(default=0.5, gt=0, lt=1)

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.data.batches import as_source, batches
+from pocketbayes.inference.curves import pruned
 from pocketbayes.inference.evaluation import evaluate, loss_of
+from pocketbayes.inference.metrics import ood_scores
+from pocketbayes.inference.prediction import predict
 from pocketbayes.methods import VariationalMethod
 from pocketbayes.network import Net
 from pocketbayes.training.fitting import fit
 
 BETAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+CRITERIA = ("nll", "calibrated_nll", "pruned_accuracy", "ood_auroc")
+PRUNED = 0.9
+"""The fraction of weights that `pruned_accuracy` takes away, by signal-to-noise ratio."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One network of a search after one round: its weight of the KL, the epochs behind it, its validation NLL."""
+    """One network of a search after one round.
+
+    Attributes:
+        beta: Its weight of the KL.
+        epochs: The epochs behind it.
+        nll: Its validation NLL.
+        score: What it was judged by, the lower the better: the negative where more is better.
+    """
 
     beta: float
     epochs: int
     nll: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,8 @@ def search_beta(
     keep: float = 0.5,
     seed: int = 0,
     samples: int = 10,
+    by: str | Callable[[Net], float] = "nll",
+    ood: Any = None,
     **settings: Any,
 ) -> Search:
     """Successive halving (Jamieson and Talwalkar 2016): all weights for a few epochs, the better half for as many more.
@@ -62,12 +80,15 @@ def search_beta(
         method: A variational method; its own `beta` is not tried unless it is among `betas`.
         model: As in `fit`.
         train: Training data.
-        val: Validation data, whose NLL decides.
+        val: Validation data.
         betas: The weights tried.
         epochs: Epochs of the first round; every later one takes as many for those that are left.
         keep: The fraction that goes on to the next round.
         seed: As in `fit`.
         samples: Passes of a validation, where the method draws.
+        by: What decides: "nll"; "calibrated_nll", after a temperature; "pruned_accuracy", with 90 % of the weights
+            taken away; "ood_auroc", of the entropy against `ood`; or a function of the network, the lower the better.
+        ood: Out-of-distribution inputs: a data set, or a pair (x, y).
         **settings: Of `fit`, such as `lr`.
     """
     if not isinstance(method, VariationalMethod):
@@ -76,6 +97,10 @@ def search_beta(
         raise UserError(
             f"a search needs weights of at least 0, 0 < keep < 1 and an epoch, not {betas}, {keep}, {epochs}"
         )
+    if not callable(by) and by not in CRITERIA:
+        raise UnknownNameError("criterion", by, CRITERIA)
+    if (by == "ood_auroc") != (ood is not None):
+        raise UserError("by='ood_auroc' and ood=, the out-of-distribution inputs, are given together")
     alive: dict[float, nn.Module | Net] = dict.fromkeys(sorted(set(betas)), model)
     trials: list[Trial] = []
     done = 0
@@ -84,11 +109,29 @@ def search_beta(
         scores = {}
         for beta, start in alive.items():
             tried = replace(method, beta=beta)
-            alive[beta] = fit(tried, start, train, epochs=epochs, seed=seed + done, **settings)
-            nll = loss_of(evaluate(alive[beta], val, samples=samples))  # type: ignore[arg-type]
-            scores[beta] = nll if math.isfinite(nll) else math.inf
-            trials.append(Trial(beta, done, nll))
+            net = alive[beta] = fit(tried, start, train, epochs=epochs, seed=seed + done, **settings)
+            measures = evaluate(net, val, samples=samples)
+            score = by(net) if callable(by) else _score(by, net, measures, val, ood, samples)
+            scores[beta] = score if math.isfinite(score) else math.inf
+            trials.append(Trial(beta, done, loss_of(measures), score))
         best = sorted(scores, key=scores.__getitem__)
         if len(best) == 1:
             return Search(best[0], tuple(trials))
         alive = {beta: alive[beta] for beta in best[: max(1, math.floor(keep * len(best)))]}
+
+
+def _score(by: str, net: Net, measures: dict[str, float], val: Any, ood: Any, samples: int) -> float:
+    """Return what a network is judged by, the lower the better."""
+    if by == "nll":
+        return loss_of(measures)
+    if "accuracy" not in measures:
+        raise UserError(f"by={by!r} is for classifiers: a regression is judged by 'nll' or a function of yours")
+    if by == "calibrated_nll":
+        return measures["calibrated_nll"]
+    if by == "pruned_accuracy":
+        return -evaluate(pruned(net, PRUNED, "snr"), val, samples=samples)["accuracy"]
+    inside, outside = (
+        torch.cat([predict(net, x, samples=samples).entropy for x, _ in batches(as_source(data), 256)])
+        for data in (val, ood)
+    )
+    return -ood_scores(inside, outside)["auroc"]
