@@ -43,6 +43,7 @@ from pocketbayes.methods import (
     VariationalDropout,
     WeightSharing,
 )
+from pocketbayes.methods.fixed_draws import fix_draws
 from pocketbayes.methods.recalibration import recalibrate
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors import Census, Posterior
@@ -141,6 +142,7 @@ __all__ = [
     "fit_conformal",
     "fit_stopping",
     "fit_variance_scale",
+    "fix_draws",
     "from_pretrained",
     "health",
     "kl",

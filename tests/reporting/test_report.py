@@ -382,3 +382,13 @@ def test_a_row_says_what_stands_behind_it(runs_dir: Path) -> None:
     rows = document(gather(runs_dir))["leaderboard"]["rows"]
     assert all("examples" in row["data"] for row in rows)
     assert all("passes" in row["by"] and "epoch" in row["by"] and "seed" in row["by"] for row in rows)
+
+
+def test_a_row_says_whether_stds_learned(runs_dir: Path) -> None:
+    runs = gather(runs_dir)
+    board = document(runs)["leaderboard"]
+    for run, row in zip(runs, board["rows"]):
+        learned = run.weights["learned"]
+        assert ("stds learned" in row["by"], "stds not learned" in row["by"]) == (learned is True, learned is False)
+        assert {"calibrated_nll", "epistemic_share"} <= set(row["values"])
+        assert any("median |mean| / std" in note for note in run.weights["notes"])

@@ -11,10 +11,14 @@ from pocketbayes.reporting.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PER
 
 OOD_SCORE = "entropy"
 """The score whose AUROC the leaderboard shows; the page has the others."""
+POSTERIOR = ("calibrated_nll", "epistemic_share")
+"""Measures that show what a posterior adds to one temperature."""
 ABOUT = {
     "accuracy": "Fraction of correct predictions",
     "miou": "Mean intersection over union of the classes",
     "nll": "Negative log-likelihood of the true label, in nats",
+    "calibrated_nll": "NLL after a temperature, fitted on one half of the data and measured on the other, both ways",
+    "epistemic_share": "Mutual information over entropy: the part of the uncertainty that is the weights'",
     "ece": "Expected calibration error, 15 bins",
     "brier": "Brier score: squared error of the probabilities",
     "coverage95": "Fraction of targets inside the 95 % interval; 95 % is ideal",
@@ -60,7 +64,7 @@ def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 def values_of(run: RunFolder) -> dict[str, float]:
     """Return what a run shows on the leaderboard."""
-    values = shown(run.measures)
+    values = shown(run.measures) | {key: run.measures[key] for key in POSTERIOR if key in run.measures}
     sets = run.evaluation.get("ood")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
         auroc = inside(found, "scores", OOD_SCORE, "auroc")
@@ -85,19 +89,23 @@ def measured_on(run: RunFolder) -> str:
 
 
 def made_by(run: RunFolder) -> str:
-    """Return what stands behind a row's figures: passes of an answer, epochs and seed of training."""
+    """Return what stands behind a row's figures: passes of an answer, epochs and seed of training, stds learned."""
     seed = run.recipe.get("seed", run.evaluation.get("seed"))
     parts = {
         "passes": run.evaluation.get("samples") if run.measures else None,
         "epochs": len(run.epochs) or None,
     }
     words = [f"{value} {name if value != 1 else name.rstrip('s')}" for name, value in parts.items() if value]
-    return ", ".join([*words, *([f"seed {seed}"] if isinstance(seed, int) else [])])
+    if isinstance(seed, int):
+        words.append(f"seed {seed}")
+    if isinstance(learned := run.weights.get("learned"), bool):
+        words.append("stds learned" if learned else "stds not learned")
+    return ", ".join(words)
 
 
 def _ordered(keys: set[str]) -> list[str]:
     aurocs = sorted(key for key in keys if key.startswith("auroc "))
-    return [key for key in (*SHOWN, *aurocs, "bytes", "values", "flops", "latency") if key in keys]
+    return [key for key in (*SHOWN, *POSTERIOR, *aurocs, "bytes", "values", "flops", "latency") if key in keys]
 
 
 def _column(key: str) -> Column:
@@ -109,10 +117,11 @@ def _column(key: str) -> Column:
     better: Literal["high", "low"] | None = None
     if key in HIGH_IS_GOOD:
         better = "high"
-    elif key in LOW_IS_GOOD or key in ("flops", "latency"):
+    elif key in LOW_IS_GOOD or key in ("flops", "latency", "calibrated_nll"):
         better = "low"
-    title = {"flops": "FLOPs"}.get(key, HEADINGS.get(key, key))
-    kind = kinds.get(key, "percent" if key in PERCENT else "number")
+    titles = {"flops": "FLOPs", "calibrated_nll": "calibrated NLL", "epistemic_share": "epistemic share"}
+    title = titles.get(key, HEADINGS.get(key, key))
+    kind = kinds.get(key, "percent" if key in PERCENT or key == "epistemic_share" else "number")
     return Column(key, title, kind, better, ABOUT.get(key, title))
 
 

@@ -46,7 +46,8 @@ def weights_of(file: Path) -> dict[str, Any]:
             "class_names": list(info.get("class_names") or ()),
             "stored": {str(kind): int(count) for kind, count in posterior.census().stored.items()},
             "points": sum(tensor.numel() for tensor in first["state"].values()),
-            "notes": list(posterior.census().notes),
+            "notes": [*_health(first.get("health")), *posterior.census().notes],
+            "learned": (first.get("health") or {}).get("learned"),
             "layers": layers_of(posterior, mean, std),
         }
         sigma = sigma_of(posterior, std, tuple(info.get("input_shape") or ()))
@@ -57,6 +58,14 @@ def weights_of(file: Path) -> dict[str, Any]:
     # Every network of a mixture stores as much as the first.
     found["values"] = len(networks) * (sum(found["stored"].values()) + found["points"])
     return found
+
+
+def _health(recorded: Mapping[str, Any] | None) -> list[str]:
+    """Return how far the stds have learned, in words; nothing where there are none."""
+    from pocketbayes.inference.health import Health
+
+    found = Health(**recorded) if recorded else Health()
+    return [] if found.snr is None else [str(found)]
 
 
 def posterior_of(file: Path) -> Posterior:
