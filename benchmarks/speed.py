@@ -1,78 +1,113 @@
-"""What being Bayesian costs: a training step and a 30-sample prediction beside deterministic PyTorch and a peer.
+"""Every cost that has a goal, in one table: ours, deterministic PyTorch's and a peer's, interleaved in one process.
 
-python benchmarks/speed.py [--rounds 15] [--models lenet5,lenet300,resnet20] [--threads 1]
+python benchmarks/speed.py [--row "training step, lenet300"] [--again] [--before]
 
-One thread by default: on a machine that others use too, two threads wait for each other and times mean little.
+Each row runs in a process of its own, one thread, and is written to results/speed.json when it is done; rows that are
+there already are left alone unless --again is given. Times are medians of CPU seconds, warm-up excluded; memory is the
+peak above that of the bare interpreter, one way at a time in a process of its own. `--before` writes the figures as
+those before a change.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import gc
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-import pocketbayes as pb
-from measure import interleaved, ratios, write_result
-from steps import EXAMPLES, Action, deterministic_step, our_step, peer_model, sgd, step_of, thirty_passes
-
-SHAPES = {"lenet5": (1, 28, 28), "lenet300": (1, 28, 28), "resnet20": (3, 32, 32)}
-BATCH = 128
+from measure import Rows, forget_peak, interleaved, memory
+from peers import tried
+from speed_rows import ROWS, Row
 
 
-def peer_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
-    from bayesian_torch.models.dnn_to_bnn import get_kl_loss
+def in_a_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Run some work in a fork of this process, which has computed nothing yet."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: sender.send(work()))
+    child.start()
+    sender.close()
+    try:
+        return receiver.recv()  # type: ignore[no-any-return]
+    finally:
+        child.join()
 
-    return step_of(sgd(model.parameters()), lambda: F.cross_entropy(model(x), y) + get_kl_loss(model) / EXAMPLES)
 
-
-def measure(name: str, rounds: int) -> dict[str, dict[str, float]]:
+def timed(row: Row) -> dict[str, Any]:
+    """Return median CPU seconds of each way; a peer that cannot run is left out with its reason."""
     torch.manual_seed(0)
-    model = pb.models.build(name)
-    x, y = torch.randn(BATCH, *SHAPES[name]), torch.randint(0, 10, (BATCH,))
-    plain = copy.deepcopy(model)
-    propagations = ("sample", "local", "flipout")
-    nets = {how: pb.bayesianize(model, pb.MeanFieldVI(propagation=how)).train() for how in propagations}
-    peer = peer_model(model)
-    steps = {"deterministic": deterministic_step(plain, x, y)}
-    steps |= {f"pocketbayes {how}": our_step(net, x, y) for how, net in nets.items()}
-    few = {"2DGBNN, shared draws": pb.WeightSharing(k=64, n_min=0), "PBN, 1 %": pb.PBN(rate=0.01)}
-    steps |= {
-        f"pocketbayes {what}": our_step(pb.bayesianize(model, method).train(), x, y) for what, method in few.items()
+    actions, absent = {}, {}
+    for name, build in row.ways().items():
+        action = tried(build)
+        if not isinstance(action, str):
+            actions[name] = action
+        elif name == row.ours:
+            raise SystemExit(action)
+        else:
+            absent[name] = action
+    seconds = interleaved(actions, row.rounds, clock=time.process_time)
+    return {"seconds": seconds, **({"not run": absent} if absent else {})}
+
+
+def peak(row: Row, name: str) -> dict[str, Any]:
+    """Return the peak memory of one way in bytes."""
+    gc.collect()
+    before = memory()
+    forget_peak()
+    torch.manual_seed(0)
+    action = row.ways()[name]()
+    if row.memory_of_run_alone:
+        gc.collect()
+        before = memory()
+        forget_peak()
+    for _ in range(2):
+        action()
+    return {"bytes": memory("VmHWM") - before}
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """Return all figures of a row."""
+    result = in_a_child(lambda: timed(row))
+    seconds = result["seconds"]
+    base = seconds[row.base] if row.base else 1.0
+    figures: dict[str, Any] = {
+        "what": row.what,
+        "base": row.base or "a second",
+        "ours": seconds[row.ours] / base,
+        "goal": row.goal,
+        "peers": {name: value / base for name, value in seconds.items() if name not in (row.ours, row.base)},
+        "cpu_seconds": seconds,
+        "rounds": row.rounds,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
-    if peer is not None:
-        steps["bayesian-torch"] = peer_step(peer.train(), x, y)
-    training = interleaved(steps, rounds)
-    net = nets["sample"].eval()
-    predictions: dict[str, Action] = {
-        "deterministic, one pass": lambda: plain.eval()(x),
-        "pocketbayes": lambda: pb.predict(net, x, samples=30, propagation="sample"),
-    }
-    if peer is not None:
-        predictions["bayesian-torch"] = thirty_passes(peer.eval(), x)
-    predicting = interleaved(predictions, max(rounds // 3, 3))
-    return {
-        "training step over deterministic": ratios(training, "deterministic"),
-        "30-sample prediction over one deterministic pass": ratios(predicting, "deterministic, one pass"),
-    }
+    if row.memory:
+        ours, plain = (in_a_child(lambda name=name: peak(row, name))["bytes"] for name in (row.ours, row.memory))
+        figures["peak_bytes"] = {row.ours: ours, row.memory: plain}
+        figures["peak_over_plain"] = ours / plain
+    return figures | ({"not run": result["not run"]} if "not run" in result else {})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--models", default="lenet5,lenet300,resnet20")
-    parser.add_argument("--name", default="speed", help="of the result file")
-    parser.add_argument("--threads", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--row", choices=ROWS, action="append")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there already")
+    parser.add_argument("--before", action="store_true", help="keep the figure as the one before a change")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    result = {}
-    for name in arguments.models.split(","):
-        result[name] = measure(name, arguments.rounds)
-        print(name, result[name])
-    path = write_result(arguments.name, {"batch": BATCH, "rounds": arguments.rounds, "models": result})
-    print(path)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # the peers' own
+    for name in arguments.row or ROWS:
+        known = Rows("speed", order=ROWS).get(name, {})
+        if "ours" in known and not arguments.again:
+            continue
+        figures = measure(ROWS[name])
+        if arguments.before or "before" in known:
+            figures["before"] = figures["ours"] if arguments.before else known["before"]
+        Rows("speed", order=ROWS).keep(name, figures)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from pocketbayes.base.allocation import keep_freed_memory
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
@@ -82,6 +83,7 @@ class Network(nn.Module):
     ) -> None:
         """Take over `model`, from which the layout's weights have been or will be stripped."""
         super().__init__()
+        keep_freed_memory()
         self.layout: Layout = posterior.layout
         self.layout.strip(model)
         self.model = model
@@ -235,6 +237,10 @@ class Network(nn.Module):
         """Forget what earlier passes showed of the model, for one whose flow has changed."""
         self._plans.clear()
         self._draws.clear()
+
+    def draws_nothing(self, propagation: str) -> bool:
+        """Return whether earlier passes in this mode have shown that the model draws no random numbers itself."""
+        return self._draws.get((propagation, self.training)) is False
 
     def forget_draws(self) -> None:
         """Look again whether the model draws random numbers itself, as one may that changes as it trains."""

@@ -68,18 +68,21 @@ class _RunningMoments:
 
     def add(self, values: Tensor, weight: float, total: float) -> None:
         """Add values (s, ...) of this weight each, with which the weights sum to `total`."""
+        squares: Tensor | None = None
         if len(values) == 1:
-            mean, squares = values[0], torch.zeros_like(values[0])
+            mean = values[0]
         else:
             squares, mean = torch.var_mean(values, 0, correction=0)
             squares *= len(values) * weight
         if self.mean is None or self.squares is None:
-            self.mean, self.squares = mean.clone(), squares
+            self.mean, self.squares = mean.clone(), torch.zeros_like(mean) if squares is None else squares
             return
         own = len(values) * weight
         change, share = mean - self.mean, own / total
-        self.mean += change * share
-        self.squares += squares.addcmul_(change, change, value=(1 - share) * own)
+        self.mean.add_(change, alpha=share)
+        self.squares.addcmul_(change, change, value=(1 - share) * own)
+        if squares is not None:
+            self.squares += squares
 
     def keep(self, rows: Tensor) -> None:
         """Keep the inputs of these rows."""

@@ -174,6 +174,10 @@ class Posterior(nn.Module, ABC):
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """Return one draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
+        return self._displaced(noise)
+
+    def _displaced(self, noise: Tensor | None) -> Tensor:
+        """Compute `mean + std noise`."""
         mean, std = self.held_moments()
         return torch.addcmul(mean, std, self._noise(noise, mean))
 

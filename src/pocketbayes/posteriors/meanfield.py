@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import MEAN, raw_std
+from pocketbayes.posteriors.fused import Draw, in_eager_mode, softplus
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -26,18 +28,50 @@ class MeanField(Posterior):
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
         self._all_random = bool((std > 0).all())  # a std of 0 has no gradient and stays 0
+        self._drawn_with: tuple[Tensor, Tensor] | None = None
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the means and softplus(rho)."""
-        return self.mean, F.softplus(self.rho)
+        if torch.is_grad_enabled() or not in_eager_mode():
+            return self.mean, F.softplus(self.rho)
+        return self.mean, softplus(self.rho)
 
     def kl(self, prior: Prior) -> Tensor:
         """Return the sum over the random weights, without looking for others where there were none at the start."""
-        return prior.total_kl(*self.moments()) if self._all_random else super().kl(prior)
+        if not self._all_random:
+            return super().kl(prior)
+        if self._trains():
+            return prior.raw_kl(self.mean, self.rho, self._current_stds())
+        return prior.total_kl(*self.moments())
+
+    def _displaced(self, noise: Tensor | None) -> Tensor:
+        if not self._trains() or (noise is not None and noise.requires_grad):
+            return super()._displaced(noise)
+        std = self._current_stds()
+        self._drawn_with = std, self._state()
+        return Draw.apply(self.mean, self.rho, std, self._noise(noise, self.mean))  # type: ignore[no-any-return]
+
+    def _trains(self) -> bool:
+        """Return whether gradients of the parameters are wanted, and by autograd alone."""
+        wanted = torch.is_grad_enabled() and self.mean.requires_grad and self.rho.requires_grad
+        return wanted and self._held is None and in_eager_mode()
+
+    def _current_stds(self) -> Tensor:
+        """Return softplus(rho) without gradients; those of the last draw, once, if nothing has changed since."""
+        (std, state), self._drawn_with = self._drawn_with or (None, None), None
+        if std is not None and state is not None and torch.equal(state, self._state()):
+            return std
+        return softplus(self.rho.detach())
+
+    def _state(self) -> Tensor:
+        """Return a number that any change of rho moves, also one that bypasses torch's version counter."""
+        rho = self.rho.detach()
+        return torch.dot(rho, rho)
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """Take over mean and rho, bit for bit."""
         self = super().restore(layout, tensors, config)
         self._all_random = bool(tensors["rho"].min().exp() > 0)
+        self._drawn_with = None
         return self

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.posteriors.fused import NormalKL, normal_kl, wide_type
 
 
 class Prior(nn.Module, ABC):
@@ -25,6 +26,10 @@ class Prior(nn.Module, ABC):
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
         """Return the sum of `kl` over all weights."""
         return self.kl(mean, std).sum()
+
+    def raw_kl(self, mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
+        """Return `total_kl` with gradients of mean and rho, where std is softplus(rho) without gradients."""
+        return self.total_kl(mean, nn.functional.softplus(rho))
 
     def take(self, index: Tensor) -> Prior:
         """Return the prior of the chosen weights only."""
@@ -65,6 +70,10 @@ class Normal(Prior):
         """Compute the sum in float64, in half the passes over the weights, forward and back."""
         return _TotalKL.apply(self._offset(mean), std, self.std)  # type: ignore[no-any-return]
 
+    def raw_kl(self, mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
+        """Compute `total_kl` with gradients of mean and rho, in fewer passes over the weights."""
+        return NormalKL.apply(self._offset(mean), rho, std, [std.numel()], self.std**2)  # type: ignore[no-any-return]
+
     def take(self, index: Tensor) -> Prior:
         """Return the chosen centres, the same std."""
         return self if self.centre is None else Normal(self.std, self.centre[index])
@@ -88,47 +97,19 @@ class Normal(Prior):
 
 
 class _TotalKL(torch.autograd.Function):
-    """The sum of `Normal.kl` in float64, block by block, so that no copy of the weights in float64 is made.
-
-    A float32 sum over equal stds loses digits, because every addition is rounded the same way; by how many depends on
-    the CPU's vector length.
-    """
+    """The sum of `Normal.kl`."""
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, std: Tensor, prior_std: float) -> Tensor:
         ctx.save_for_backward(offset, std)
         ctx.scale = prior_std**-2
-        wide = _wide(std)
-        squares, logs = [], []
-        for block in zip(offset.reshape(-1).split(KL_BLOCK), std.reshape(-1).split(KL_BLOCK)):
-            offsets, stds = (part.to(wide) for part in block)
-            squares.append(torch.dot(offsets, offsets) + torch.dot(stds, stds))
-            logs.append(_sum_of_logs(stds) if wide is not std.dtype else stds.log().sum())
-        total: Tensor = 0.5 * prior_std**-2 * torch.stack(squares).sum() - torch.stack(logs).sum()
-        return (total + (math.log(prior_std) - 0.5) * std.numel()).to(std.dtype)
+        return normal_kl(offset.reshape(-1), std.reshape(-1), prior_std**2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         offset, std = ctx.saved_tensors
         scale = grad * ctx.scale
         return scale * offset, torch.addcdiv(scale * std, -grad, std), None
-
-
-KL_BLOCK = 2**16
-"""Weights summed at once: few enough for the CPU's cache, many enough to hide the cost of a call."""
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of sums: float64, which MPS does not have."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
-
-
-def _sum_of_logs(values: Tensor) -> Tensor:
-    """Sum the logs of float64 values that float32 can hold: of a product of four, which cannot overflow, at a time."""
-    size = len(values) // 4
-    first, second, third, fourth, rest = values.split([size, size, size, size, len(values) - 4 * size])
-    total: Tensor = (first * second * third * fourth).log().sum() + rest.log().sum()
-    return total
 
 
 class ScaleMixture(Prior):
@@ -202,9 +183,15 @@ class Empirical(Prior):
             if self._layers is None
             else torch.bincount(self._layers, minlength=len(self.sizes))
         )
-        wide = _wide(std)
+        wide = wide_type(std)
         logs = self.variances(mean, std).to(wide).log()
         return (0.5 * (counts * logs).sum() - std.log().sum().to(wide)).to(std.dtype)
+
+    def raw_kl(self, mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
+        """Compute `total_kl` with gradients of mean and rho, in fewer passes over the weights."""
+        if self._layers is not None:
+            return super().raw_kl(mean, rho, std)
+        return NormalKL.apply(mean, rho, std, self.sizes, None)  # type: ignore[no-any-return]
 
     def take(self, index: Tensor) -> Prior:
         """Return the prior of the chosen weights, each with its layer."""

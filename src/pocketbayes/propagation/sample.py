@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pocketbayes.base.randomness import Randomness
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import RuleTable
@@ -36,5 +38,39 @@ class Sample(WeightPropagation):
         """Yield the outputs of one draw per seed; a network whose last layer alone is random runs the rest once."""
         if len(seeds) > 1 and (head := Head.find(net, x)) is not None:
             yield from head.draws(seeds)
-        else:
-            yield from super().passes(net, x, ask, seeds)
+            return
+        for seed, noise in zip(seeds, KEPT.noise(net, seeds)):
+            yield self._in_parts(net, x, replace(ask, noise=noise, randomness=Randomness(seed)))[None]
+
+
+class KeptNoise:
+    """The noise of the passes that were asked for last, for the next batch and the next prediction.
+
+    Pass s draws the same weights for every batch, and for a perceptron drawing the numbers takes longer than the pass.
+    They are kept from the second time on that the same passes are asked for, within `MAX_KEPT`. Noise depends on the
+    seed alone: what happens to the network does not matter.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[object, ...] = ()
+        self._values: dict[int, Tensor] = {}
+
+    def noise(self, net: Network, seeds: Sequence[int]) -> Sequence[Tensor | None]:
+        """Return the noise of each pass; None for a pass that is to draw its own."""
+        size = net.posterior.noise_size
+        # A model that draws numbers itself takes them from the generator of the pass after the noise.
+        if size * len(seeds) > MAX_KEPT or not net.draws_nothing("sample"):
+            return [None] * len(seeds)
+        like = net.posterior.weight_means()
+        asked = (size, like.dtype, like.device, *seeds)
+        if asked != self._asked:
+            self._asked, self._values = asked, {}
+            return [None] * len(seeds)
+        if not self._values:
+            self._values = {seed: net.posterior.new_noise(Randomness(seed)) for seed in seeds}
+        return [self._values[seed] for seed in seeds]
+
+
+MAX_KEPT = 2**23
+"""Numbers that are kept: 32 MiB in single precision."""
+KEPT = KeptNoise()
