@@ -21,6 +21,7 @@ import pocket_tables
 import propagation_tables
 import robustness_tables
 import scale_tables
+import speed_tables
 import study_tables
 import trial_tables
 from table_parts import Group, Result, Table, Tables, grouped, mean, spread
@@ -33,16 +34,6 @@ MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.D
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def speed(result: Result) -> Table:
-    rows = []
-    for model, parts in result["models"].items():
-        step, prediction = parts.values()
-        for name, ratio in step.items():
-            passes = prediction.get("pocketbayes" if name == "pocketbayes sample" else name)
-            rows.append([model, name, f"{ratio:.2f}", "" if passes is None else f"{passes:.1f}"])
-    return ["model", "", "training step", "30 samples"], rows
 
 
 def weight_sharing(result: Result) -> Table:
@@ -176,7 +167,7 @@ def sparse_times(result: Result) -> Table:
 
 
 TABLES: Tables = {
-    "speed": ("speed", speed),
+    **speed_tables.TABLES,
     "weight-sharing": ("weight-sharing", weight_sharing),
     "weight-sharing-ood": ("weight-sharing", ood),
     "weight-sharing-mnist": ("weight-sharing-mnist", weight_sharing_mnist),
