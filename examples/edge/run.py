@@ -2,7 +2,7 @@
 
 python run.py net.onnx                 # random inputs: size, load time, latency
 python run.py net.onnx --x images.npy  # answers for inputs (n, ...): bytes, or numbers as before normalisation
-python run.py net-1.onnx net-2.onnx net-3.onnx --adaptive  # members one after another, until an answer is settled
+python run.py net-01.onnx net-02.onnx net-03.onnx --adaptive  # members one after another, until an answer is settled
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def export(
         str | None, typer.Option("--shape", help="Of one input, such as 3,32,32, where the network does not know it.")
     ] = None,
     each: Annotated[
-        bool, typer.Option("--each-member", help="A graph per member, NAME-1.onnx, ..., to be asked one by one.")
+        bool, typer.Option("--each-member", help="A graph per member, NAME-01.onnx, ..., to be asked one by one.")
     ] = False,
     json: Json = False,
 ) -> None:

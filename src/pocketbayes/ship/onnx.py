@@ -86,7 +86,7 @@ def export_members(
     example: Any = None,
     readout: Readout = "probit",
 ) -> list[Path]:
-    """Write a graph per member, `NAME-1.onnx`, `NAME-2.onnx`, ..., to be asked one after another.
+    """Write a graph per member, `NAME-01.onnx`, `NAME-02.onnx`, ..., to be asked one after another.
 
     The first graph's description has the members' shares and the rule of `fit_stopping`, if there is one.
 
@@ -107,7 +107,7 @@ def export_members(
     found = []
     for number, network in enumerate(members(net), 1):
         beside = {"shares": net.shares(), "stopping": net.stopping} if number == 1 else {}
-        own = Path(path).with_name(f"{Path(path).stem}-{number}.onnx")
+        own = Path(path).with_name(f"{Path(path).stem}-{number:02d}.onnx")
         _export(network, own, mode, samples, seed, example, readout, beside)
         found.append(own)
     return found
