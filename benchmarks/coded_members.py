@@ -39,6 +39,7 @@ from pocketbayes.methods.recalibration import batch_norm_statistics, correct_sta
 from pocketbayes.network import Mixture
 from pocketbayes.network import members as networks_of
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, round_points
+from pocketbayes.ship.compression.feedback import error_shares
 from pocketbayes.ship.compression.inputs import input_moments
 
 MAX_RISE = 0.005
@@ -52,10 +53,10 @@ def coded(net: Mixture, batches: list[Tensor], max_bytes: int) -> tuple[Packed, 
     """Return the finest file within a size, its lambda, and the seconds of CPU that it took."""
     clock = time.process_time()
     examples = sum(map(len, batches))
-    moments = [input_moments(network, batches, examples) for network in networks_of(net)]
+    shares = [error_shares(input_moments(network, batches, examples)) for network in networks_of(net)]
     lam, found = 0.1, None
     for _ in range(4):
-        made = code(net, Recipe(lam), moments).net
+        made = code(net, Recipe(lam), shares).net
         packed = Packed.of(made, CODED_PRECISION)
         if packed.size <= max_bytes:
             found = made, lam

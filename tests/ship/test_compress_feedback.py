@@ -15,7 +15,7 @@ from pocketbayes.network import Network
 from pocketbayes.plane.codes import fit_codebook
 from pocketbayes.ship.compression import inputs
 from pocketbayes.ship.compression.coding import Recipe, code
-from pocketbayes.ship.compression.feedback import code_with_feedback
+from pocketbayes.ship.compression.feedback import code_with_feedback, error_shares
 from pocketbayes.ship.compression.inputs import input_moments
 
 
@@ -32,7 +32,7 @@ def network(model: nn.Module) -> Network:
 
 
 def decoded(net: Network, moments: list[Tensor | None]) -> Network:
-    made = code(net, Recipe(0.3), [moments]).net
+    made = code(net, Recipe(0.3), [error_shares(moments)]).net
     assert isinstance(made, Network)
     return made
 
@@ -72,10 +72,12 @@ def test_feedback_in_blocks_equals_that_of_each_block(monkeypatch: pytest.Monkey
         codes = codebook.assign(values)
         return codes, codebook.centres[codes]
 
-    whole = code_with_feedback(weight, moments, assign)[0]
+    (shares,) = error_shares([moments])
+    assert shares is not None
+    whole = code_with_feedback(weight, shares, assign)[0]
     for block in range(3):
         part = slice(8 * block, 8 * block + 8)
-        alone = code_with_feedback(weight[:, part], moments[block : block + 1], assign)[0]
+        alone = code_with_feedback(weight[:, part], shares[block : block + 1], assign)[0]
         torch.testing.assert_close(whole[:, part], alone)
 
 

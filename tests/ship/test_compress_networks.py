@@ -17,7 +17,7 @@ from pocketbayes.files.codec import pack_codes
 from pocketbayes.files.network_file import Packed
 from pocketbayes.likelihoods import GaussianNoise
 from pocketbayes.plane.codes import entropy
-from pocketbayes.ship.compression import compress
+from pocketbayes.ship.compression import compress, sweep
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
 
 EXAMPLES = 100
@@ -125,6 +125,19 @@ def test_compress_codes_regressions_from_few_examples() -> None:
     found = compress(net, (x, y), (x, y), max_nll_loss=0.5, progress=False)
     assert found.chosen.bytes < found.before.bytes
     assert "lam" in found.chosen.how
+
+
+def test_compress_traces_on_until_a_size_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(sweep, "LAMBDAS", (0.01, 0.02))
+    x = torch.randn(EXAMPLES, 60)
+    net = pb.bayesianize(nn.Sequential(nn.Linear(60, 200), nn.ReLU(), nn.Linear(200, 3)), pb.Deterministic())
+    net.likelihood = pb.Categorical()  # type: ignore[union-attr]
+    data = x, torch.arange(EXAMPLES) % 3
+    limit = 12_600 // 8 + 2000  # a bit for each weight, beside header and tables
+    found = compress(net, data, data, max_bytes=limit, progress=False)
+    assert found.chosen.bytes <= limit
+    assert found.chosen.how["lam"] > 0.1
 
 
 @pytest.mark.parametrize("lam", [0.02, 0.1, 0.3])

@@ -26,7 +26,7 @@ BFLOAT16_BITS = 7
 ESTIMATE_WEIGHTS = 1 << 16
 """Weights per layer that an estimate of size is made from."""
 
-Moments = Sequence[Tensor | None]
+Shares = Sequence[Tensor | None]
 AnyCodebook = Codebook | PlaneCodebook
 
 
@@ -45,6 +45,12 @@ class Recipe:
     std_units: StdUnits = "none"
 
 
+def can_be_coded(net: Net) -> bool:
+    """Tell whether means and stds say all that the posterior does."""
+    posteriors = [network.posterior for network in members(net)]
+    return all((p.independent or p.noise_size == 0) and not p.drops_units for p in posteriors)
+
+
 @dataclass(frozen=True)
 class Result:
     """A coded network and the codebook of all its members."""
@@ -53,21 +59,21 @@ class Result:
     codebook: AnyCodebook
 
 
-def code(net: Net, recipe: Recipe, moments: Sequence[Moments | None]) -> Result:
+def code(net: Net, recipe: Recipe, shares: Sequence[Shares | None]) -> Result:
     """Code the weights of a network; the members of a mixture share one codebook.
 
     Args:
         net: A network or mixture.
         recipe: How to code it.
-        moments: For each member what `input_moments` found, or None: then no error is fed back.
+        shares: For each member what `error_shares` found, or None: then no error is fed back.
     """
     networks = members(net)
     with torch.no_grad():
         weights = [Weights.of(network, recipe) for network in networks]
         codebook = codebook_of(weights, recipe)
         made = [
-            own.build(codebook, own.code(codebook, inputs or [None] * len(own.network.layout))[0])
-            for own, inputs in zip(weights, moments)
+            own.build(codebook, own.code(codebook, each or [None] * len(own.network.layout))[0])
+            for own, each in zip(weights, shares)
         ]
     return Result(Mixture(made, net.weights) if isinstance(net, Mixture) else made[0], codebook)
 
@@ -155,7 +161,7 @@ class Weights:
     def code(
         self,
         codebook: AnyCodebook,
-        moments: Moments,
+        shares: Shares,
         values: Tensor | None = None,
         share: tuple[float, float] = (0.0, 1.0),
     ) -> tuple[Tensor, Tensor]:
@@ -163,7 +169,7 @@ class Weights:
 
         Args:
             codebook: The codes.
-            moments: Of the inputs of each slot.
+            shares: Of the errors, for each slot.
             values: (n,) in place of the means; what is before the share stays.
             share: Where in the columns of each slot coding starts and stops.
 
@@ -172,7 +178,7 @@ class Weights:
         """
         layout = self.network.layout
         index, coded = [], []
-        for slot, weight, own in zip(layout.slots, layout.views(self.mean if values is None else values), moments):
+        for slot, weight, own in zip(layout.slots, layout.views(self.mean if values is None else values), shares):
 
             def assign(values: Tensor, places: Tensor, start: int = slot.start) -> tuple[Tensor, Tensor]:
                 factor = self.factor[start + places]

@@ -8,7 +8,7 @@ GPTQ, with a rate term). Without inputs there is nothing to spread, and the resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,18 +18,20 @@ DAMPING = 0.01
 BLOCK = 128
 """Columns whose errors are spread together over the rest."""
 
+GOLDEN_RATIO = 0.6180339887498949
+
 Assign = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes weights (g, r) and their positions in the slot (g, r); returns codes and the values these stand for."""
 
 
 def code_with_feedback(
-    weight: Tensor, moments: Tensor | None, assign: Assign, share: tuple[float, float] = (0.0, 1.0)
+    weight: Tensor, shares: Tensor | None, assign: Assign, share: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Tensor, Tensor]:
     """Code one slot, or a share of its columns.
 
     Args:
         weight: The slot's weights, in their shape; columns before the share have been coded and stay.
-        moments: As `input_moments` gives them.
+        shares: As `error_shares` gives them; None feeds nothing back.
         assign: The choice of codes.
         share: Where in the columns, from 0 to 1, coding starts and stops.
 
@@ -38,17 +40,18 @@ def code_with_feedback(
         weights with the errors of others added.
     """
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
-    if moments is None:
+    if shares is None:
         blocks, columns = 1, weight.numel() // max(weight.shape[0], 1) if weight.ndim else 1
     else:
-        blocks, columns = moments.shape[0], moments.shape[1]
+        blocks, columns = shares.shape[0], shares.shape[1]
     first, last = (round(end * columns) for end in share)
-    values, where = (_as_blocks(each, blocks, columns).clone() for each in (weight, places))
+    order = _spread_order(columns).to(weight.device)
+    values, where = (_as_blocks(each, blocks, columns)[:, :, order] for each in (weight, places))
     codes = torch.full_like(where, -1)
-    if moments is None:
+    if shares is None:
         codes[:, :, first:last] = assign(values[:, :, first:last], where[:, :, first:last])[0]
     else:
-        _code_columns(values, codes, where, _error_shares(moments).to(weight.dtype), assign, range(first, last))
+        _code_columns(values, codes, where, shares.to(weight.dtype), assign, range(first, last))
     index = torch.empty_like(places).flatten()
     coded = torch.empty_like(weight).flatten()
     index[where.flatten()] = codes.flatten()
@@ -80,11 +83,28 @@ def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
     return matrix.reshape(groups, -1, cuts, columns).transpose(1, 2).reshape(blocks, -1, columns)
 
 
-def _error_shares(moments: Tensor) -> Tensor:
-    """Return the share of each column's error that each later column takes: rows of the inverse's Cholesky factor."""
-    h = moments.double()
+def _spread_order(columns: int) -> Tensor:
+    """Return the order in which columns are coded: any share of it lies spread over all of them."""
+    return (torch.arange(columns, dtype=torch.float64) * GOLDEN_RATIO).frac().argsort()
+
+
+def error_shares(moments: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Return for each slot the share of each column's error that each later column takes, in the order of coding.
+
+    These are the rows of the Cholesky factor of the inverse moments, in units of its diagonal. They depend on the
+    inputs alone, so that one computation serves every codebook.
+
+    Args:
+        moments: As `input_moments` gives them.
+    """
+    return [None if own is None else _shares(own) for own in moments]
+
+
+def _shares(moments: Tensor) -> Tensor:
+    order = _spread_order(moments.shape[1]).to(moments.device)
+    h = moments[:, order][:, :, order].double()
     scale = h.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
     h = h / scale[:, None, None] + DAMPING * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)
     upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(h)), upper=True)
     shares: Tensor = upper / upper.diagonal(dim1=1, dim2=2)[:, :, None]
-    return shares
+    return shares.to(moments.dtype)

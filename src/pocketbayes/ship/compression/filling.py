@@ -11,7 +11,7 @@ from pocketbayes.network import Mixture, Net
 from pocketbayes.ship.compression.coding import Recipe, estimate_bytes
 from pocketbayes.ship.compression.fewer import prefix
 
-FINEST, COARSEST = 0.001, 1.0
+FINEST, COARSEST = 0.001, 10.0
 """Lambdas between which a size is searched for."""
 HALVINGS = 10
 ATTEMPTS = 3

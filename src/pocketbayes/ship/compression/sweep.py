@@ -24,22 +24,26 @@ from pocketbayes.ship.compression.coding import (
     Recipe,
     Result,
     Weights,
+    can_be_coded,
     code,
     codebook_of,
     estimate_bytes,
     round_points,
 )
+from pocketbayes.ship.compression.feedback import error_shares
 from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
-from pocketbayes.ship.compression.filling import CLOSE, fill, recipe_of_size
+from pocketbayes.ship.compression.filling import CLOSE, COARSEST, fill, recipe_of_size
 from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
 from pocketbayes.ship.compression.store import Store
-from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose
+from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose, fits_budget
 from pocketbayes.ship.compression.tuning import tune
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
-LARGE = 5_000_000
-"""Weights above which fewer points are measured: each takes a minute."""
+STEP_BEYOND = 1.6
+"""Factor between further points, as long as the budget asks for smaller files or allows them."""
+LARGE = 2_000_000
+"""Weights above which fewer points are measured: each takes some ten seconds."""
 PROBE = 0.1
 PROBE_HALVINGS = 6
 """Where the units of the codebook are compared, at equal bytes."""
@@ -123,7 +127,7 @@ def compress(
             if isinstance(net, Mixture) and limit is not None:
                 sweep.fill(limit, count)
             else:
-                sweep.trace()
+                sweep.trace(budget)
                 sweep.refine(budget)
             if steps:
                 sweep.tune(budget, steps)
@@ -143,12 +147,6 @@ def compress(
             usable.remove(chosen)
 
 
-def can_be_coded(net: Net) -> bool:
-    """Tell whether means and stds say all that the posterior does."""
-    posteriors = [network.posterior for network in members(net)]
-    return all((p.independent or p.noise_size == 0) and not p.drops_units for p in posteriors)
-
-
 class _Sweep:
     """Codes the network in ever fewer bits and measures what comes of it."""
 
@@ -161,7 +159,7 @@ class _Sweep:
         self.weights = sum(network.layout.size for network in members(net))
         self.trials: list[Trial] = []
         self.calibration = calibration_batches(train, seed)
-        self.moments: list[list[Tensor | None]] = []
+        self.shares: list[list[Tensor | None]] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
         self.recipe = Recipe(PROBE)
         sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
@@ -231,14 +229,15 @@ class _Sweep:
 
     def code(self, recipe: Recipe, count: int | None = None) -> Result:
         net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
-        return code(net, recipe, self.input_moments()[:count])
+        return code(net, recipe, self.error_shares()[:count])
 
-    def input_moments(self) -> list[list[Tensor | None]]:
-        """Return the moments of all inputs, measured once."""
-        if not self.moments:
+    def error_shares(self) -> list[list[Tensor | None]]:
+        """Return the shares by which errors are fed back, measured once."""
+        if not self.shares:
             examples = sum(map(len, self.calibration))
-            self.moments = [input_moments(network, self.calibration, examples) for network in members(self.net)]
-        return self.moments
+            moments = (input_moments(network, self.calibration, examples) for network in members(self.net))
+            self.shares = [error_shares(own) for own in moments]
+        return self.shares
 
     def fill(self, limit: int, count: int | None) -> None:
         """Choose the units of the codebook by the first member, then fill a size with ever fewer members."""
@@ -277,11 +276,11 @@ class _Sweep:
             weights = [Weights.of(network, recipe) for network in members(self.net)[:count]]
             codebook = codebook_of(weights, recipe)
             trained = []
-            for number, (own, moments) in enumerate(zip(weights, self.input_moments())):
+            for number, (own, shares) in enumerate(zip(weights, self.error_shares())):
                 self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
                 trained.append(
                     tune(
-                        own, codebook, moments, self.train, self.calibration, steps,
+                        own, codebook, shares, self.train, self.calibration, steps,
                         seed=self.seed, checkpoint=self.store.path(how, f".{number}.tuning"),
                         on_step=lambda loss: self.bar.advance(1, loss=loss),
                     )
@@ -302,7 +301,7 @@ class _Sweep:
         lam = chosen.how.get("lam", self.recipe.lam) * (1 if limit is None else TUNED_MARGIN)
         for _ in range(TUNINGS):
             trial = self.tuned(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
-            fits = _fits(trial, budget, before, self.weights)
+            fits = fits_budget(trial, budget, before, self.weights)
             if limit is not None:
                 if fits:
                     return
@@ -312,17 +311,26 @@ class _Sweep:
             else:
                 lam *= COARSER
 
-    def trace(self) -> None:
-        """Choose the units of the codebook, then measure ever coarser codes until the loss is hopeless."""
+    def trace(self, budget: Budget) -> None:
+        """Choose the units of the codebook, then measure ever coarser codes until no budget would choose them."""
         lambdas = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS
         probes = self.probes()
         self.bar.begin("compress", len(lambdas) + len(probes) + REFINEMENTS)
         tried = [(self.coded(recipe), recipe) for recipe in probes]
-        self.recipe = min(tried, key=lambda pair: pair[0].nll)[1]
-        hopeless = self.trials[0].nll + HOPELESS
-        for lam in lambdas:
-            if lam != self.recipe.lam and self.coded(replace(self.recipe, lam=lam)).nll > hopeless:
-                break
+        trial, self.recipe = min(tried, key=lambda pair: pair[0].nll)
+        before, limit = self.trials[0], budget.limit(self.weights)
+        lam = lambdas[0]
+        while lam < COARSEST:
+            if lam != self.recipe.lam:
+                trial = self.coded(replace(self.recipe, lam=lam))
+            is_larger = limit is not None and trial.bytes > limit
+            if trial.nll > before.nll + HOPELESS and not is_larger:
+                return
+            if lam >= lambdas[-1] and (
+                not is_larger if limit else not fits_budget(trial, budget, before, self.weights)
+            ):
+                return
+            lam = next((each for each in lambdas if each > lam), lam * STEP_BEYOND)
 
     def probes(self) -> list[Recipe]:
         """Return recipes of about the same size: other units of the codebook, and stds with the codes."""
@@ -351,7 +359,7 @@ class _Sweep:
         before = self.trials[0]
         for _ in range(REFINEMENTS):
             points = sorted(self.alike(budget), key=lambda trial: trial.bytes)
-            fits = [_fits(trial, budget, before, self.weights) for trial in points]
+            fits = [fits_budget(trial, budget, before, self.weights) for trial in points]
             if all(fits) or not any(fits):
                 return
             is_size = budget.limit(self.weights) is not None
@@ -365,7 +373,7 @@ class _Sweep:
     def alike(self, budget: Budget) -> list[Trial]:
         """Return the coded trials with the units of the sweep and as many members as the budget would choose now."""
         coded = self.of_recipe()
-        fitting = [trial for trial in coded if _fits(trial, budget, self.trials[0], self.weights)]
+        fitting = [trial for trial in coded if fits_budget(trial, budget, self.trials[0], self.weights)]
         count = choose(fitting, budget, self.trials[0], self.weights).how.get("members") if fitting else None
         return [trial for trial in coded if trial.how.get("members") == count]
 
@@ -386,13 +394,6 @@ class _Sweep:
         except NotFiniteAnswersError:
             return False
         return True
-
-
-def _fits(trial: Trial, budget: Budget, before: Trial, weights: int) -> bool:
-    limit = budget.limit(weights)
-    if limit is not None:
-        return trial.bytes <= limit
-    return choose([trial], budget, before, weights) is trial
 
 
 def _is_close(trial: Trial, limit: int | None) -> bool:

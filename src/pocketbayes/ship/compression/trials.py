@@ -115,6 +115,14 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
     return min(fitting, key=lambda trial: (trial.bytes, trial.nll), default=before)
 
 
+def fits_budget(trial: Trial, budget: Budget, before: Trial, weights: int) -> bool:
+    """Tell whether a trial keeps to a budget."""
+    limit = budget.limit(weights)
+    if limit is not None:
+        return trial.bytes <= limit
+    return choose([trial], budget, before, weights) is trial
+
+
 @dataclass(frozen=True)
 class Compressed:
     """What `compress` found.

@@ -20,16 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.batch_norm import batch_norms_to_eval
-from pocketbayes.data.augment import random_crop, random_flip
+from pocketbayes.data.augment import random_crop
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Point
-from pocketbayes.ship.compression.coding import AnyCodebook, Moments, Weights, with_posterior
+from pocketbayes.ship.compression.coding import AnyCodebook, Shares, Weights, with_posterior
 
 BATCH_SIZE = 96
-RATE = 3e-3
+RATE = 1e-2
 """Learning rate of the weights, in standard deviations of all of them."""
 POINT_RATE = 1e-3
 WARMUP = 10
@@ -37,6 +37,8 @@ SHARES = (0.5, 0.75, 0.9, 1.0)
 """The columns that are coded at the start of each stage."""
 TEMPERATURE = 2.0
 """Softens both networks' answers: training examples leave little to learn from a sure teacher."""
+SHIFT = 16
+"""Images are shifted by at most their size over this."""
 SAVING = 50
 """Steps between checkpoints."""
 KIND = "tuning"
@@ -45,7 +47,7 @@ KIND = "tuning"
 def tune(
     weights: Weights,
     codebook: AnyCodebook,
-    moments: Moments,
+    shares: Shares,
     train: Any,
     calibration: Sequence[Any],
     steps: int,
@@ -59,7 +61,7 @@ def tune(
     Args:
         weights: The weights of the network, which is the teacher.
         codebook: Their codes.
-        moments: Of the inputs of each slot.
+        shares: Of the errors, for each slot.
         train: Training data; targets are not used, except that whole numbers mean classes.
         calibration: Batches that batch norm is corrected on after each coding.
         steps: Steps of `BATCH_SIZE` examples.
@@ -82,7 +84,7 @@ def tune(
         stream = _stream(train, seed, first)
         for step in range(first, steps):
             while student.stage < len(SHARES) and step >= steps * student.stage // len(SHARES):
-                student.code_more(codebook, moments)
+                student.code_more(codebook, shares)
                 if old:
                     own = batch_norm_statistics([student.net], calibration)[1][0]
                     correct_statistics(student.net, own, teacher, old)
@@ -145,10 +147,10 @@ class _Student:
         return [parameter for parameter in self.net.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
-    def code_more(self, codebook: AnyCodebook, moments: Moments) -> None:
+    def code_more(self, codebook: AnyCodebook, shares: Shares) -> None:
         """Code the columns of the next stage."""
         share = (SHARES[self.stage - 1] if self.stage else 0.0, SHARES[self.stage])
-        codes, values = self.weights.code(codebook, moments, self.latent, share)
+        codes, values = self.weights.code(codebook, shares, self.latent, share)
         new = codes >= 0
         self.index = torch.where(new, codes, self.index)
         decoded = codebook.centres[codes.clamp(min=0)] * self.weights.factor
@@ -203,11 +205,11 @@ def _stream(train: Any, seed: int, first: int) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _varied(x: Tensor, train: Any) -> Tensor:
-    """Shift and flip images that are not augmented yet, and mix half of the inputs with one another."""
+    """Shift images that are not augmented yet, and mix half of the inputs with one another."""
     if not x.is_floating_point():
         return x
-    if x.ndim == 4 and getattr(train, "augment", None) is None and min(x.shape[2:]) >= 8:
-        x = random_flip(random_crop(x, min(x.shape[2:]) // 8, "zero"))
+    if x.ndim == 4 and getattr(train, "augment", None) is None:
+        x = random_crop(x, min(x.shape[2:]) // SHIFT, "zero")
     half = len(x) // 2
     share = torch.rand(half, *[1] * (x.ndim - 1)).to(x)
     mixed = share * x[:half] + (1 - share) * x[:half][torch.randperm(half).to(x.device)]
