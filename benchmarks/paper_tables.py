@@ -152,10 +152,12 @@ def partial_ensemble(r: Results) -> Answer:
 
 
 def partial_selection(r: Results) -> Answer:
+    keys = ("auroc entropy", "calibrated nll")
     gradient, random = (
-        figure(r, "selection", f"{rule}, rate 0.05", "auroc entropy") for rule in ("gradient", "random")
+        [figure(r, "selection", f"{rule}, rate 0.05", key) for key in keys] for rule in ("gradient", "random")
     )
-    return f"AUROC {gradient:.3f} by gradient, {random:.3f} at random", gradient > random
+    text = f"AUROC {gradient[0]:.3f}, at random {random[0]:.3f}; calibrated NLL {gradient[1]:.4f} and {random[1]:.4f}"
+    return text, gradient[0] > random[0] and gradient[1] < random[1]
 
 
 def partial_values(r: Results) -> Answer:

@@ -114,6 +114,8 @@ def scratch(result: Result) -> Table:
 def scratch_noise(result: Result) -> Table:
     """Relative variance of the predicted class by signal-to-noise ratio: medians over seeds."""
     groups = {name: group for name, group in _without_tests(result).items() if name != "map"}
+    if not groups:
+        return [], []
     decibels = [point["db"] for point in next(iter(groups.values()))[0]["noise"]]
     rows = [
         [name, *(f"{statistics.median(row['noise'][i]['relative variance'] for row in group):.2f}" for i in range(6))]
@@ -169,7 +171,7 @@ def moved(result: Result) -> str:
     centre, width, std = (statistics.fmean(row[key] for row in found) for key in found[0])
     return (
         f"Stage 3 moved a Gaussian's centre by {centre:.2f} of its width, its width by {100 * width:.1f} % and its std "
-        f"by {100 * std:.1f} % (medians over Gaussians, {len(found)} seeds).\n"
+        f"by {100 * std:.1f} % (medians over Gaussians, {len(found)} seed{'s' * (len(found) > 1)}).\n"
     )
 
 
