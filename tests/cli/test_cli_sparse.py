@@ -40,7 +40,7 @@ def test_inspect_shows_densities_swaps_agreement_and_kernels(tmp_path: Path) -> 
 
 
 def test_point_values_have_no_scores_to_compare(tmp_path: Path) -> None:
-    sparse_run(tmp_path, pb.RigL(density=0.1))
+    sparse_run(tmp_path, pb.RigL(density=0.1, distribution="uniform"))
     (network,) = call_json("inspect", tmp_path)["networks"]
     assert network["removal_iou"] == {}
     assert network["weights"][0]["density"] == pytest.approx(0.1, abs=1e-3)
