@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 from table_parts import Group, Result, Table, Tables, mean, spread
 
@@ -10,24 +11,28 @@ MEASURES = {
     "accuracy": ("accuracy", 100, 2),
     "miou": ("mean IoU", 100, 1),
     "nll": ("NLL", 1, 3),
+    "calibrated_nll": ("calibrated NLL", 1, 3),
     "ece": ("ECE", 1, 3),
     "brier": ("Brier", 1, 3),
     "corruption accuracy": ("corrupted", 100, 1),
+    "epistemic_share": ("epistemic share", 1, 3),
 }
 """By key: the column's head, a factor, digits."""
 SPREAD = ("accuracy", "miou", "nll")
 """Measures that are given with their std over seeds."""
-Seeds = dict[str, dict[str, float]]
+Seeds = dict[str, dict[str, Any]]
 """The figures of a row by seed."""
 
 
 def study(result: Result) -> Table:
     """Everything that a study of a classifier measures; times of CPU over those of the row "map"."""
     rows = rows_of(result)
-    first = next(iter(next(iter(rows.values())).values()))
-    shown = {key: look for key, look in MEASURES.items() if key in first}
-    outside = [key for key in first if key.startswith("auroc ")]
+    every = [figures for seeds in rows.values() for figures in seeds.values()]
+    shown = {key: look for key, look in MEASURES.items() if all(key in figures for figures in every)}
+    outside = [key for key in every[0] if key.startswith("auroc ")]
+    healthy = any("health" in figures for figures in every)
     head = ["", *(name for name, _, _ in shown.values()), *(f"AUROC, {key[6:]}" for key in outside)]
+    head += ["stds"] if healthy else []
     head += ["bytes", "values", "training, x map", "prediction, x map", "seeds"]
     lines = []
     for name, seeds in rows.items():
@@ -37,10 +42,21 @@ def study(result: Result) -> Table:
             values = [scale * figures[key] for figures in group]
             cells.append(spread(values if key in SPREAD else [statistics.fmean(values)], digits))
         cells += [f"{mean(group, key):.3f}" for key in outside]
+        cells += [stds(group)] if healthy else []
         cells += [f"{round(mean(group, key)):,}" for key in ("bytes", "values")]
         cells += [ratio(seeds, rows.get("map", {}), key) for key in ("train_seconds", "predict_seconds")]
         lines.append([name, *cells, str(len(seeds))])
     return head, lines
+
+
+def stds(group: list[dict[str, Any]]) -> str:
+    """Whether the stds of a row have learned, by how much they moved; empty where there are none."""
+    known = [figures["health"] for figures in group if figures.get("health", {}).get("learned") is not None]
+    if not known:
+        return ""
+    moved = statistics.fmean(health["std_movement"] for health in known)
+    verdict = "learned" if all(health["learned"] for health in known) else "not learned"
+    return f"{verdict} ({100 * moved:.0f} %)"
 
 
 def regression(results: Result) -> Table:

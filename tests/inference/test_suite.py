@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -198,6 +199,8 @@ def test_rows_of_shifts_are_evaluations_of_shifted_data(
         right = prediction.mean.argmax(1) == y
         assert row["entropy_right"] == pytest.approx(float(prediction.entropy[right].mean()), rel=1e-4)
         assert row["entropy_wrong"] == pytest.approx(float(prediction.entropy[~right].mean()), rel=1e-4)
+        logits = prediction.mean.log() / whole[1]["temperature"]["value"]
+        assert row["tempered_nll"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-4)
     clean = shift["rotation"][0]
     assert clean["nll"] == pytest.approx(whole[1]["measures"]["nll"])
 

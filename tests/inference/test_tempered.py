@@ -53,3 +53,17 @@ def test_evaluate_adds_calibrated_and_epistemic_measures() -> None:
     assert 0 < found["epistemic_share"] < 1
     assert found["epistemic_share"] == pytest.approx(found["epistemic"] / found["entropy"])
     assert {"calibrated_nll", "calibrated_ece"} <= set(found)
+
+
+def test_evaluate_counts_networks_of_equal_worth() -> None:
+    net = pb.bayesianize(torch.nn.Linear(4, 3), "map")
+    data = torch.randn(50, 4), torch.randint(0, 3, (50,))
+    own = pb.evaluate(net, data)["calibrated_nll"]
+    assert pb.evaluate(net, data, curve=[own + 0.2, own + 0.1, own - 0.1])["dee"] == pytest.approx(2.5)
+
+
+def test_evaluate_has_no_equivalents_for_regressions() -> None:
+    net = pb.bayesianize(torch.nn.Linear(4, 1), "map")
+    net.likelihood = pb.GaussianNoise()
+    with pytest.raises(pb.UserError, match="curve compares classifiers"):
+        pb.evaluate(net, (torch.randn(50, 4), torch.randn(50, 1)), curve=[0.3])

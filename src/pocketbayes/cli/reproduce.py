@@ -80,7 +80,8 @@ def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
     for name, row in result["rows"].items():
         seeds = list(row["seeds"].values())
         if seeds:
-            keys = [key for key in seeds[0] if key != "count" and all(key in seed for seed in seeds)]
+            numbers = [{key: value for key, value in seed.items() if isinstance(value, (int, float))} for seed in seeds]
+            keys = [key for key in numbers[0] if key != "count" and all(key in seed for seed in numbers)]
             means = {key: sum(seed[key] for seed in seeds) / len(seeds) for key in keys}
             whole = {key: round(means[key]) for key in ("bytes", "values") if key in means}
             lines.append({"row": name, "seeds": len(seeds), **means, **whole})

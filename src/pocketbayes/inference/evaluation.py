@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, batch_size_for, batches, info_of, size_of
 from pocketbayes.inference.adaptive import PassCount, Settled
-from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered
+from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered, dee
 from pocketbayes.inference.other_passes import Density, OtherPasses
 from pocketbayes.inference.passes import Passes, RealPasses
 from pocketbayes.inference.prediction import as_inputs, likelihood_of, run_passes
@@ -34,6 +34,7 @@ def evaluate(
     classes: str = "predicted",
     variance_scale: float = 1.0,
     adaptive: Any = None,
+    curve: Sequence[float] | None = None,
     on_batch: Callable[[int], object] | None = None,
     team: Team = ALONE,
     progress: Show = "bar",
@@ -51,6 +52,8 @@ def evaluate(
         classes: As in `predict`.
         variance_scale: As in `predict`.
         adaptive: As in `predict`; the measures have the mean number of `passes` then.
+        curve: Calibrated NLL of 1, 2, ... independent networks averaged on these data; the measures have `dee`
+            then, how many of them this network is worth.
         on_batch: Told the number of examples after each batch, for progress.
         team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
             data, from sums that are merged.
@@ -73,7 +76,12 @@ def evaluate(
             bar.advance(len(y))
             if on_batch:
                 on_batch(len(y))
-    return team.merge(measures).compute()
+    found = team.merge(measures).compute()
+    if curve is None:
+        return found
+    if "calibrated_nll" not in found:
+        raise UserError("curve compares classifiers by their calibrated NLL: these data have none")
+    return {**found, "dee": dee(found["calibrated_nll"], curve)}
 
 
 def stream(

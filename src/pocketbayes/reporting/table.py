@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-SHOWN = ("accuracy", "miou", "nll", "ece", "brier", "rmse", "mae", "log_likelihood", "coverage95")
+SHOWN = (
+    *("accuracy", "miou", "nll", "calibrated_nll", "ece", "brier", "epistemic_share"),
+    *("rmse", "mae", "log_likelihood", "coverage95"),
+)
 """The measures that a table shows, of all that `evaluate` returns."""
 HEADINGS = {
     "miou": "mIoU",
     "nll": "NLL",
+    "calibrated_nll": "calibrated NLL",
+    "epistemic_share": "epistemic",
     "ece": "ECE",
     "brier": "Brier",
     "rmse": "RMSE",
@@ -20,9 +25,9 @@ HEADINGS = {
     "log_likelihood": "log likelihood",
     "coverage95": "in 95 %",
 }
-PERCENT = frozenset({"accuracy", "miou", "coverage95", "corrupted"})
+PERCENT = frozenset({"accuracy", "miou", "coverage95", "corrupted", "epistemic_share"})
 HIGH_IS_GOOD = frozenset({"accuracy", "miou", "log_likelihood"})
-LOW_IS_GOOD = frozenset({"nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
+LOW_IS_GOOD = frozenset({"nll", "calibrated_nll", "ece", "brier", "rmse", "mae", "values", "bytes"})
 LARGEST = 1e300
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -137,11 +137,16 @@ def temperature_figures(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
     fitted, labels = temperature(log_probs[::2], labels[::2].long()), labels.long()
     found: dict[str, Any] = {"value": fitted, "fitted_on": "every other image"}
     for suffix, divisor in (("", fitted), ("_before", 1.0)):
-        measures = Classification(log_probs.shape[1])
-        measures.update((log_probs[1::2].double() / divisor).softmax(1), labels[1::2])
-        computed = measures.compute()
+        computed = tempered(log_probs[1::2], labels[1::2], divisor)
         found |= {f"{name}{suffix}": computed[name] for name in ("nll", "ece", "brier")}
     return {**found, "images": len(labels) // 2}
+
+
+def tempered(log_probs: Tensor, labels: Tensor, temperature: float) -> dict[str, float]:
+    """Measure answers after a temperature."""
+    measures = Classification(log_probs.shape[1])
+    measures.update((log_probs.double() / temperature).softmax(1), labels.long())
+    return measures.compute()
 
 
 def box_figures(values: Mapping[str, Tensor], info: Info | None) -> dict[str, list[float]]:

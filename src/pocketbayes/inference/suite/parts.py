@@ -26,6 +26,8 @@ from pocketbayes.network import Net
 
 ROW = ("accuracy", "nll", "ece", "brier", "entropy", "epistemic")
 """What a row of a shift has of all measures."""
+TEMPERED = ("nll", "ece")
+"""What it has beside that with the temperature of the clean data."""
 
 
 @dataclass
@@ -191,11 +193,16 @@ class Shifted(Part):
             measures = measures or measures_for(found.net, passes, y, 1.0)
             measures(passes, y)
             images.add(start, passes.summary(), y)
-        computed, values = found.team.merge(measures).compute(), found.team.merge(images).values()
+        images = found.team.merge(images)
+        computed, values = found.team.merge(measures).compute(), images.values()
         right = values["correct"].bool()
         row: dict[str, float | None] = {self.level[0]: self.level[1], **{name: computed[name] for name in ROW}}
         row |= {"entropy_right": _mean(values["entropy"][right]), "entropy_wrong": _mean(values["entropy"][~right])}
         row["variance"] = _mean(values["variance"])
+        if "temperature" in store.document:
+            clean, log_probs = store.document["temperature"]["value"], images.log_probs()
+            after = answers.tempered(log_probs, values["label"][: len(log_probs)], clean)
+            row |= {f"tempered_{name}": after[name] for name in TEMPERED}
         shift = store.document.setdefault("shift", {})
         if self.name is None:
             shift.setdefault(self.kind, []).append(row)
@@ -237,8 +244,8 @@ def check_humans(humans: Any, count: int) -> Tensor:
 
 def _mean_row(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {}
-    for name in (*ROW, "entropy_right", "entropy_wrong", "variance"):
-        known = [row[name] for row in rows if row[name] is not None]
+    for name in (*ROW, "entropy_right", "entropy_wrong", "variance", *(f"tempered_{name}" for name in TEMPERED)):
+        known = [row[name] for row in rows if row.get(name) is not None]
         if known:
             found[name] = sum(known) / len(known)
     return found

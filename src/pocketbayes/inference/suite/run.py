@@ -27,7 +27,7 @@ from pocketbayes.network import Net, members
 
 DEGREES = tuple(range(0, 181, 15))
 DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
-VERSION = 1
+VERSION = 2
 """Of the way that parts are measured: results of another are not taken up."""
 
 Corrupted = Callable[[str, int], Source | None]

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,17 @@ from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import Deterministic
-from pocketbayes.network import Net
+from pocketbayes.network import Net, members
 from pocketbayes.recipes import Recipe, check, load_like
 from pocketbayes.recipes.experiment import run
 from pocketbayes.recipes.studies.study import Study
 from pocketbayes.training import checkpoint
 from pocketbayes.training.fitting import fit
 
-KEPT = ("accuracy", "nll", "ece", "brier", "miou", "rmse", "log_likelihood", "count")
+KEPT = (
+    *("accuracy", "nll", "calibrated_nll", "ece", "calibrated_ece", "brier", "epistemic_share"),
+    *("miou", "rmse", "log_likelihood", "count"),
+)
 """The measures of a row."""
 
 
@@ -54,16 +57,21 @@ class RowMaker:
         folder, seconds = self._trained(self.study.rows[row].of or row, seed)
         net = artifact.load(folder / MODEL_FILE)
         document = self._evaluation(row, net, self.study.recipe(row, seed, self.quick), folder)
-        found = {} if seconds is None else {"train_seconds": seconds}
+        found: dict[str, Any] = {} if seconds is None else {"train_seconds": seconds}
         found |= {key: document["measures"][key] for key in KEPT if key in document["measures"]}
         for other, scores in document.get("ood", {}).items():
             found[f"auroc {other}"] = scores["scores"]["entropy"]["auroc"]
+            found[f"scores {other}"] = {name: score["auroc"] for name, score in scores["scores"].items()}
         means = document.get("shift", {}).get("corruptions_mean")
         if means:
             found["corruption accuracy"] = means["of 15"]["accuracy"]
+            found["by severity"] = means["by severity"]
         found["predict_seconds"] = document["seconds"]["test, of CPU"]
         found["bytes"] = (folder / MODEL_FILE).stat().st_size
         found["values"] = net.census().values
+        known = members(net)[0].health
+        if known is not None:
+            found["health"] = asdict(known)
         return found
 
     def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:

@@ -102,6 +102,8 @@ const SHIFT_MEASURES = [
   ["accuracy", "accuracy"],
   ["nll", "NLL"],
   ["ece", "ECE"],
+  ["tempered_nll", "NLL with the clean data's temperature"],
+  ["tempered_ece", "ECE with the clean data's temperature"],
   ["brier", "Brier score"],
   ["entropy", "entropy"],
   ["epistemic", "epistemic uncertainty"],
