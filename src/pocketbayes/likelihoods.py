@@ -114,11 +114,11 @@ class Categorical(Likelihood):
         check_output(output)
         shape = output.shape
         if self.class_weights is not None and len(self.class_weights) != shape[1]:
-            raise UserError(f"{len(self.class_weights)} class weights do not go with the model's {shape[1]} outputs")
+            raise UserError(f"{len(self.class_weights)} class weights, but the model has {shape[1]} outputs")
         if target.is_floating_point() and target.shape != shape:
             raise UserError(
-                f"targets of shape {tuple(target.shape)} are real numbers, but the likelihood wants classes: give "
-                f"whole numbers (y.long()), or probabilities of shape {tuple(shape)}"
+                f"targets of shape {tuple(target.shape)} are real numbers, but the likelihood needs classes: give "
+                f"integers (y.long()), or probabilities of shape {tuple(shape)}"
             )
         if isinstance(output, Gaussian):
             return self._gaussian_nll(output, target)
@@ -264,8 +264,8 @@ def match_target(mean: Tensor, target: Tensor) -> Tensor:
     """Return the target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
     if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
         raise UserError(
-            f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: targets that are "
-            "no integers mean regression; for classes give integers (y.long(), or y.argmax(1) where they are one-hot)"
+            f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: floating-point "
+            "targets mean regression; for classes give integers (y.long(), or y.argmax(1) for one-hot targets)"
         )
     return target.reshape(mean.shape)
 

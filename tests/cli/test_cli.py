@@ -188,7 +188,7 @@ def test_an_interrupted_run_resumes_to_the_same_network(
         stop_after(patch, 1)
         result = call("train", "digits-bbb", "--epochs", 2, "--out", out, *TINY)
     assert result.exit_code == 130
-    assert result.stderr.endswith(f"stopped; go on with: pocketbayes train --out {out} --resume\n")
+    assert result.stderr.endswith(f"stopped; resume with: pocketbayes train --out {out} --resume\n")
     assert_mistake(call("evaluate", out), "--resume")
     found = call_json("train", "--out", out, "--resume")
     assert same_network(out, trained.folder)
@@ -834,7 +834,7 @@ def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
     stdout, stderr = running.communicate()
     assert running.returncode == 130
     assert stdout == ""
-    assert stderr.endswith(f"stopped; go on with: pocketbayes train --out {out} --resume\n")
+    assert stderr.endswith(f"stopped; resume with: pocketbayes train --out {out} --resume\n")
 
 
 @pytest.mark.slow
@@ -930,7 +930,7 @@ def test_pixels_are_told_by_their_shares_and_drawn(tmp_path: Path) -> None:
         "street-classes.png",
         "street-uncertainty.png",
     ]
-    assert_mistake(call("predict", *asked[:2], "--abstain-above", 0.5), "answers for every pixel")
+    assert_mistake(call("predict", *asked[:2], "--abstain-above", 0.5), "predicts every pixel")
     (tmp_path / "other").mkdir()
     image.new("RGB", (16, 16)).save(tmp_path / "other" / "street.png")
-    assert_mistake(call("predict", *asked[:2], tmp_path / "other" / "street.png", *asked[2:]), "have one name")
+    assert_mistake(call("predict", *asked[:2], tmp_path / "other" / "street.png", *asked[2:]), "have the same name")

@@ -80,7 +80,7 @@ def test_describe_reads_transform(tmp_path: Path) -> None:
 
 def test_describe_refuses_what_does_not_fit() -> None:
     net = pb.bayesianize(pb.models.build("lenet300", in_features=768, classes=2), "bbb")
-    with pytest.raises(pb.UserError, match="3 classes do not go with the network's 2 outputs"):
+    with pytest.raises(pb.UserError, match="3 classes given, but the network has 2 outputs"):
         pb.describe(net, TEST, ["a", "b", "c"])
     with pytest.raises(pb.UserError, match=r"does not take inputs of shape \(3, 8, 8\)"):
         pb.describe(net, input_shape=(3, 8, 8), classes=2)

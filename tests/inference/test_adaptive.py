@@ -134,7 +134,7 @@ def test_adaptive_refuses_what_it_cannot_do(mixture: Mixture) -> None:
         pb.predict(plain, x, adaptive=0.97)
     with pytest.raises(pb.UserError, match="max_rise"):
         pb.fit_stopping(plain, (x, y), max_rise=-1)
-    with pytest.raises(pb.UserError, match="one pass answers everything"):
+    with pytest.raises(pb.UserError, match="needs one pass only"):
         pb.fit_stopping(next(iter(mixture)), (x, y))
     real = pb.bayesianize(nn.Linear(64, 1), pb.Ensemble(members=2))
     for network in real:

@@ -166,7 +166,7 @@ def test_one_compiled_graph() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(pb.UserError, match="nothing to drop"):
+    with pytest.raises(pb.UserError, match="dropout needs a second one"):
         pb.bayesianize(nn.Linear(3, 2), "mc-dropout")
     for rate in (0.0, 1.0, -0.1):
         with pytest.raises(pb.UserError, match="rate must lie between"):

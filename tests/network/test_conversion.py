@@ -283,7 +283,7 @@ def test_every_method_selects_by_name() -> None:
         assert [slot.name for slot in net.layout.slots] == ["2.weight", "2.bias"]
     with pytest.raises(pb.UserError, match="not a regular expression"):
         pb.MeanFieldVI(select="(")
-    with pytest.raises(pb.UserError, match=r"select='nothing' is found in no parameter's name: there are 0\.weight, "):
+    with pytest.raises(pb.UserError, match=r"select='nothing' matches no parameter: the names are 0\.weight, "):
         pb.bayesianize(model, pb.MeanFieldVI(select="nothing"))
     with pytest.raises(pb.UserError, match=r"select='\^0' leaves out '2\.weight', .* net\.to_module\(\)"):
         pb.bayesianize(pb.bayesianize(model, pb.Deterministic()), pb.MeanFieldVI(select="^0"))

@@ -190,7 +190,7 @@ def test_grid_search_sets_parameters_of_a_named_method() -> None:
     assert search.best_estimator_.method.beta == search.best_params_["method__beta"]
     assert estimator.method == "bbb"
     assert clone(search.best_estimator_).get_params()["method__beta"] == search.best_params_["method__beta"]
-    with pytest.raises(ValueError, match="method__gamma is no parameter of method 'bbb'"):
+    with pytest.raises(ValueError, match="method__gamma is not a parameter of method 'bbb'"):
         estimator.set_params(method__gamma=1)
 
 

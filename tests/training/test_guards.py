@@ -87,12 +87,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
     data = bytearray(newest.read_bytes())
     data[-5] ^= 0xFF
     newest.write_bytes(data)
-    with pytest.warns(UserWarning, match="going on from the checkpoint before"):
+    with pytest.warns(UserWarning, match="resuming from the previous checkpoint"):
         again = fit(Told(), tmp_path / "run", resume=True).state_dict()
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     for path in checkpoint.files(tmp_path / "run"):
         path.write_bytes(path.read_bytes()[:100])
-    with pytest.warns(UserWarning, match="before it"), pytest.raises(pb.UserError, match="checkpoint-1"):
+    with pytest.warns(UserWarning, match="previous checkpoint"), pytest.raises(pb.UserError, match="checkpoint-1"):
         checkpoint.read(tmp_path / "run")
     assert before.name == "checkpoint-1.safetensors"
 

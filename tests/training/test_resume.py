@@ -123,7 +123,7 @@ def test_a_sealed_checkpoint_that_no_run_wrote_is_passed_over(
     newest, before = checkpoint.files(tmp_path / "run")
     reseal(newest, spoil)
     at_fault = rf"checkpoint\.safetensors: not a readable checkpoint \(its '{part}' is not usable: .*"
-    with pytest.warns(UserWarning, match=at_fault + "going on from the checkpoint before it"):
+    with pytest.warns(UserWarning, match=at_fault + "resuming from the previous checkpoint"):
         again = fit(tmp_path / "run", optimizer=optimizer, resume=True)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     left = [container.read(path, checkpoint.KIND)["progress"]["epoch"] for path in checkpoint.files(tmp_path / "run")]

@@ -242,7 +242,7 @@ def test_batches_visit_everything_once_and_resume() -> None:
         (lambda x, y: (x, y.index_fill(0, torch.tensor(3), 7)), "labels do not fit the model's 3 outputs"),
         (lambda x, y: (x, y.index_fill(0, torch.tensor(3), -1)), "label -1"),
         (lambda x, y: (x[:0], y[:0]), "empty"),
-        (lambda x, y: (x, y[:5]), "48 inputs do not go with 5 targets"),
+        (lambda x, y: (x, y[:5]), "48 inputs but 5 targets"),
     ],
 )
 def test_bad_data_are_named(change: object, message: str) -> None:
@@ -384,7 +384,7 @@ def test_the_look_at_a_model_changes_nothing() -> None:
         ({"tensorboard": True}, "tensorboard=True needs out="),
         ({"likelihood": pb.Categorical}, "must be an instance.*not the class Categorical"),
         ({"likelihood": "categorical"}, "must be an instance.*not 'categorical'"),
-        ({"likelihood": pb.Categorical([1.0, 2.0, 3.0])}, "3 class weights do not go with the model's 2 outputs"),
+        ({"likelihood": pb.Categorical([1.0, 2.0, 3.0])}, "3 class weights, but the model has 2 outputs"),
     ],
 )
 def test_settings_that_would_do_nothing_or_fail_late_are_named(settings: dict[str, object], message: str) -> None:
@@ -405,7 +405,7 @@ def test_fit_warns_of_inputs_names_and_real_labels() -> None:
     with pytest.raises(pb.UserError, match=r"pb\.models\.build\('mlp'"):
         pb.fit("map", "mlp", (x, y), epochs=1, progress=False)
     real = y[:, None] + 0.5
-    with pytest.raises(pb.UserError, match=r"wants classes: give whole numbers"):
+    with pytest.raises(pb.UserError, match=r"needs classes: give integers"):
         pb.fit("map", Cut(cut=False), (x, real), likelihood=pb.Categorical(), epochs=1, progress=False)
 
 

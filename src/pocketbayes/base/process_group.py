@@ -119,7 +119,7 @@ class Team:
                 raise
             reason = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0]).split(". ")[0]  # without a place in C++
             raise LostProcessError(
-                f"process {self.rank} of {self.size} stops, for another one is gone or does not answer: {way_out} "
+                f"process {self.rank} of {self.size} stops: another one has ended or does not respond: {way_out} "
                 f"({reason})"
             ) from error
 

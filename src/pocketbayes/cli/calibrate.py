@@ -12,25 +12,28 @@ from pocketbayes.cli.output import show, show_json, styled
 
 
 def calibrate(
-    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or the folder of a run.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or a run folder.")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The calibrated file; without it the network's own is replaced.")
+        Path | None,
+        typer.Option("--out", help="The calibrated file to write; by default the network's file is replaced."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", help="Other data than those of the run.")] = None,
-    split: Annotated[str, typer.Option("--split", help="The part that calibrates: val, test or train.")] = "val",
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes per example.")] = 30,
+    data: Annotated[str | None, typer.Option("--data", help="Data to calibrate on, if not those of the run.")] = None,
+    split: Annotated[str, typer.Option("--split", help="The split to calibrate on: val, test or train.")] = "val",
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per example.")] = 30,
     propagation: Annotated[
         str | None, typer.Option("--propagation", help="Draws get a temperature, moments and linear a variance scale.")
     ] = None,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Also fit when predict --adaptive stops asking members or draws.")
+        bool, typer.Option("--adaptive", help="Also fit the stopping rule of predict --adaptive.")
     ] = False,
     max_rise: Annotated[
-        float, typer.Option("--max-rise", min=0, help="Of --adaptive: the expected rise of the NLL, as a fraction.")
+        float, typer.Option("--max-rise", min=0, help="For --adaptive: the relative increase of the NLL to accept.")
     ] = 0.005,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
     data_dir: DataDir = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the data: data.key=value.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change an option of the data: data.key=value.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fit a temperature or a variance scale on held-out data; the file keeps it and predictions apply it.

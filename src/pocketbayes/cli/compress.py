@@ -19,38 +19,47 @@ MUCH_LOST = 0.1
 
 
 def compress(
-    network: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", help="The file to write; the front goes beside it.")],
-    bits: Annotated[float | None, typer.Option("--bits", min=0, help="Bits a weight, the whole file counted.")] = None,
-    max_bytes: Annotated[int | None, typer.Option("--max-bytes", min=1, help="Bytes of the file.")] = None,
+    network: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or a run folder.")],
+    out: Annotated[Path, typer.Option("--out", help="The file to write; the measurements are written next to it.")],
+    bits: Annotated[
+        float | None, typer.Option("--bits", min=0, help="Budget in bits per weight, for the whole file.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", min=1, help="Budget in bytes for the whole file.")
+    ] = None,
     max_nll_loss: Annotated[
         float | None,
-        typer.Option("--max-nll-loss", min=0, help="Nats that validation may lose; 0.01 if no budget is given."),
+        typer.Option(
+            "--max-nll-loss", min=0, help="Largest increase of the validation NLL, in nats; 0.01 if no budget is given."
+        ),
     ] = None,
     max_accuracy_loss: Annotated[
         float | None,
-        typer.Option("--max-accuracy-loss", min=0, help="Accuracy that validation may lose, as 0.01."),
+        typer.Option("--max-accuracy-loss", min=0, help="Largest loss of validation accuracy, such as 0.01."),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option("--precision", help="Keep the network's own storage as lossless, bfloat16 or int8: no codes."),
+        typer.Option(
+            "--precision", help="Keep the network's storage, as lossless, bfloat16 or int8, instead of coding."
+        ),
     ] = None,
     steps: Annotated[
-        int, typer.Option("--steps", min=0, help="Steps of training for the files near the budget, its own teacher.")
+        int,
+        typer.Option("--steps", min=0, help="Training steps for files near the budget, with the network as teacher."),
     ] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="No training, whatever --steps says: a minute or so.")] = False,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes for a measurement.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all that is drawn.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip training, whatever --steps says.")] = False,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per measurement.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A data set, or an .npz file; else the one that the network was trained on."),
+        typer.Option("--data", help="A data set or an .npz file; by default the network's own data."),
     ] = None,
     data_dir: DataDir = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
     """Make a trained network as small as a budget asks, or as good as a size allows.
@@ -73,9 +82,9 @@ def compress(
     from pocketbayes.ship.compression import compress as run
 
     if out.suffix in (".json", ".png"):
-        raise UserError(f"--out {out} is where the front goes: name the network {out.with_suffix('.pocket')}")
+        raise UserError(f"--out {out} is taken by the measurements: write the network to {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:
-        raise UserError(f"{out} is there already: add --overwrite, or another --out")
+        raise UserError(f"{out} exists: add --overwrite or choose another --out")
     if precision is not None:
         Precision.of(precision)
     file = network_file(network)

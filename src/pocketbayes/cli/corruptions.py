@@ -20,12 +20,16 @@ MOST_PIXELS = 224
 
 
 def corruptions(
-    image: Annotated[Path | None, typer.Argument(metavar="[IMAGE]", help="A picture; else one of a data set.")] = None,
-    data: Annotated[str, typer.Option("--data", help="The data set to take a test image of.")] = "cifar10",
-    index: Annotated[int, typer.Option("--index", min=0, help="Which of its images.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the noise.")] = 0,
+    image: Annotated[
+        Path | None, typer.Argument(metavar="[IMAGE]", help="An image file; by default an image of a data set.")
+    ] = None,
+    data: Annotated[str, typer.Option("--data", help="The data set to take a test image from.")] = "cifar10",
+    index: Annotated[int, typer.Option("--index", min=0, help="Index of the test image.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise.")] = 0,
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option("--out", help="The sheet: .png, .svg or .pdf.")] = Path("corruptions.png"),
+    out: Annotated[Path, typer.Option("--out", help="The figure to write: .png, .svg or .pdf.")] = Path(
+        "corruptions.png"
+    ),
     json: Json = False,
 ) -> None:
     """Draw all 19 corruptions of a picture at their 5 severities, as `evaluate --shift corruptions` makes them.

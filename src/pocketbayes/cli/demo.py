@@ -28,7 +28,7 @@ DRAWN = 3
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="The folder for the runs.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="The folder to write the runs to.")] = Path("runs/demo"),
     json: Json = False,
 ) -> None:
     """Train each method on the embedded digits, compare them, and write a report. No downloads.

@@ -14,20 +14,23 @@ from pocketbayes.cli.output import note, show, show_json
 
 def ensemble(
     parts: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Folders of runs, checkpoints, or .pocket files of one task.")
+        list[str], typer.Argument(metavar="RUN...", help="Run folders, checkpoints or .pocket files for the same task.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The .pocket file to write.")],
     weights: Annotated[
-        str | None, typer.Option("--weights", metavar="W1,W2,...", help="The share of each, a sum of 1; else equal.")
+        str | None,
+        typer.Option("--weights", metavar="W1,W2,...", help="Weights of the members, with sum 1; equal by default."),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A data set to compare the members on: one far worse than the rest is reported."),
+        typer.Option(
+            "--data", help="A data set to compare the members on; members far worse than the rest are reported."
+        ),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="The part of --data: val or test.")] = "val",
+    split: Annotated[str, typer.Option("--split", help="The split of --data: val or test.")] = "val",
     data_dir: DataDir = None,
     precision: Annotated[str, typer.Option("--precision", help="lossless, bfloat16 or int8.")] = "lossless",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
     """Make one network file of several trained networks that answer together.
@@ -45,7 +48,7 @@ def ensemble(
     from pocketbayes.ship.mixing import mixture
 
     if out.exists() and not overwrite:
-        raise UserError(f"{out} is there already: add --overwrite, or another --out")
+        raise UserError(f"{out} exists: add --overwrite or choose another --out")
     Precision.of(precision)
     compared = None
     if data is not None:

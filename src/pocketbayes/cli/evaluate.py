@@ -20,27 +20,29 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    nets: Annotated[list[Path], typer.Argument(metavar="NET...", help=".pocket files or folders of runs.")],
+    nets: Annotated[list[Path], typer.Argument(metavar="NET...", help=".pocket files or run folders.")],
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A data set, or an .npz file; else the one that the network was trained on."),
+        typer.Option("--data", help="A data set or an .npz file; by default the network's own data."),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="train, val or test.")] = "test",
+    split: Annotated[str, typer.Option("--split", help="The split: train, val or test.")] = "test",
     ood: Annotated[
-        str, typer.Option("--ood", help="Other data sets to tell apart, such as svhn,cifar100 or an .npz file.")
+        str, typer.Option("--ood", help="Out-of-distribution data, such as svhn,cifar100 or an .npz file.")
     ] = "",
-    shift: Annotated[str, typer.Option("--shift", help="Any of corruptions,rotation,noise.")] = "",
+    shift: Annotated[str, typer.Option("--shift", help="Distribution shifts: any of corruptions,rotation,noise.")] = "",
     shift_images: Annotated[
-        int | None, typer.Option("--shift-images", min=1, help="How many images are shifted; else all.")
+        int | None, typer.Option("--shift-images", min=1, help="Number of images to shift; all by default.")
     ] = None,
     humans: Annotated[
         Path | None,
-        typer.Option("--humans", help="An .npy file (n, classes): how many people chose each class, as in CIFAR-10H."),
+        typer.Option(
+            "--humans", help="An .npy file (n, classes) with the number of annotators per class, as in CIFAR-10H."
+        ),
     ] = None,
     samples: Samples = None,
     propagation: Propagation = None,
     adaptive: Adaptive = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
     data_dir: DataDir = None,
     settings: Annotated[
         list[str] | None,
@@ -49,9 +51,9 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A folder for the results; else beside each network.")
+        Path | None, typer.Option("--out", help="A folder for the results; by default next to each network.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard what was measured before.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard earlier measurements.")] = False,
     json: Json = False,
 ) -> None:
     """Measure trained networks: accuracy, likelihood, calibration, other data, shifted data, size.
@@ -111,7 +113,7 @@ def evaluate(
         show(seeds_table(results, groups))
     show(*sentences(results, comparisons, groups, tests))
     for document in documents:
-        note(f"kept in {document}")
+        note(f"saved {document}")
 
 
 def _evaluate_one(

@@ -13,26 +13,25 @@ from pocketbayes.cli.output import note, show, show_json, styled
 
 
 def export(
-    net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
+    net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or a run folder.")],
     out: Annotated[Path, typer.Option("--out", help="The .onnx file to write.")],
     mode: Annotated[
         str,
         typer.Option(
             "--mode",
-            help="sample: weights are drawn in the graph; moments: mean and variance in one pass; mean: one pass.",
+            help="sample: draws weights in the graph; moments: mean and variance in one pass; mean: only the mean.",
         ),
     ] = "sample",
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Passes, where the caller names no number.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws, where the caller names none.")] = 0,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Default number of weight samples.")] = 30,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Default seed of the draws.")] = 0,
     readout: Annotated[
         str, typer.Option("--readout", help="How moments become probabilities: probit or taylor.")
     ] = "probit",
     shape: Annotated[
-        str | None, typer.Option("--shape", help="Of one input, such as 3,32,32, where the network does not know it.")
+        str | None,
+        typer.Option("--shape", help="Shape of one input, such as 3,32,32, if the network does not know it."),
     ] = None,
-    each: Annotated[
-        bool, typer.Option("--each-member", help="A graph per member, NAME-01.onnx, ..., to be asked one by one.")
-    ] = False,
+    each: Annotated[bool, typer.Option("--each-member", help="Write one graph per member: NAME-01.onnx, ...")] = False,
     json: Json = False,
 ) -> None:
     """Write a network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch.
@@ -48,7 +47,7 @@ def export(
     from pocketbayes.ship.onnx import export_members, export_onnx
 
     if out.suffix != ".onnx":
-        raise UserError(f"--out {out}: an ONNX file ends in .onnx")
+        raise UserError(f"--out {out}: the name must end in .onnx")
     network = load(network_file(net))
     example = None if shape is None else torch.rand(2, *_sizes(shape))
     note(f"tracing {net}")

@@ -24,7 +24,7 @@ MOST_ROWS = 40
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or the folder of a run.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or a run folder.")],
     json: Json = False,
 ) -> None:
     """Say what a file holds: storage, weights, values stored, bytes, and what stayed a point and why."""

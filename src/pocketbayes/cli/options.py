@@ -10,26 +10,28 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, everything else on stderr.")]
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", help="The folder that holds the data; else $POCKETBAYES_DATA, else ./data."),
+    typer.Option("--data-dir", help="The data folder; by default $POCKETBAYES_DATA, then ./data."),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("--samples", min=1, max=100_000, help="Passes through the network; else the run's own, or 30."),
+    typer.Option("--samples", min=1, max=100_000, help="Weight samples; by default the run's number, or 30."),
 ]
 Propagation = Annotated[
     str | None,
-    typer.Option("--propagation", help="mean, sample, local, flipout, moments or linear; else what suits the network."),
+    typer.Option(
+        "--propagation", help="mean, sample, local, flipout, moments or linear; by default the network's own."
+    ),
 ]
 Adaptive = Annotated[
     bool,
     typer.Option(
-        "--adaptive", help="Ask members one after another until an answer is settled; calibrate --adaptive fits when."
+        "--adaptive", help="Run members one by one until the prediction is settled; needs calibrate --adaptive."
     ),
 ]
 Workers = Annotated[
-    int, typer.Option("--workers", min=0, help="Networks that are trained at once, on Ray; 0: one after another.")
+    int, typer.Option("--workers", min=0, help="Networks to train in parallel on Ray; 0 trains one after another.")
 ]
 Ray = Annotated[
     str | None,
-    typer.Option("--ray", metavar="ADDRESS", help="A running Ray cluster; else processes of this machine."),
+    typer.Option("--ray", metavar="ADDRESS", help="Address of a Ray cluster; by default processes on this machine."),
 ]

@@ -26,29 +26,31 @@ REAL = ("mean", "std", "epistemic", "aleatoric")
 
 
 def predict(
-    net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or the folder of a run.")],
+    net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or a run folder.")],
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Images, or arrays of inputs: .npy, or .npz with x.")
     ],
     samples: Samples = None,
     propagation: Propagation = None,
     adaptive: Adaptive = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
     abstain_above: Annotated[
-        float | None, typer.Option("--abstain-above", min=0, help="Give no answer above so many nats of uncertainty.")
+        float | None, typer.Option("--abstain-above", min=0, help="Abstain if the entropy exceeds this many nats.")
     ] = None,
     target_risk: Annotated[
         float | None,
-        typer.Option("--target-risk", help="Choose that threshold: so many wrong answers among those given, 0.02 say."),
+        typer.Option(
+            "--target-risk", help="Choose the threshold for this error rate among the predictions kept, such as 0.02."
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="The data to choose it on; else the data that the network was trained on."),
+        typer.Option("--data", help="Data to choose the threshold on; by default the network's own data."),
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Of these data: val, train or test.")] = "val",
+    split: Annotated[str, typer.Option("--split", help="The split of these data: val, train or test.")] = "val",
     maps: Annotated[
         Path | None,
-        typer.Option("--maps", help="Segmentation: a folder for pictures of every pixel's class and uncertainty."),
+        typer.Option("--maps", help="Segmentation: a folder for images of the class and uncertainty of every pixel."),
     ] = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -87,11 +89,13 @@ def predict(
         check_input(first, x[0].to(first.device), str(net), str(path))
     pixels = first.info is not None and first.info.task == "segmentation"
     if pixels and not (abstain_above is None and target_risk is None):
-        raise UserError(f"{net} answers for every pixel: only answers for whole inputs are abstained from; see --maps")
+        raise UserError(f"{net} predicts every pixel: abstention is for whole inputs; use --maps")
     if maps is not None and not pixels:
-        raise UserError(f"--maps is for networks that answer for every pixel, {net} answers for whole inputs")
+        raise UserError(f"--maps is for segmentation, but {net} predicts whole inputs")
     if maps is not None and len({path.stem for path in files}) < len(files):
-        raise UserError("--maps names pictures by their files, and two of these have one name: ask for them apart")
+        raise UserError(
+            "--maps names its images after the input files, and two of these have the same name: run them separately"
+        )
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
         given = {"samples": samples, "propagation": propagation, "seed": seed}
@@ -146,7 +150,7 @@ def _chosen(
     except UserError as error:
         raise UserError(f"{error}; a threshold can be chosen on other data with --data or --split") from None
     if dataset.info.task != "classification":
-        raise UserError(f"--target-risk counts wrong answers, which {dataset.info.task} has none of")
+        raise UserError(f"--target-risk is for classification, not for {dataset.info.task}")
     uncertainty, correct = [], []
     with display() as bar:
         bar.begin(f"{part.name}, {split}", len(dataset))

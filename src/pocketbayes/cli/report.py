@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS...", help="Folders of runs, folders that hold such folders, or .pocket files."),
+        typer.Argument(metavar="RUNS...", help="Run folders, folders of run folders, or .pocket files."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="A folder for the figures as PNG, SVG and PDF files.")
+        Path | None, typer.Option("--figures", help="A folder for the figures as PNG, SVG and PDF.")
     ] = None,
     json: Json = False,
 ) -> None:

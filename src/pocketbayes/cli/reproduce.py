@@ -13,19 +13,19 @@ from pocketbayes.cli.output import note, show, show_json
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(metavar="list|NAME|all", help="A study, all of them, or what there is.")],
+    what: Annotated[str, typer.Argument(metavar="list|NAME|all", help="A study, `all`, or `list`.")],
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder of results, one JSON file a study.")] = Path(
+    out: Annotated[Path, typer.Option("--out", help="The folder for results, one JSON file per study.")] = Path(
         "benchmarks/results"
     ),
-    work: Annotated[Path, typer.Option("--work", help="The folder of runs; an interrupted one goes on.")] = Path(
+    work: Annotated[Path, typer.Option("--work", help="The folder for runs; interrupted runs resume.")] = Path(
         "runs/reproduce"
     ),
-    quick: Annotated[bool, typer.Option("--quick", help="A version of minutes: few examples, one seed.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: few examples, one seed.")] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Only the first so many seeds of a study.")
+        int | None, typer.Option("--seeds", min=1, help="Number of seeds, instead of all of the study's.")
     ] = None,
-    rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; can be given again.")] = None,
+    rows: Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")] = None,
     workers: Workers = 0,
     ray: Ray = None,
     json: Json = False,

@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(help="A recipe's name (see [bold]list recipes[/]), its YAML file, or the folder of a run."),
+        typer.Argument(help="A recipe's name (see [bold]list recipes[/]), its YAML file, or a run folder."),
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option("--method", help="Another method, in place of the recipe's and its settings."),
+        typer.Option("--method", help="A method, instead of the recipe's."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Another model, or the .pocket file of a network to go on from."),
+        typer.Option("--model", help="A model, instead of the recipe's, or a .pocket file to start from."),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", help="Another data set, or an .npz file with x and y."),
+        typer.Option("--data", help="A data set, instead of the recipe's, or an .npz file with x and y."),
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Passes over the data.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of weights, data order and noise.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Number of epochs.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; by default runs/NAME.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of weights, data order and noise.")] = None,
     data_dir: DataDir = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe, such as training.lr=0.01."),
     ] = None,
     search_beta: Annotated[
-        bool, typer.Option("--search-beta", help="Find the weight of the KL on validation data first.")
+        bool, typer.Option("--search-beta", help="Search the weight of the KL on validation data first.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in --out.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     workers: Workers = 0,
     ray: Ray = None,
@@ -64,13 +64,13 @@ def train(
     from pocketbayes.training import checkpoint
 
     if resume and overwrite:
-        raise UserError("--resume goes on with a run, --overwrite discards it: choose one")
+        raise UserError("--resume continues a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
-        raise UserError("--resume needs to know the run: give its folder with --out")
+        raise UserError("--resume needs the run folder: give it with --out")
     if resume and recipe is None and out is not None and not (out / RECIPE_FILE).is_file():
         raise UserError(f"nothing to resume: {out} holds no {RECIPE_FILE}; give the folder of a run with --out")
     if not (recipe or method or resume) and out is not None and (out / RECIPE_FILE).is_file():
-        raise UserError(f"{out} holds a run: add --resume to go on with it, or name a recipe and add --overwrite")
+        raise UserError(f"{out} holds a run: add --resume to continue it, or name a recipe and add --overwrite")
     source = recipe if recipe is not None else out if resume else None
     tree: dict[str, Any] = {} if source is None else read_tree(source)
     tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}
@@ -92,7 +92,7 @@ def train(
         if not is_first():
             raise KeyboardInterrupt("") from None
         begun = checkpoint.has_begun(folder)
-        again = f"; go on with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
+        again = f"; resume with: pocketbayes train --out {folder} --resume" if begun else " before the first checkpoint"
         raise KeyboardInterrupt(f"stopped{again}") from None
     if is_first():
         _show(outcome, json)

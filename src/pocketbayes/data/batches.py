@@ -36,7 +36,7 @@ def as_source(value: Any) -> Source:
     if isinstance(value, (tuple, list)) and len(value) == 2:
         x, y = as_input(value[0]), as_tensor(value[1], "the targets")
         if len(x) != len(y):
-            raise UserError(f"{len(x)} inputs do not go with {len(y)} targets")
+            raise UserError(f"{len(x)} inputs but {len(y)} targets: give as many of each")
         if y.is_floating_point():
             y = _as_float(y).reshape(len(y), -1)
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):

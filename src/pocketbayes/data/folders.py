@@ -147,8 +147,8 @@ def _warn_of_enlarging(path: Path) -> None:
     shorter = min(read_image(path, None).size)
     if 2 * shorter < USUAL_SIZE:
         warnings.warn(
-            f"{path} and perhaps others are enlarged from {shorter} to {USUAL_SIZE} pixels: size={shorter} "
-            f"(--set data.size={shorter}) keeps them, size={USUAL_SIZE} says that it is meant",
+            f"{path} and perhaps other images are enlarged from {shorter} to {USUAL_SIZE} pixels: size={shorter} "
+            f"(--set data.size={shorter}) keeps their size, size={USUAL_SIZE} confirms the enlargement",
             stacklevel=4,
         )
 
@@ -175,7 +175,7 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) 
     if not (root / "train").is_dir():
         if not holds_data(root):
             if root.is_dir() and any(root.iterdir()):
-                raise UserError(f"{root}: neither a folder 'train' nor what data set {request.name!r} reads lies in it")
+                raise UserError(f"{root} has no folder 'train' and no files that data set {request.name!r} can read")
             raise request.missing("folder", root / "train")
         return root, False
     held_out = [name for name in ("val", "test") if (root / name).is_dir() and holds_data(root / name)]
@@ -219,7 +219,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 def _refuse_other_classes(root: Path, part: Path, class_names: tuple[str, ...]) -> None:
     unknown = sorted(set(_subfolders(part)) - set(class_names))
     if unknown:
-        raise UserError(f"{part / unknown[0]}: a class that {root / 'train'} does not have")
+        raise UserError(f"{part / unknown[0]}: this class is not in {root / 'train'}")
 
 
 def _list_images(root: Path, part: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:

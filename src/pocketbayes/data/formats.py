@@ -72,7 +72,7 @@ def _check_operations(data: bytes) -> None:
             raise ValueError(f"it stores something in place {argument}")
         reused += "GET" in operation.name or operation.name == "DUP"
         if reused > MOST_REUSED:
-            raise ValueError("it uses values again and again")
+            raise ValueError("it repeats values too often")
 
 
 class _Pixels:

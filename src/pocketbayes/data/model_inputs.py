@@ -165,7 +165,7 @@ def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
     found = f"({parts})" if parts else f"a {type(batch).__name__}"
     raise UserError(
         f"a batch must be a pair (inputs, targets) of tensors, or named tensors with 'labels', not {found}: change "
-        "what the data give"
+        "the data set"
     )
 
 

@@ -112,7 +112,7 @@ def _targets(y: Array, file: Path) -> tuple[Task, Array]:
     if y.dtype.kind in "biu" and y.ndim == 1:
         if len(y) and y.min() < 0:
             raise UserError(
-                f"{file}: label {y.min()} in row {y.argmin()} of y; labels count from 0, leave out rows that have none"
+                f"{file}: label {y.min()} in row {y.argmin()} of y; labels start at 0; remove rows without a label"
             )
         return "classification", y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim <= 2:

@@ -45,7 +45,7 @@ def warn_of_picture(image: Image.Image, path: Path, info: Info) -> None:
         told.append("its colours turned to grey")
     if told:
         warnings.warn(
-            f"{path} is {' and '.join(told)}: the network was trained on other pictures, so trust its answer less",
+            f"{path} is {' and '.join(told)}: the network was trained on other images; do not rely on its prediction",
             stacklevel=2,
         )
 
@@ -64,7 +64,7 @@ def warn_of_values(x: Tensor, info: Info) -> None:
         if most > high + (high - low) or least < low - (high - low):
             warnings.warn(
                 f"x holds values from {least:.3g} to {most:.3g}, but pixels as in training lie between {low:.3g} and "
-                f"{high:.3g}: normalise them, as pb.data.read_inputs does, or trust the answers less",
+                f"{high:.3g}: normalise them, as pb.data.read_inputs does; otherwise predictions may be unreliable",
                 stacklevel=3,
             )
     elif x.ndim == 2 and float(farthest := x.abs().max()) > MAX_STDS:

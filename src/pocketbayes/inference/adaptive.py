@@ -161,7 +161,7 @@ def _steps(net: Net, ask: Ask) -> list[Turn]:
         return turns
     (turn,) = turns
     if len(turn.seeds) == 1:
-        raise UserError("one pass answers everything here: adaptive passes are for mixtures and random networks")
+        raise UserError("this network needs one pass only: adaptive passes are for mixtures and random networks")
     ends = [2**power for power in range(len(turn.seeds).bit_length()) if 2**power < len(turn.seeds)]
     edges = [0, *ends, len(turn.seeds)]
     return [replace(turn, seeds=turn.seeds[start:end]) for start, end in itertools.pairwise(edges)]

@@ -87,8 +87,8 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
         raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")
     if len(seen) < classes:
         warnings.warn(
-            f"{classes - len(seen)} of {classes} classes are missing from the calibration data: its temperature says "
-            "nothing of them",
+            f"{classes - len(seen)} of {classes} classes are missing from the calibration data: the temperature may "
+            "not hold for them",
             stacklevel=4,
         )
     fitted = math.exp(lowest(nll.sum(1)))
@@ -102,8 +102,8 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
     if high / low > MAX_INTERVAL_RATIO:
         cautious = min(max(1.0, low), high)
         warnings.warn(
-            f"{count} examples leave the temperature between {low:.2f} and {high:.2f} (95 %): {cautious:.2f} is taken "
-            f"in place of {fitted:.2f}; give more calibration data",
+            f"{count} examples leave the temperature between {low:.2f} and {high:.2f} (95 %): {cautious:.2f} is used "
+            f"instead of {fitted:.2f}; give more calibration data",
             stacklevel=4,
         )
         fitted = cautious
@@ -117,7 +117,7 @@ def _nll_by_temperature(net: Net, x: Any, y: Tensor, ask: Ask) -> tuple[Tensor, 
         output = passed.output
         assert not isinstance(output, Gaussian)
         if output.ndim != 3:
-            raise UserError("a temperature is fitted for one answer an example, not for every pixel")
+            raise UserError("a temperature is fitted for one prediction per example, not per pixel")
         classes = output.shape[2]
         logits = output.double()
         for_label = logits.gather(2, y.expand(len(logits), -1)[..., None])[..., 0]

@@ -45,7 +45,7 @@ def fit_conformal(
             score = (match_target(answer.mean, y) - answer.mean).abs() / answer.std
             scores.append(score.reshape(len(y), -1).amax(1))  # of several targets the worst: the box covers all
         elif answer.probs.ndim > 2:
-            raise UserError("the network answers for every pixel: sets are for one answer an example")
+            raise UserError("the network predicts every pixel: prediction sets are for one prediction per example")
         else:
             known = (y >= 0) & (y < answer.probs.shape[1])  # the others are ignored in training too
             scores.append(1 - answer.probs[known].gather(1, y[known, None]).squeeze(1))

@@ -60,4 +60,4 @@ def _check_fits(network: Network, info: Info) -> None:
         reason = str(error).splitlines()[0]
         raise UserError(f"the network does not take inputs of shape {info.input_shape}: {reason}") from error
     if info.classes is not None and outputs != info.classes:
-        raise UserError(f"{info.classes} classes do not go with the network's {outputs} outputs")
+        raise UserError(f"{info.classes} classes given, but the network has {outputs} outputs")

@@ -39,7 +39,7 @@ def probabilities(
     """
     networks = members(net)
     if task_of(networks[0].likelihood) != "classification":
-        raise UserError("explanations are of class probabilities, and this network predicts no classes")
+        raise UserError("explanations are for classifiers, and this network is none")
     ways = [propagation_of(network, propagation) for network in networks]
     for way in ways:
         if not way.differentiable:

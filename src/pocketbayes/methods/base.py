@@ -291,7 +291,7 @@ class Start:
         names = [name for name, _ in model.named_parameters()]
         if select is not None and not any(re.search(select, name) for name in names):
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise UserError(f"select={select!r} is found in no parameter's name: there are {some}")
+            raise UserError(f"select={select!r} matches no parameter: the names are {some}")
         chosen = None if select is None else lambda name, _: re.search(select, name) is not None
         layout = Layout.of(model, select=chosen, bayesian_bias=bayesian_bias)
         return cls(model, layout, layout.read(model), None, None)

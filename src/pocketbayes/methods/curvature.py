@@ -89,5 +89,5 @@ def set_stds(posterior: Posterior, std: Tensor) -> None:
         posterior.rho.copy_(softplus_inverse(sums / torch.bincount(posterior.row)))
     else:
         raise UserError(
-            f"the storage {posterior.name!r} takes no stds from curvature: mean-field, partial, sparse and shared do"
+            f"the storage {posterior.name!r} has no stds from curvature: use mean-field, partial, sparse or shared"
         )

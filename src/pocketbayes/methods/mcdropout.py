@@ -42,7 +42,7 @@ class MCDropout(Method):
         posterior = Dropped(start.layout, start.mean, self.rate, input_units(start.model, start.layout))
         if not posterior.noise_size:
             raise UserError(
-                f"{type(start.model).__name__} has nothing to drop: the inputs of its first layer are the data, and "
-                "it has no other layer"
+                f"{type(start.model).__name__} has only one layer: dropout needs a second one, because the inputs "
+                "of the first are the data"
             )
         return Network(start.model, posterior, likelihood=start.likelihood, propagation="local")

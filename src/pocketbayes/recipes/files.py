@@ -128,7 +128,7 @@ _Yaml.add_implicit_resolver(
 def parse_yaml(text: str, source: str) -> Any:
     """Return the values in a text; `source` names it where it is not YAML."""
     if len(text) > MOST_TEXT:
-        raise UserError(f"{source} is not YAML that is read: {len(text)} characters, the limit is {MOST_TEXT}")
+        raise UserError(f"{source} is too long for a recipe: {len(text)} characters, the limit is {MOST_TEXT}")
     try:
         return yaml.load(text, _Yaml)
     except yaml.YAMLError as error:

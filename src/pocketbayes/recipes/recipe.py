@@ -139,7 +139,7 @@ def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **set
         other = check_data(tree).load("test", data_dir)
         return other if settings.keys() & {"mean", "std"} else match_preprocessing(other, own.info)
     except UserError as error:
-        raise UserError(f"data beside {own.info.name!r}, which are to look like them: {error}") from None
+        raise UserError(f"cannot prepare these data like {own.info.name!r}: {error}") from None
 
 
 def _first_error(found: ValidationError) -> UserError:

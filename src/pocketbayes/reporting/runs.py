@@ -178,7 +178,7 @@ def _read(path: Path, name: str) -> RunFolder:
     if run.file is None:
         run.problems.append("the network's file is not there: weights and costs are left out")
     if run.is_unfinished:
-        run.problems.append(f"unfinished: go on with: pocketbayes train --out {path} --resume")
+        run.problems.append(f"unfinished; resume with: pocketbayes train --out {path} --resume")
     return run
 
 

@@ -85,7 +85,7 @@ class _PocketEstimator(BaseEstimator):
             known = {f"method__{field.name}" for field in fields(self._method())}
             for name in nested.keys() - known:
                 raise ValueError(
-                    f"{name} is no parameter of method {self._method().name!r}: {', '.join(sorted(known))}"
+                    f"{name} is not a parameter of method {self._method().name!r}: {', '.join(sorted(known))}"
                 )
             self.method = replace(
                 self._method(), **{name.removeprefix("method__"): value for name, value in nested.items()}

@@ -99,7 +99,7 @@ def read(
         except UserError as error:  # noqa: PERF203 (a file each)
             if number == len(found):
                 raise
-            warnings.warn(f"{error}: going on from the checkpoint before it", stacklevel=2)
+            warnings.warn(f"{error}: resuming from the previous checkpoint", stacklevel=2)
     return None
 
 

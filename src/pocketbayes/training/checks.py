@@ -149,7 +149,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
         others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
         warnings.warn(
             f"the output depends on {cut[0].name!r}{others} but has no gradient there (no_grad, detach or rounding in "
-            "the model?): the data cannot train them, the prior alone pulls at them; freeze them with "
+            "the model?): only the prior trains them; freeze them with "
             "requires_grad_(False), or leave them out with select=",
             stacklevel=2,
         )
@@ -157,7 +157,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warnings.warn(
-                "the model's outputs look like probabilities: the likelihood wants logits, so leave out its softmax",
+                "the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax",
                 stacklevel=2,
             )
 

@@ -139,13 +139,13 @@ def _refuse_what_does_nothing(
     if resume and not with_out:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
     if base.tensorboard and not with_out:
-        raise UserError("tensorboard=True needs out=, the folder that its files go to")
+        raise UserError("tensorboard=True needs out=, the folder for its files")
     if settings.get("milestones") and base.schedule != "milestones":
         raise UserError("milestones= needs schedule='milestones'")
     if settings.get("keep_best") and not with_val:
-        raise UserError("keep_best=True needs val=, the data that tell which epoch is best")
+        raise UserError("keep_best=True needs val=, to measure which epoch is best")
     if settings.get("stop_after") is not None and not with_val:
-        raise UserError("stop_after= needs val=, the data that tell when training has stopped to help")
+        raise UserError("stop_after= needs val=, to measure when training no longer helps")
 
 
 def _check_likelihood(likelihood: Any) -> None:

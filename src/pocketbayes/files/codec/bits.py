@@ -41,7 +41,7 @@ class Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise CodecError("damaged numbers: an integer without end")
+        raise CodecError("damaged numbers: an integer does not end")
 
     def rest(self) -> Bytes:
         """Return all that is left."""

@@ -170,7 +170,7 @@ def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str
     info, likelihood = info_of(source), likelihood_of(net)
     whole = info is None or info.task == "classification"
     if (ood or shift) and not (whole and task_of(likelihood) == "classification"):
-        raise UserError("other data sets and shifts are measured for classifiers of whole inputs only")
+        raise UserError("out-of-distribution data and shifts need a classifier of whole inputs")
     if shift and not isinstance(source, Pictures):
         raise UserError(
             f"{shift[0]} changes images, which {info.name if info else 'the data'!r} does not hold as bytes"
