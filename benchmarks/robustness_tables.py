@@ -86,15 +86,6 @@ def mutation(result: Result) -> Table:
     return ["", "mutants", "noticed", "survived"], rows
 
 
-def coverage(result: Result) -> Table:
-    worst = list(result["files"].items())[:5]
-    rows = [
-        [name, *(f"{row[key]:.1f}" for key in ("lines", "branches", "both"))]
-        for name, row in [("all", result["total"]), *worst]
-    ]
-    return ["", "lines, %", "branches, %", "both, %"], rows
-
-
 def portability(result: Result) -> Table:
     rows = []
     for kind, settings in result.items():
@@ -123,7 +114,6 @@ TABLES: Tables = {
     "fuzz-atheris": ("fuzz-atheris", atheris),
     "load": ("load", load),
     "mutation": ("mutation", mutation),
-    "coverage": ("coverage", coverage),
     "portability": ("portability", portability),
     "seeds": ("seeds", seeds),
 }
