@@ -699,7 +699,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "digits-map", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", ".", "--resume"], "nothing to resume: . holds no recipe.yaml"),
-        (["compress", "RUN", "--out", "small.json"], "name the network small.pocket"),
+        (["compress", "RUN", "--out", "small.json"], "write the network to small.pocket"),
         (["train", "--resume"], "--out"),
         (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),
         (["evaluate", "none.pocket"], "none.pocket"),
