@@ -10,7 +10,7 @@ from typing import Any
 from measure import Rows, draw
 from paper_figures import propagation
 
-METHODS = ("map", "bbb", "vdp", "vdp-full")
+METHODS = ("map", "vdp, cross-entropy", "vdp, gaussian", "map + constant std")
 
 
 def fidelity() -> Any:
@@ -24,7 +24,7 @@ def pass_worth() -> Any:
 
 
 def seeds(method: str) -> list[dict[str, Any]]:
-    return [row for name, row in Rows("vdp").items() if name.startswith(f"mnist, {method}, seed")]
+    return [row for name, row in Rows("vdp-scratch").items() if name.startswith(f"{method}, seed")]
 
 
 def pruning() -> Any:

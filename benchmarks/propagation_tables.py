@@ -1,4 +1,4 @@
-"""The tables of propagation.json, vdp.json and pass-worth.json, for tables.py."""
+"""The tables of propagation.json, vdp.json and pass-worth.json, for tables.py; the links to their figures."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from table_parts import Result, Table, Tables, mean, spread
+from table_parts import Result, Table, Tables
 
-METHODS = ("map", "bbb", "vdp", "vdp-full")
-
-
+PRUNED = (0.5, 0.7, 0.9)
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 
 
@@ -60,52 +58,19 @@ def time(result: Result) -> Table:
     return ["", "", "times a deterministic pass or step"], rows
 
 
-def mnist(result: Result) -> Table:
-    rows = []
-    for method in METHODS:
-        seeds = [row for name, row in result["rows"].items() if name.startswith(f"mnist, {method}, seed")]
-        if not seeds:
-            continue
-        pruned = {by: [_at(row["pruning"].get(by), "pruned", 0.9) for row in seeds] for by in ("magnitude", "snr")}
-        noisy = [_at(row.get("noise at the mean", row.get("noise")), "db", -6.0) for row in seeds]
-        rows.append(
-            [
-                method,
-                spread([100 * row["accuracy"] for row in seeds], 2),
-                *(f"{mean(seeds, key):.4f}" for key in ("nll", "ece")),
-                *(_percent(values) for values in (*pruned.values(), noisy)),
-                str(len(seeds)),
-            ]
-        )
-    head = ["", "accuracy", "NLL", "ECE", "90 % pruned by size", "by SNR", "at -6 dB", "seeds"]
-    return head, rows
-
-
-def mnist_tests(result: Result) -> Table:
-    head = ["", "F, difference or correlation", "p"]
-    tests = result["rows"].get("mnist, tests")
-    if not tests:
-        return head, []
-    rows = [
-        [f"ANOVA of accuracy, {name}", f"{test['f']:.2f}", f"{test['p']:.3g}"] for name, test in tests["anova"].items()
-    ]
-    rows += [[name, f"{test['difference']:.3g}", f"{test['p']:.3g}"] for name, test in tests["paired t"].items()]
-    name = "spearman of variance over dB, vdp and vdp-full"
-    rows.append([name[0].upper() + name[1:], f"{tests[name]:.2f}", ""])
-    return head, rows
-
-
 def cifar10(result: Result) -> Table:
     rows = []
     for name, row in result["rows"].items():
         if name.startswith("cifar10, ") or "vit" in name:
             cells = [f"{100 * row['accuracy']:.2f}", f"{row['nll']:.3f}", f"{row['ece']:.3f}"]
-            pruned = _at(row.get("pruning", {}).get("magnitude"), "pruned", 0.5)
+            curve = row.get("pruning", {}).get("magnitude")
+            pruned = [_percent([_at(curve, "pruned", fraction)]) for fraction in PRUNED]
             noise = [f"{point['relative variance']:.2f}" for point in row["noise"]]
-            rows.append([name, *cells, _percent([pruned]), " ".join(noise) if float(noise[0]) else ""])
+            rows.append([name, *cells, *pruned, " ".join(noise) if float(noise[0]) else ""])
     decibels = next((row["noise"] for row in result["rows"].values() if "noise" in row), [])
     places = " ".join(f"{point['db']:g}" for point in decibels)
-    head = ["", "accuracy", "NLL", "ECE", "50 % pruned by size", f"relative variance at {places} dB"]
+    shares = [f"{100 * fraction:.0f} % pruned by size" for fraction in PRUNED]
+    head = ["", "accuracy", "NLL", "ECE", *shares, f"relative variance at {places} dB"]
     return head, rows
 
 
@@ -148,8 +113,6 @@ TABLES: Tables = {
     "propagation-probabilities": ("propagation", probabilities),
     "propagation-memory": ("propagation", memory),
     "propagation-time": ("propagation", time),
-    "vdp-mnist": ("vdp", mnist),
-    "vdp-tests": ("vdp", mnist_tests),
     "vdp-cifar10": ("vdp", cifar10),
     "pass-worth": ("pass-worth", pass_worth),
     "figure-propagation-layers": (
@@ -160,10 +123,13 @@ TABLES: Tables = {
         "pass-worth",
         figure("pass-worth", "NLL, ECE and AUROC against the number of weight samples"),
     ),
-    "figure-vdp-pruning": ("vdp", figure("vdp-pruning", "Accuracy against the fraction of weights pruned")),
+    "figure-vdp-pruning": ("vdp-scratch", figure("vdp-pruning", "Accuracy against the fraction of weights pruned")),
     "figure-vdp-noise": (
-        "vdp",
+        "vdp-scratch",
         figure("vdp-noise", "Accuracy and relative variance against the signal-to-noise ratio"),
     ),
-    "figure-vdp-explanations": ("vdp", figure("vdp-explanations", "Infidelity and Sensitivity-max over images")),
+    "figure-vdp-explanations": (
+        "vdp-scratch",
+        figure("vdp-explanations", "Infidelity and Sensitivity-max by image"),
+    ),
 }
