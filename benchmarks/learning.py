@@ -31,7 +31,10 @@ from pocketbayes.methods import make
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 DOCS = Path(__file__).parent.parent / "docs" / "learning.md"
 MARKS = ("<!-- tables by benchmarks/learning.py --docs -->", "<!-- end of tables -->")
-HEADER = "| | accuracy | NLL | calibrated NLL | epistemic share | OOD AUROC | std rank correlation | movement | seeds |"
+COLUMNS = (
+    "accuracy", "NLL", "calibrated NLL", "over map", "epistemic share", "on OOD", "OOD AUROC", "over map",
+    "std rank correlation", "movement", "learned", "seeds",
+)  # fmt: skip
 SAMPLES = 20
 Pair = tuple[Tensor, Tensor]
 
@@ -138,25 +141,38 @@ def write_docs(rows: list[dict[str, Any]]) -> None:
             chosen = [row for row in rows if (row["case"], row["judged_by"]) == (case, judged)]
             if not chosen:
                 continue
-            lines = [f"**{case}, {judged} data**", "", HEADER, "|---|" + "---:|" * 8]
+            title = f"**{case}, {judged} data**"
+            lines = [title, "", "| | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
             names = dict.fromkeys(row["row"] for row in chosen)
-            lines += [_line(name, [row for row in chosen if row["row"] == name]) for name in names]
+            lines += [_line(name, chosen) for name in names]
             tables.append("\n".join(lines))
     text = DOCS.read_text()
     before, _, rest = text.partition(MARKS[0])
     DOCS.write_text(before + MARKS[0] + "\n" + "\n\n".join(tables) + "\n" + MARKS[1] + rest.partition(MARKS[1])[2])
 
 
-def _line(name: str, rows: list[dict[str, Any]]) -> str:
-    def mean(key: str) -> float | None:
-        values = [row[key] if key in row else row["health"][key] for row in rows]
-        return None if any(value is None for value in values) else sum(values) / len(values)
+def _line(name: str, case: list[dict[str, Any]]) -> str:
+    """Return a row of means over seeds; differences from map are those of the same seeds."""
+    rows = [row for row in case if row["row"] == name]
+    seeds = {row["seed"] for row in rows}
+    plain = [row for row in case if row["row"] == "map" and row["seed"] in seeds]
 
-    cells = [f"{100 * (mean('accuracy') or 0):.2f}", f"{mean('nll'):.4f}", f"{mean('calibrated_nll'):.4f}"]
-    cells += [f"{mean('epistemic_share'):.3f}", f"{mean('ood_auroc'):.3f}"]
-    rank, movement = mean("std_rank_correlation"), mean("std_movement")
-    cells += ["-" if rank is None else f"{rank:.2f}", "-" if movement is None else f"{movement:.2f}", str(len(rows))]
-    return f"| {name} | " + " | ".join(cells) + " |"
+    def mean(key: str, of: list[dict[str, Any]] = rows) -> float:
+        return sum(row[key] for row in of) / len(of)
+
+    ratio = mean("calibrated_nll") / mean("calibrated_nll", plain) - 1
+    further = mean("ood_auroc") - mean("ood_auroc", plain)
+    cells = [f"{100 * mean('accuracy'):.2f}", f"{mean('nll'):.4f}", f"{mean('calibrated_nll'):.4f}"]
+    cells += ["" if name == "map" else f"{100 * ratio:+.1f} %", f"{100 * mean('epistemic_share'):.1f} %"]
+    cells += [f"{100 * mean('ood_epistemic_share'):.1f} %", f"{mean('ood_auroc'):.3f}"]
+    cells += ["" if name == "map" else f"{further:+.3f}"]
+    health = [row["health"] for row in rows]
+    if health[0]["learned"] is None:
+        cells += ["-", "-", "-"]
+    else:
+        cells += [f"{mean(key, health):.2f}" for key in ("std_rank_correlation", "std_movement")]
+        cells += [f"{sum(one['learned'] for one in health)} of {len(health)}"]
+    return f"| {name} | " + " | ".join([*cells, str(len(rows))]) + " |"
 
 
 def main() -> None:
