@@ -18,6 +18,7 @@ from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
 from pocketbayes.methods.base import Method, Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
+from pocketbayes.methods.head_curvature import softmax_curvature
 from pocketbayes.methods.sensitivity import largest
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors.kronecker import Kronecker
@@ -127,7 +128,9 @@ class Laplace(Method):
         """Return the approximation for a linear head on the features it gets, on the CPU, where the head is small."""
         layer, head, index = problem.last_layer()
         self._check_dense(len(index))
-        fitted = _laplace_torch(head, problem.kind, "all", self.hessian, **self._settings(problem))
+        closed = problem.kind == "classification" and self.hessian != "full"
+        backend = {"backend": softmax_curvature()} if closed else {}
+        fitted = _laplace_torch(head, problem.kind, "all", self.hessian, **self._settings(problem), **backend)
         problem.fit(fitted, lambda: problem.features(layer))
         return fitted, index
 

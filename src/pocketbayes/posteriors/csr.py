@@ -32,7 +32,6 @@ class Pattern:
     @classmethod
     def of(cls, index: Tensor, shape: tuple[int, int]) -> Pattern:
         """Return the pattern of ascending positions in the flattened matrix."""
-        _silence_beta_warning()
         rows, columns = shape
         firsts = torch.arange(0, (rows + 1) * columns, columns, device=index.device, dtype=index.dtype)
         # The library behind the products takes 32-bit positions and would convert others at every call.
@@ -40,6 +39,7 @@ class Pattern:
 
     def matrix(self, values: Tensor) -> Tensor:
         """Return the matrix with these values."""
+        _silence_beta_warning()
         return torch.sparse_csr_tensor(self.starts, self.columns, values, self.shape, check_invariants=False)
 
     def transpose(self, values: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.layout import Layout, Slot, weights_in_place
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
+from pocketbayes.propagation.linear.tied import tied_layer
 
 ENOUGH = 8
 """Examples of which at least one moves every layer: a single one may find all units of a layer off."""
@@ -105,23 +106,30 @@ class Pass:
     def table_gradient(self, direction: Tensor, index: Tensor, size: int, keep: bool = False) -> Tensor:
         """Sum the gradients of weights that copy the same entry of a table, (b, size), block by block."""
         sums = self.output.new_zeros(self.examples, size)
-        for slot, part, values in self._parts(direction, keep):
-            sums[part].scatter_add_(1, index[slot.start : slot.stop].expand_as(values), values)
+        for rows, number in self._by_slot(direction, keep):
+            slot = self.layout.slots[number]
+            own = index[slot.start : slot.stop]
+            if rows.flat is not None and number == rows.use.weight:
+                layer = tied_layer(self.posterior, number, own.view(slot.shape), size)
+                if layer is not None:
+                    sums += layer.sums(*rows.flat)
+                    continue
+            for part, values in rows.parts(number):
+                sums[part].scatter_add_(1, own.expand_as(values), values)
         return sums
 
     def _parts(self, direction: Tensor, keep: bool) -> Iterator[tuple[Slot, slice, Tensor]]:
         """Yield the gradients of some examples with respect to one slot's weight at a time."""
+        for rows, number in self._by_slot(direction, keep):
+            for part, values in rows.parts(number):
+                yield self.layout.slots[number], part, values
+
+    def _by_slot(self, direction: Tensor, keep: bool) -> Iterator[tuple[_Rows, int]]:
+        """Yield every use with each of its slots."""
         for number, (use, delta) in enumerate(zip(self.uses, self.deltas(direction, keep))):
-            if delta is None:
-                continue
-            rows = _Rows(use, delta, self.examples, self.inner[number])
-            for index in (use.weight, use.bias):
-                if index is not None:
-                    slot = self.layout.slots[index]
-                    step = max(1, _BLOCK // rows.work(index))
-                    for start in range(0, self.examples, step):
-                        part = slice(start, start + step)
-                        yield slot, part, rows.restored(index, part)
+            if delta is not None:
+                rows = _Rows(use, delta, self.examples, self.inner[number])
+                yield from ((rows, slot) for slot in (use.weight, use.bias) if slot is not None)
 
 
 class _Rows:
@@ -144,6 +152,13 @@ class _Rows:
     def flat(self) -> tuple[Tensor, Tensor] | None:
         """Output gradients and inputs, if each example has one row: then (dy/dW)^2 factorises."""
         return (self.delta[:, 0], self.input[:, 0]) if self.use.op is F.linear and self.input.shape[1] == 1 else None
+
+    def parts(self, slot: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the gradients of some examples at a time, in the weight's own order."""
+        step = max(1, _BLOCK // self.work(slot))
+        for start in range(0, len(self.input), step):
+            part = slice(start, start + step)
+            yield part, self.restored(slot, part)
 
     def work(self, slot: int) -> int:
         """Return numbers that the gradient of one example takes on its way."""
