@@ -11,6 +11,7 @@ import torch
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.augment import CropFlip, PadMode
+from pocketbayes.data.csv_table import read_csv
 from pocketbayes.data.dataset import Dataset, Info, Task
 from pocketbayes.data.formats import read_npz
 from pocketbayes.data.memory import Arrays, Images
@@ -35,7 +36,7 @@ def npz(
     pad_mode: PadMode = "zero",
     flip: bool = False,
 ) -> Dataset:
-    """Load the arrays `x` and `y` of a file.
+    """Load the arrays `x` and `y` of an npz file, or a CSV table with headings and the target in the last column.
 
     Whole numbers or text in `y`, of shape (n,), mean classification, floating-point `y` regression. Images are uint8
     `x` of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is,
@@ -61,7 +62,7 @@ def npz(
             f"data set 'npz': no file {path}, neither as given nor in {request.folder}; check --set data.path=..."
         )
     wanted = ("x", "y") if labelled else ("x",)
-    arrays = read_npz(file, wanted)
+    arrays = read_csv(file, labelled) if file.suffix.lower() == ".csv" else read_npz(file, wanted)
     if missing := [name for name in wanted if name not in arrays]:
         raise UserError(f"{file}: needs the arrays {' and '.join(wanted)}, there is no {' and no '.join(missing)}")
     x = arrays["x"]

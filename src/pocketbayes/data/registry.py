@@ -98,12 +98,11 @@ def load(
 
 
 def unknown(name: str) -> UserError:
-    """Build the message about a name that no loader has; a folder may be meant for data that are in it."""
+    """Build the error for an unknown name; for a folder or a file it says how to read it."""
     if os.path.isdir(name):  # False for any text that can be no path
-        return UserError(
-            f"{name!r} is a folder, not a data set: images in a folder for each class are read by the data set "
-            f"'imagefolder' with path={name} (--data imagefolder --set data.path={name})"
-        )
+        return UserError(f"{name!r} is a folder: pb.data.load('imagefolder', split, path={name!r}) reads its images")
+    if name.lower().endswith((".npz", ".csv")):
+        return UserError(f"{name!r} is a file: pb.data.load('npz', split, path={name!r}) reads it")
     return UnknownNameError("data set", name, LOADERS)
 
 

@@ -97,15 +97,17 @@ class LikelihoodPart(Named):
 
 
 class DataPart(Named):
-    """A data set's name and options; the path of an npz file may stand in for the name."""
+    """A data set's name and options; the path of an npz or CSV file or of an image folder may replace the name."""
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Check the options' types; whether the files are there is for `load` to find out."""
-        if name.endswith(".npz"):
-            # The whole path, so that the run can be asked from another folder.
+        # The whole path, so that the run can be used from another folder.
+        if name.lower().endswith((".npz", ".csv")):
             path = os.path.abspath(name) if os.path.isfile(name) else name
             name, settings = "npz", {"path": path, **settings}
+        elif name not in LOADERS and os.path.isdir(name):
+            name, settings = "imagefolder", {"path": os.path.abspath(name), **settings}
         if name not in LOADERS:
             raise unknown(name)
         common = types_of(data.load, drop=("name", "split", "data_dir", "options"))

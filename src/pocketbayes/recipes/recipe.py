@@ -126,7 +126,7 @@ def check_data(value: Any) -> DataPart:
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
     """Return another data set's test split, or a whole npz file or image folder, prepared like a network's data."""
     tree: dict[str, Any] = {"name": name}
-    if name.endswith(".npz"):
+    if name.lower().endswith((".npz", ".csv")):
         tree = {"name": "npz", "path": name}
     elif name not in LOADERS and os.path.isdir(name):
         tree = {"name": "imagefolder", "path": name}
