@@ -56,7 +56,7 @@ def test_the_factor_of_a_classifier_is_the_best_of_a_grid(propagation: str, read
     factor = fit_variance_scale(net, (x, y), **settings)
     best = pb.evaluate(net, (x, y), variance_scale=factor, **settings)["nll"]
     for other in (0.001, 0.1, 0.5 * factor, 1.0, 2 * factor, 10.0):
-        assert best <= pb.evaluate(net, (x, y), variance_scale=other, **settings)["nll"] + 1e-6
+        assert best <= pb.evaluate(net, (x, y), variance_scale=other, **settings)["nll"] + 1e-3
 
 
 def test_what_has_no_variance_is_not_scaled() -> None:

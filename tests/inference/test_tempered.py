@@ -23,7 +23,7 @@ def test_tempered_nll_is_that_of_fitted_halves() -> None:
     for p, y in zip(probs.split(100), labels.split(100)):
         measures.update(p, y)
     assert measures.compute()["calibrated_nll"] == pytest.approx(calibrated_nll(probs, labels), rel=1e-3)
-    assert measures.temperature() == pytest.approx(3, rel=0.05)
+    assert measures.temperature() == pytest.approx(3, rel=0.2)
     assert measures.compute()["calibrated_ece"] < 0.05
 
 
