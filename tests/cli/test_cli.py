@@ -856,10 +856,11 @@ def test_help_and_version_succeed() -> None:
     assert "demo" in call().stdout
 
 
-def test_a_folder_in_the_place_of_data_or_of_a_file_is_told(trained: Trained, tmp_path: Path) -> None:
+def test_folder_without_images_is_an_error(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     result = call("train", "--method", "map", "--model", "lenet5", "--data", tmp_path / "pics", "--out", tmp_path / "r")
-    assert "--data imagefolder --set data.path=" in result.stderr
+    assert result.exit_code == 2
+    assert "data set 'imagefolder': no folder" in result.stderr
     assert "is a folder: name the files in it" in call("predict", trained.folder, tmp_path / "pics").stderr
 
 
