@@ -57,6 +57,7 @@ def _at(curve: list[dict[str, float]], key: str, value: float) -> float:
     return next(point["accuracy"] for point in curve if point[key] == value)
 
 
+ENOUGH_SEEDS = 3
 CLEAR_NLL = 0.001
 """The least difference in calibrated NLL that counts."""
 Answer = tuple[str, bool]
@@ -268,6 +269,8 @@ def papers(documents: Mapping[str, Any]) -> Table:
             except (MissingError, KeyError):
                 text, verdict = "not measured", ""
             seeds = str(min(results.seeds)) if results.seeds and verdict else ""
+            if seeds and int(seeds) < ENOUGH_SEEDS:
+                verdict += " (few seeds)"
             lines.append([paper, claim, theirs, text, differs, seeds, verdict])
     return ["paper", "claim", "its figures", "ours", "what differs", "fewest seeds", "held"], lines
 
