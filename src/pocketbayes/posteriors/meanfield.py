@@ -48,7 +48,8 @@ class MeanField(Posterior):
         if not self._trains() or (noise is not None and noise.requires_grad):
             return super()._displaced(noise)
         std = self._current_stds()
-        self._drawn_with = std, self._state()
+        if std.device.type == "cpu":  # elsewhere the comparison would wait for the device, and softplus is cheap
+            self._drawn_with = std, self._state()
         return Draw.apply(self.mean, self.rho, std, self._noise(noise, self.mean))  # type: ignore[no-any-return]
 
     def _trains(self) -> bool:
@@ -58,9 +59,11 @@ class MeanField(Posterior):
 
     def _current_stds(self) -> Tensor:
         """Return softplus(rho) without gradients; those of the last draw, once, if nothing has changed since."""
-        (std, state), self._drawn_with = self._drawn_with or (None, None), None
-        if std is not None and state is not None and torch.equal(state, self._state()):
-            return std
+        known, self._drawn_with = self._drawn_with, None
+        if known is not None:
+            std, state = known
+            if (std.device, std.dtype) == (self.rho.device, self.rho.dtype) and torch.equal(state, self._state()):
+                return std
         return softplus(self.rho.detach())
 
     def _state(self) -> Tensor:
