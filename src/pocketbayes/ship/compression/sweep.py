@@ -313,13 +313,13 @@ class _Sweep:
 
     def trace(self, budget: Budget) -> None:
         """Choose the units of the codebook, then measure ever coarser codes until no budget would choose them."""
-        lambdas = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS
-        probes = self.probes()
+        lambdas, probes = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS, self.probes()
         self.bar.begin("compress", len(lambdas) + len(probes) + REFINEMENTS)
-        tried = [(self.coded(recipe), recipe) for recipe in probes]
-        trial, self.recipe = min(tried, key=lambda pair: pair[0].nll)
-        before, limit = self.trials[0], budget.limit(self.weights)
-        lam = lambdas[0]
+        before, limit, lam = self.trials[0], budget.limit(self.weights), lambdas[0]
+        trial, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
+        if trial.nll > before.nll + HOPELESS:  # too coarse to tell the units apart
+            probes = [replace(each, lam=lam) for each in probes]
+            trial, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
         while lam < COARSEST:
             if lam != self.recipe.lam:
                 trial = self.coded(replace(self.recipe, lam=lam))
