@@ -18,6 +18,7 @@ import paper_tables
 import pbn_tables
 import peer_tables
 import pocket_tables
+import posterior_tables
 import propagation_tables
 import robustness_tables
 import scale_tables
@@ -180,6 +181,7 @@ TABLES: Tables = {
     **ensemble_tables.TABLES,
     **pbn_tables.TABLES,
     **pocket_tables.TABLES,
+    **posterior_tables.TABLES,
     **robustness_tables.TABLES,
     **scale_tables.TABLES,
     **peer_tables.TABLES,

@@ -73,3 +73,10 @@ def test_pictures_show_what_the_results_say() -> None:
     panel = pictures.grid({("shared", "sample"): ["2dgbnn"]}).axes[0]
     assert len(panel.patches) == len(pictures.STORAGES) * len(pictures.PROPAGATIONS)
     assert "2dgbnn" in [text.get_text() for text in panel.texts]
+
+
+def test_numbers_in_prose_stand_in_generated_tables() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "check_numbers.py")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
