@@ -15,11 +15,13 @@ def speed(result: Result) -> Table:
 
 def cells(row: dict[str, Any]) -> list[str]:
     unit = " s" if row["base"] == "a second" else ""
-    peers = sorted((value, name) for name, value in row["peers"].items() if name != "its own 30 samples")
+    peers = sorted(
+        (value, name) for name, value in row["peers"].items() if name not in ("its own 30 samples", "deterministic")
+    )
     return [
         row["what"] + ("" if unit or row["base"] == "deterministic" else f", over {row['base']}"),
         number(row.get("before"), unit),
-        number(row["ours"], unit),
+        "not measured again" if row["ours"] == row.get("before") else number(row["ours"], unit),
         number(row["goal"], unit),
         f"{number(peers[0][0], unit)} ({peers[0][1]})" if peers else "",
         number(row.get("peak_over_plain"), ""),
