@@ -52,8 +52,7 @@ class KeptNoise:
     """
 
     def __init__(self) -> None:
-        self._asked: tuple[object, ...] = ()
-        self._values: dict[int, Tensor] = {}
+        self._kept: tuple[tuple[object, ...], dict[int, Tensor]] = ((), {})  # replaced as one: threads may ask at once
 
     def noise(self, net: Network, seeds: Sequence[int]) -> Sequence[Tensor | None]:
         """Return the noise of each pass; None for a pass that is to draw its own."""
@@ -62,13 +61,15 @@ class KeptNoise:
         if size * len(seeds) > MAX_KEPT or not net.draws_nothing("sample"):
             return [None] * len(seeds)
         like = net.posterior.weight_means()
-        asked = (size, like.dtype, like.device, *seeds)
-        if asked != self._asked:
-            self._asked, self._values = asked, {}
+        asked = (type(net.posterior), size, like.dtype, like.device, *seeds)
+        before, values = self._kept
+        if asked != before:
+            self._kept = (asked, {})
             return [None] * len(seeds)
-        if not self._values:
-            self._values = {seed: net.posterior.new_noise(Randomness(seed)) for seed in seeds}
-        return [self._values[seed] for seed in seeds]
+        if not values:
+            values = {seed: net.posterior.new_noise(Randomness(seed)) for seed in seeds}
+            self._kept = (asked, values)
+        return [values[seed] for seed in seeds]
 
 
 MAX_KEPT = 2**23
