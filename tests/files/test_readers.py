@@ -182,7 +182,7 @@ class Evil:
     [
         (pickle.dumps({b"data": Evil()}), "system, which is refused"),
         (b"\x80\x02]r\xff\xff\xff\x7f.", "in place 2147483647"),
-        (nested_tuples(60), "again and again"),
+        (nested_tuples(60), "repeats values too often"),
         (b"\x80\x02}(U\x04dataK\x01U\x06labels]u.", "AttributeError"),
         (b"\x80\x04\x8e" + b"\xff" * 8 + b"x.", "not a file of CIFAR images"),
     ],

@@ -85,5 +85,5 @@ def test_linear_propagation_is_refused() -> None:
 def test_a_regression_has_no_class_to_explain() -> None:
     net = pb.bayesianize(nn.Linear(3, 1), pb.MeanFieldVI())
     net.likelihood = pb.GaussianNoise(0.1)
-    with pytest.raises(pb.UserError, match="predicts no classes"):
+    with pytest.raises(pb.UserError, match="explanations are for classifiers"):
         explain.saliency(net, torch.zeros(2, 3))

@@ -282,7 +282,7 @@ def test_a_regression_has_measures_and_nothing_else(tmp_path: Path) -> None:
     assert document["measures"] == pb.evaluate(net, (x, 2 * x))
     assert "risk_coverage" not in document
     assert evaluate_suite(net, (x, 2 * x), out=tmp_path / "evaluation.json") == document
-    with pytest.raises(UserError, match="classifiers"):
+    with pytest.raises(UserError, match="need a classifier"):
         evaluate_suite(net, (x, 2 * x), ood={"x": (x, x)})
 
 

@@ -18,6 +18,7 @@ from pocketbayes.cli import app
 from pocketbayes.network import Mixture
 from pocketbayes.ship.compression import Compressed, Trial, compress, frontier, sweep
 from pocketbayes.ship.compression.coding import Recipe, code
+from pocketbayes.ship.compression.trials import NOISE, Budget, choose
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +55,7 @@ def found(trained: pb.Network) -> Compressed:
 def test_size_budget_holds_for_the_written_file(found: Compressed, tmp_path: Path) -> None:
     assert found.chosen.bytes <= 4000
     assert found.save(tmp_path / "net.pocket") == found.chosen.bytes == (tmp_path / "net.pocket").stat().st_size
-    assert found.chosen.nll == min(trial.nll for trial in found.trials if trial.bytes <= 4000)
+    assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= 4000) + NOISE
     measures = pb.evaluate(pb.load(tmp_path / "net.pocket", model_like_trained()), images(150, 1), samples=3)
     assert measures["nll"] == pytest.approx(found.chosen.nll, abs=1e-6)
     assert measures["nll"] < 1.09  # better than guessing among three
@@ -196,6 +197,20 @@ def test_files_without_finite_answers_are_passed_over(trained: pb.Network, monke
     assert found.chosen.nll < float("inf")
 
 
+def test_choice_within_a_size_fills_it_where_loss_is_chance() -> None:
+    codes = [
+        Trial({"lam": lam, "units": units}, size, 1.0, nll, None)
+        for lam, units, size, nll in (
+            (0.1, "network", 90, 0.304),
+            (0.2, "network", 60, 0.301),
+            (0.05, "network", 99, 0.320),
+            (0.1, "filter", 95, 0.302),
+            (0.01, "network", 120, 0.290),
+        )
+    ]
+    assert choose(codes, Budget(max_bytes=100), codes[-1], 800) is codes[0]
+
+
 def test_choice_must_stand_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run(trained, max_bytes=4000)
     checked = []
@@ -211,7 +226,7 @@ def test_choice_must_stand_other_draws(trained: pb.Network, monkeypatch: pytest.
     other = run(trained, max_bytes=4000)
     assert len(checked) == 2
     assert other.chosen.how != usual.chosen.how
-    assert other.chosen.nll >= usual.chosen.nll
+    assert other.chosen.nll >= usual.chosen.nll - NOISE
 
 
 def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:

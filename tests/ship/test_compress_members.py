@@ -11,6 +11,7 @@ import pocketbayes as pb
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
 from pocketbayes.ship.compression.fewer import measure_prefixes, prefix
+from pocketbayes.ship.compression.trials import NOISE
 
 WEIGHTS = (0.5, 0.3, 0.2)
 
@@ -49,7 +50,7 @@ def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: 
         assert found.save(tmp_path / "a.pocket") <= budget
         again = pb.load(tmp_path / "a.pocket")
         assert pb.evaluate(again, val)["nll"] == pytest.approx(found.chosen.nll, rel=1e-5)
-        assert found.chosen.nll == min(trial.nll for trial in found.trials if trial.bytes <= budget)
+        assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= budget) + NOISE
     fillings = [trial.bytes for trial in found.trials if "lam" in trial.how and "members" not in trial.how]
     assert 4000 < max(fillings) <= 4500
     two = pb.compress(mixture, train, val, max_bytes=4500, count=2, progress=False)

@@ -300,7 +300,7 @@ def test_killed_rank_stops_the_others_and_resumes(what: str, tmp_path: Path) -> 
     found = ranks.run(train_told, 2, tmp_path / "b", tmp_path / "run", Told(1, 5, what), False)
     if what == "SIGKILL":
         assert found[1] is None
-        assert found[0].startswith("LostProcessError: process 0 of 2 stops, for another one is gone")
+        assert found[0].startswith("LostProcessError: process 0 of 2 stops: another one has ended")
         assert "resume the run from its last checkpoint" in found[0]
     else:  # both save the same step and leave
         assert found[0].startswith("KeyboardInterrupt: stopped by a signal to another process")
@@ -319,7 +319,7 @@ def test_silent_rank_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
     processes[0].join(ranks.SECONDS)
     processes[1].kill()
     found = ranks.results(processes, tmp_path / "a")
-    assert found[0].startswith("LostProcessError: process 0 of 2 stops, for another one is gone or does not answer")
+    assert found[0].startswith("LostProcessError: process 0 of 2 stops: another one has ended or does not respond")
     assert found[1] is None
     assert checkpoint.read(tmp_path / "run") is not None
 

@@ -14,6 +14,8 @@ from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Net
 
 DEFAULT_NLL_LOSS = 0.01
+NOISE = 0.01
+"""Nats; smaller differences between files of one recipe are chance on a thousand validation examples."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def frontier(trials: Sequence[Trial]) -> list[Trial]:
 def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int) -> Trial:
     """Return the lowest NLL within a size, or the smallest file within a loss.
 
+    Of files within a size that differ in lambda alone, and in NLL by less than validation data can tell, the largest.
+
     Raises:
         UserError: If no trial fits.
     """
@@ -102,7 +106,11 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
                 f"nothing fits {limit} bytes: the smallest that was tried takes {smallest.bytes} "
                 f"({smallest.bits:.2f} bits a weight); raise the budget"
             )
-        return min(fitting, key=lambda trial: (trial.nll, trial.bytes))
+        best = min(fitting, key=lambda trial: (trial.nll, trial.bytes))
+        alike = [
+            t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= best.nll + NOISE
+        ]
+        return max(alike, key=lambda trial: trial.bytes, default=best)
     if budget.max_accuracy_loss is not None:
         if before.accuracy is None:
             raise UserError("max_accuracy_loss is for classification: give max_nll_loss")
