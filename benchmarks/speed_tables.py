@@ -24,7 +24,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         "not measured again" if row["ours"] == row.get("before") else number(row["ours"], unit),
         number(row["goal"], unit),
         f"{number(peers[0][0], unit)} ({peers[0][1]})" if peers else "",
-        number(row.get("peak_over_plain"), ""),
+        "" if unit else number(row.get("peak_over_plain"), ""),
     ]
 
 
