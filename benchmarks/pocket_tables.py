@@ -74,7 +74,25 @@ def codes(result: Result) -> Table:
     ]
 
 
+def adapt(result: Result) -> Table:
+    """The time and the sizes of `pocketbayes adapt`."""
+    rows = [
+        [
+            f"`{name}`",
+            *(f"{row[key]:,}" for key in ("weights", "classes", "images")),
+            f"{row['cpu_seconds']:.0f}",
+            f"{row['peak_bytes'] / 1e9:.1f}",
+            *(f"{size:,}" for size in (row["plain_bytes"], *row["bytes"].values())),
+        ]
+        for name, row in result.items()
+        if name != "environment"
+    ]
+    head = ["", "weights", "classes", "images", "CPU seconds", "peak, GB", "bytes before", "file", "ONNX"]
+    return head, rows
+
+
 TABLES: Tables = {
+    "adapt": ("adapt", adapt),
     "pocket-codes": ("pocket-codes", codes),
     "pocket-coarseness": ("pocket", coarseness),
     "pocket-sizes": ("pocket", sizes),

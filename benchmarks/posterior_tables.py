@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from table_parts import Result, Table, Tables, grouped, mean
 
 NAMES = {"vdp": "VDP++"}
@@ -27,17 +29,16 @@ def pruned(result: Result) -> Table:
     return ["", "accuracy", *head, "calibrated NLL", "Fashion-MNIST AUROC"], rows
 
 
+def titled(result: Result, prefix: str) -> dict[str, dict[str, Any]]:
+    """The rows whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): row for name, row in result["rows"].items() if name.startswith(prefix)}
+
+
 def curvature_cost(result: Result) -> Table:
     """CPU seconds and memory of stds from curvature."""
     rows = [
-        [
-            name.removeprefix("curvature, "),
-            f"{row['weights']:,}",
-            f"{row['cpu_seconds']:.0f}",
-            f"{row['extra_peak_bytes'] / 1e9:.2f}",
-        ]
-        for name, row in result["rows"].items()
-        if name.startswith("curvature, ")
+        [name, f"{row['weights']:,}", f"{row['cpu_seconds']:.0f}", f"{row['extra_peak_bytes'] / 1e9:.2f}"]
+        for name, row in titled(result, "curvature, ").items()
     ]
     return ["", "weights", "CPU seconds", "GB beside the network"], rows
 
@@ -45,13 +46,8 @@ def curvature_cost(result: Result) -> Table:
 def draw_statistics(result: Result) -> Table:
     """Draws with the statistics in store and with their own."""
     rows = [
-        [
-            name.removeprefix("draws, "),
-            f"{100 * row['accuracy']:.1f}",
-            *(f"{row[key]:.3f}" for key in ("nll", "calibrated_nll")),
-        ]
-        for name, row in result["rows"].items()
-        if name.startswith("draws, ")
+        [name, f"{100 * row['accuracy']:.1f}", *(f"{row[key]:.3f}" for key in ("nll", "calibrated_nll"))]
+        for name, row in titled(result, "draws, ").items()
     ]
     return ["", "accuracy", "NLL", "calibrated NLL"], rows
 
@@ -59,9 +55,8 @@ def draw_statistics(result: Result) -> Table:
 def ivon_step(result: Result) -> Table:
     """Ratios of training steps to deterministic ones."""
     rows = [
-        [name.removeprefix("ivon step, "), *(f"{row['ratio'][key]:.2f}" for key in ("pocketbayes", "ivon-opt"))]
-        for name, row in result["rows"].items()
-        if name.startswith("ivon step, ")
+        [name, *(f"{row['ratio'][key]:.2f}" for key in ("pocketbayes", "ivon-opt"))]
+        for name, row in titled(result, "ivon step, ").items()
     ]
     return ["times a deterministic step", "`ivon`", "the package ivon-opt"], rows
 

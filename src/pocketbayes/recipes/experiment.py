@@ -115,7 +115,7 @@ def run(
     ray: str | None = None,
     progress: Show = None,
 ) -> Outcome:
-    """Train what a recipe says and measures it on its test split.
+    """Train what a recipe says and measure it on its test split.
 
     Everything that can be wrong with the recipe is found before the folder is touched; a run that fails before its
     first checkpoint leaves nothing behind.

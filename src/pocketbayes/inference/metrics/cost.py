@@ -46,7 +46,7 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations return, and takes each away when it dies."""
+    """The bytes of the storages that operations return, as long as they live."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

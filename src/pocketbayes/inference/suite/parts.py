@@ -112,13 +112,13 @@ class Clean(Part):
         self.humans_print = None if humans is None else _print(humans)
 
     def done(self, store: Store) -> bool:
-        """Return its values must be there too where it had any: other parts need them."""
+        """Return whether the document has its measures, and the values per image that other parts need."""
         document = store.document
         same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
         return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
 
     def measure(self, found: Answers, store: Store) -> None:
-        """Return measures; for a classifier of whole images also curves, histograms and the values per image."""
+        """Measure; for a classifier of whole images also keep curves, histograms and the values per image."""
         info = info_of(found.source)
         measures: Measures | None = None
         images, humans = answers.PerImage(), HumanAgreement()
@@ -186,7 +186,7 @@ class Shifted(Part):
         return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
 
     def measure(self, found: Answers, store: Store) -> None:
-        """Return a row: measures, and the entropy of right and wrong answers apart."""
+        """Add a row: measures, and the entropy of right and wrong answers apart."""
         measures: Measures | None = None
         images = answers.PerImage()
         for start, passes, y in found:

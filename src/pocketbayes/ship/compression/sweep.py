@@ -148,7 +148,7 @@ def compress(
 
 
 class _Sweep:
-    """Codes the network in ever fewer bits and measures what comes of it."""
+    """The network coded in ever fewer bits, each file measured."""
 
     def __init__(
         self, net: Net, train: Any, val: Any, samples: int, seed: int, out: str | Path | None, bar: Display
@@ -174,8 +174,6 @@ class _Sweep:
         """Measure the network as read back from its file, unless it was measured before.
 
         For coded mixtures, measure smaller mixtures of the first members too: fewer members may beat fewer bits.
-
-        Of coded mixtures those of the first members are measured too: fewer members may beat fewer bits.
         """
         trial = self.store.find(how)
         fewer = range(1, how.get("members", len(members(self.net)))) if "lam" in how else range(0)
