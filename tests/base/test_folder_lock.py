@@ -85,7 +85,7 @@ def test_hold_removes_the_folders_that_stay_empty(tmp_path: Path) -> None:
         ("nonsense", False),
     ],
 )
-def test_the_lock_file_decides_where_there_are_no_locks(
+def test_hold_reads_the_lock_file_without_system_locks(
     holder: Any, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def not_supported(*_: object) -> None:

@@ -10,7 +10,7 @@ from pocketbayes.base.progress import Bar, Log, Silent, display, time_left
 
 
 @pytest.mark.parametrize(("show", "seen"), [(True, True), ("bar", False)])
-def test_lines_above_the_bar_are_shown_as_they_are(show: Any, seen: bool, capsys: Any, monkeypatch: Any) -> None:
+def test_display_prints_lines_above_the_bar(show: Any, seen: bool, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     with display(show) as bar:
         assert isinstance(bar, Bar)
@@ -25,7 +25,7 @@ def test_lines_above_the_bar_are_shown_as_they_are(show: Any, seen: bool, capsys
     assert ("epoch [/1]" in capsys.readouterr().err) == seen
 
 
-def test_nothing_is_shown_inside_or_by_another_process(monkeypatch: Any) -> None:
+def test_display_is_silent_when_nested_or_not_first(monkeypatch: Any) -> None:
     with display() as outer, display(True) as inner:
         assert isinstance(outer, Log)
         assert isinstance(inner, Silent)
@@ -34,7 +34,9 @@ def test_nothing_is_shown_inside_or_by_another_process(monkeypatch: Any) -> None
         assert isinstance(bar, Silent)
 
 
-def test_log_tells_time_left_of_long_work(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_prints_time_left_for_long_work(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", 2.0)
     monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", 10.0)
     now = 0.0
@@ -54,7 +56,7 @@ def test_log_tells_time_left_of_long_work(capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().err == "the end\n"
 
 
-def test_quick_work_says_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_is_silent_for_quick_work(capsys: pytest.CaptureFixture[str]) -> None:
     with display() as log:
         log.line("epoch 1")
     assert capsys.readouterr().err == ""

@@ -34,7 +34,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_redirected_draws_are_those_of_a_seeded_torch(name: str) -> None:
+def test_redirected_draws_equal_a_seeded_torch(name: str) -> None:
     x = torch.linspace(-2, 2, 250).view(10, 25)
     torch.manual_seed(5)
     expected = DRAWS[name](x)
@@ -78,7 +78,7 @@ def test_redirected_blocks_nest_and_suspend() -> None:
     assert current() is None
 
 
-def test_forked_draws_are_taken_back() -> None:
+def test_forked_restores_the_random_state() -> None:
     with Randomness(1).redirected():
         with forked(seed=7):
             inner = torch.rand(3)

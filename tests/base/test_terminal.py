@@ -27,7 +27,7 @@ def test_make_safe_keeps_text_and_shows_control_characters() -> None:
     assert is_safe(make_safe(ATTACK))
 
 
-def test_a_console_obeys_its_own_styles_only() -> None:
+def test_console_applies_only_its_own_styles() -> None:
     file = io.StringIO()
     console = SafeConsole(file=file, force_terminal=True, color_system="standard", width=200)
     console.print(output.styled("bold", ATTACK))
@@ -36,7 +36,7 @@ def test_a_console_obeys_its_own_styles_only() -> None:
     assert "\x1b[2J" not in file.getvalue()
 
 
-def test_every_way_to_print_makes_text_safe(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_console_makes_all_printed_text_safe(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     output.show(ATTACK, table([{"class": ATTACK, "x": 1.0}], title=ATTACK))
     output.show_json({"class": ATTACK})
@@ -54,7 +54,7 @@ def test_every_way_to_print_makes_text_safe(capsys: pytest.CaptureFixture[str], 
     assert "\x1b[2J" not in printed.err
 
 
-def test_a_table_shows_nonsense_as_it_is() -> None:
+def test_table_shows_control_characters_as_text() -> None:
     nonsense = [float("nan"), float("inf"), None, "text", [1, 2], {"a": 1}, True, 10**400]
     rows = [{"accuracy": value, "nll": value, "bytes": value, "seconds": value} for value in nonsense]
     output.show(table(rows))

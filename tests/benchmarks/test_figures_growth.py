@@ -7,7 +7,7 @@ import pytest
 from paper_figures.growth import Growth, power_laws
 
 
-def test_a_panel_a_sweep_with_the_exponent_of_its_far_end() -> None:
+def test_growth_figure_has_a_panel_per_sweep_with_its_exponent() -> None:
     bent = [5.0, 5.0, 10.0, 100.0, 1000.0]
     places = [1.0, 10.0, 100.0, 1000.0, 10000.0]
     down = Growth("density", "seconds", [1.0, 0.1, 0.01], {"step": [4.0, 2.0, 1.0]})

@@ -13,7 +13,7 @@ from pocketbayes.reporting import figures
 pytest.importorskip("matplotlib")
 
 
-def test_bands_are_three_stds_around_the_mean(tmp_path: Path) -> None:
+def test_partial_figure_bands_are_three_stds_wide(tmp_path: Path) -> None:
     grid = np.linspace(-6, 6, 13)
     curves = {"deterministic": (grid, np.ones(13)), "VI": (grid, 2 * np.ones(13))}
     figure = regression.regression_bands(grid, curves, ([0.0], [1.0]), grid**3, (-4, 4))
@@ -26,7 +26,7 @@ def test_bands_are_three_stds_around_the_mean(tmp_path: Path) -> None:
     assert figures.save(figure, tmp_path / "bands.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_measures_by_rate_are_means_with_the_range_of_seeds() -> None:
+def test_partial_figure_shows_mean_and_range_over_seeds() -> None:
     curves = {"Brier": {0.05: [0.1, 0.3], 0.01: [0.4, 0.4]}}
     figure = partial.measures_by_rate(curves, {"Brier": {"ensemble": [0.1, 0.2]}})
     line, other = figure.axes[0].get_lines()
@@ -37,21 +37,21 @@ def test_measures_by_rate_are_means_with_the_range_of_seeds() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PBN", "ensemble"]
 
 
-def test_a_point_a_network_against_its_arithmetic() -> None:
+def test_partial_figure_has_a_point_per_network() -> None:
     points = {f"network {number}": (10.0**number, 90 + number) for number in range(10)}
     lines = partial.accuracy_by_flops(points).axes[0].get_lines()
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in lines] == list(points.values())
     assert len({(line.get_color(), line.get_marker()) for line in lines}) == 10
 
 
-def test_convergence_has_a_line_a_network_in_every_panel() -> None:
+def test_convergence_figure_has_a_line_per_network() -> None:
     curves = {"PBN": [{"step": 20, "accuracy": 0.9, "nll": 0.3}, {"step": 40, "accuracy": 0.91, "nll": 0.2}]}
     left, right = partial.convergence(curves, ("accuracy", "nll")).axes
     assert left.get_lines()[0].get_xydata().tolist() == [[20, 0.9], [40, 0.91]]
     assert right.get_lines()[0].get_ydata().tolist() == [0.3, 0.2]
 
 
-def test_histograms_of_weights_have_equal_area_and_say_the_test() -> None:
+def test_weight_histograms_have_equal_area_and_name_the_test() -> None:
     layer = {"PBN": [1, 3], "ensemble": [10, 10], "low": -1.0, "high": 1.0, "ks statistic": 0.25, "p": 0.04}
     panel = partial.weight_distributions({"fc": layer}, ("PBN", "ensemble")).axes[0]
     ours, theirs = (patch.get_data().values for patch in panel.patches)
@@ -60,7 +60,7 @@ def test_histograms_of_weights_have_equal_area_and_say_the_test() -> None:
     assert "KS 0.250, p = 0.040" in panel.get_title()
 
 
-def test_a_picture_row_has_a_column_a_network() -> None:
+def test_image_figure_has_a_column_per_network() -> None:
     truth = np.array([[0, 1, 2], [2, 1, 3]])
     entropy = np.full((2, 3), 0.5)
     answers = {"deterministic": (truth % 3, entropy), "PBN": (truth % 3, 2 * entropy)}
@@ -72,7 +72,7 @@ def test_a_picture_row_has_a_column_a_network() -> None:
     assert below.images[0].get_clim() == last.images[0].get_clim() == (0, 1)
 
 
-def test_a_bar_a_class_and_network() -> None:
+def test_class_figure_has_a_bar_per_class_and_network() -> None:
     figure = segmentation.iou_bars({"deterministic": [0.5, 0.7], "PBN": [0.4, 0.6]}, ["sky", "road"])
     panel = figure.axes[0]
     assert [round(bar.get_height(), 2) for bar in panel.patches] == [0.5, 0.7, 0.4, 0.6]

@@ -13,7 +13,7 @@ from pocketbayes.reporting import figures
 pytest.importorskip("matplotlib")
 
 
-def test_fidelity_has_a_panel_a_network_and_a_line_a_propagation(tmp_path: Path) -> None:
+def test_fidelity_figure_has_a_line_per_propagation(tmp_path: Path) -> None:
     layers = {
         "moments": {"conv1": 1.0, "pool": 0.3, "head": 0.5},
         "moments-exact": {"conv1": 1.0, "pool": 0.3, "head": 0.4},
@@ -28,7 +28,7 @@ def test_fidelity_has_a_panel_a_network_and_a_line_a_propagation(tmp_path: Path)
     assert figures.save(figure, tmp_path / "fidelity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_samples_are_a_curve_and_single_passes_lines() -> None:
+def test_samples_figure_draws_single_passes_as_lines() -> None:
     row = {"nll": 0.3, "ece": 0.02, "auroc, entropy": 0.9}
     ways = {"30 samples": row, "5 samples": {**row, "nll": 0.4}, "moments": {**row, "nll": 0.35}, "mean": {"nll": 0.5}}
     figure = propagation.pass_worth({"SSVI": ways, "PBN": ways})
@@ -41,7 +41,7 @@ def test_samples_are_a_curve_and_single_passes_lines() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["weight samples", "moments", "mean"]
 
 
-def test_pruning_is_the_mean_over_seeds() -> None:
+def test_pruning_figure_averages_over_seeds() -> None:
     rows = [
         [{"pruned": 0.0, "accuracy": a, "nll": 1.0}, {"pruned": 0.9, "accuracy": a / 2, "nll": 1.0}] for a in (0.8, 1)
     ]
@@ -51,7 +51,7 @@ def test_pruning_is_the_mean_over_seeds() -> None:
     assert right.get_lines()[0].get_color() == left.get_lines()[1].get_color()  # a method keeps its colour
 
 
-def test_noise_shows_variance_of_those_that_have_one() -> None:
+def test_noise_figure_shows_only_existing_variances() -> None:
     rows = [{"db": -6.0, "accuracy": 0.5, "variance": 0.02, "relative variance": 1.0}]
     rows.append({"db": 20.0, "accuracy": 0.9, "variance": 0.01, "relative variance": 0.5})
     plain = [{**row, "variance": 0.0, "relative variance": 0.0} for row in rows]
@@ -61,7 +61,7 @@ def test_noise_shows_variance_of_those_that_have_one() -> None:
     np.testing.assert_allclose(line.get_xydata(), [[-6, 1], [20, 0.5]])
 
 
-def test_explanations_have_a_box_a_method() -> None:
+def test_explanation_figure_has_a_box_per_method() -> None:
     values = {"map": [0.1, 0.2, 0.3], "vdp": [0.01, 0.02, 0.05]}
     figure = propagation.explanations({"Infidelity": values, "Sensitivity-max": values})
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["map", "vdp"]

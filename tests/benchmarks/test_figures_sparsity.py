@@ -18,7 +18,7 @@ CURVES = {
 }
 
 
-def test_density_curves_are_means_over_seeds(tmp_path: Path) -> None:
+def test_density_figure_averages_over_seeds(tmp_path: Path) -> None:
     figure = sparsity.density_curves({"accuracy": CURVES, "NLL": CURVES}, {"accuracy": {"dense VI": [0.93, 0.95]}})
     left, right = figure.axes
     ours, rigl, dense = left.get_lines()
@@ -33,7 +33,7 @@ def test_density_curves_are_means_over_seeds(tmp_path: Path) -> None:
     assert figures.save(figure, tmp_path / "density.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_matrices_write_every_number() -> None:
+def test_matrix_figure_prints_every_number() -> None:
     matrix = [[1.0, 0.25], [0.25, 1.0]]
     figure = sparsity.overlap_matrices({"start": matrix, "end": [[1.0, 0.75], [0.75, 1.0]]}, ["magnitude", "abs-snr"])
     start, end, _ = figure.axes
@@ -42,14 +42,14 @@ def test_matrices_write_every_number() -> None:
     np.testing.assert_allclose(start.images[0].get_array(), matrix)
 
 
-def test_every_pair_has_a_line_of_its_own_look() -> None:
+def test_overlap_figure_gives_every_pair_its_own_line() -> None:
     pairs = {f"pair {number}": [number / 10, number / 20] for number in range(10)}
     lines = sparsity.overlap_over_training([0, 100], pairs).axes[0].get_lines()
     assert [list(line.get_ydata()) for line in lines] == list(pairs.values())
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 10
 
 
-def test_layer_densities_leave_empty_layers_out() -> None:
+def test_layer_density_figure_omits_empty_layers() -> None:
     runs = {"density 0.1": {"a.weight": 0.1, "b.weight": 0.0}, "density 0.5": {"a.weight": 0.4, "b.weight": 0.6}}
     panel = sparsity.layer_densities(runs).axes[0]
     np.testing.assert_allclose(panel.get_lines()[0].get_ydata(), [0.1, np.nan])

@@ -33,7 +33,7 @@ def test_adapt_makes_file_graph_and_report(tmp_path: Path) -> None:
     assert pb.predict(small, torch.zeros(1, 1, 8, 8)).sets(0.9).any()
 
 
-def test_adapt_refuses_what_it_cannot_read(tmp_path: Path) -> None:
+def test_adapt_refuses_unreadable_input(tmp_path: Path) -> None:
     ask = ["adapt", "mlp", "--data", "digits", "--out", str(tmp_path / "small.pocket")]
     assert "--weights" in str(CliRunner().invoke(app, ask).output)
 
@@ -66,12 +66,12 @@ def test_adapt_matches_folders_with_the_models_classes(named: Path) -> None:
     assert test.info.input_shape == (3, 32, 32)
 
 
-def test_adapt_asks_for_classes_that_the_data_lack(named: Path) -> None:
+def test_adapt_asks_for_missing_class_names(named: Path) -> None:
     with pytest.raises(pb.UserError, match="name all with --classes"):
         _load("timm:mobilenetv3_small_050", named / "weights.pt", str(named / "images"), None, 32, None)
 
 
-def test_adapt_prepares_images_as_timm_trained_its_model(named: Path) -> None:
+def test_adapt_uses_the_preprocessing_of_timm(named: Path) -> None:
     tree = _trained_preprocessing("timm:mobilenetv3_small_050", {"name": "imagefolder"})
     assert tree["size"] == 224
     assert tree["mean"] == [0.485, 0.456, 0.406]

@@ -30,7 +30,7 @@ def test_calibrate_command_replaces_the_file_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*examples leave the temperature")
-def test_adaptive_passes_from_the_command_line(tmp_path: Path) -> None:
+def test_predict_command_takes_adaptive_passes(tmp_path: Path) -> None:
     run = CliRunner().invoke
     folder, file = str(tmp_path / "run"), str(tmp_path / "three.pocket")
     settings = ["--epochs", "4", "--set", "method.members=3"]

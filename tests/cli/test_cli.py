@@ -98,19 +98,19 @@ def test_train_writes_the_whole_run(trained: Trained) -> None:
     assert {"loss", "nll", "kl"} <= rows[0].keys()
 
 
-def test_train_tells_what_came_of_it(trained: Trained) -> None:
+def test_train_prints_its_results(trained: Trained) -> None:
     net = pb.load(trained.folder / "model.pocket")
     assert trained.found["measures"] == pb.evaluate(net, pb.data.load("digits", "test"), samples=3)
     assert trained.found["bytes"] == (trained.folder / "model.pocket").stat().st_size
     assert trained.found["census"]["values"] == pb.census(net).values
 
 
-def test_a_resolved_recipe_trains_the_same_network(trained: Trained, tmp_path: Path) -> None:
+def test_train_reproduces_a_run_from_its_resolved_recipe(trained: Trained, tmp_path: Path) -> None:
     call_json("train", trained.folder / "recipe.yaml", "--out", tmp_path / "again")
     assert same_network(tmp_path / "again", trained.folder)
 
 
-def test_options_without_a_recipe_print_a_table(tmp_path: Path) -> None:
+def test_train_prints_a_table_without_a_recipe(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = call("train", "--method", "map", "--model", "mlp", "--data", "digits", "--epochs", 1, "--out", out, *TINY)
     assert result.exit_code == 0
@@ -118,19 +118,19 @@ def test_options_without_a_recipe_print_a_table(tmp_path: Path) -> None:
     assert "NLL" in result.stdout
 
 
-def test_another_seed_is_another_network(trained: Trained, tmp_path: Path) -> None:
+def test_train_depends_on_the_seed(trained: Trained, tmp_path: Path) -> None:
     call_json("train", trained.folder, "--seed", 1, "--out", tmp_path / "other")
     assert not same_network(tmp_path / "other", trained.folder)
 
 
-def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_names_the_default_folder_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = call_json("train", "digits-map", "--epochs", 0, *TINY)
     assert found["folder"] == "runs/digits-map"
     assert (tmp_path / "runs" / "digits-map" / "model.pocket").is_file()
 
 
-def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> None:
+def test_train_replaces_a_run_only_on_request(trained: Trained, tmp_path: Path) -> None:
     out = tmp_path / "run"
     call_json("train", "digits-map", "--epochs", 0, "--out", out, *TINY)
     before = (out / "model.pocket").read_bytes()
@@ -146,7 +146,7 @@ def test_a_run_is_replaced_only_on_request(trained: Trained, tmp_path: Path) -> 
     assert config.read(out).method.name == "bbb"
 
 
-def test_training_goes_on_from_a_network(trained: Trained, tmp_path: Path) -> None:
+def test_train_starts_from_a_saved_network(trained: Trained, tmp_path: Path) -> None:
     found = call_json(
         "train",
         "--method",
@@ -180,7 +180,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
     monkeypatch.setattr(checkpoint, "write", write_and_stop)
 
 
-def test_an_interrupted_run_resumes_to_the_same_network(
+def test_train_resumes_an_interrupted_run_exactly(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "parts"
@@ -196,7 +196,7 @@ def test_an_interrupted_run_resumes_to_the_same_network(
     assert (out / "metrics.jsonl").read_text() == (trained.folder / "metrics.jsonl").read_text()
 
 
-def test_run_stopped_before_a_checkpoint_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_stopped_before_a_checkpoint_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_after(monkeypatch, 0)
     result = call("train", "digits-bbb", "--epochs", 2, "--out", tmp_path / "a" / "b", *TINY)
     assert result.exit_code == 130
@@ -209,11 +209,11 @@ def test_resume_refuses_another_run(trained: Trained, change: list[object]) -> N
     assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it as it was")
 
 
-def test_python_reads_a_run_as_the_command_line_does(trained: Trained) -> None:
+def test_load_run_agrees_with_the_command_line(trained: Trained) -> None:
     assert pb.load(trained.folder).layout == pb.load(trained.folder / "model.pocket").layout
 
 
-def test_each_propagation_has_a_document_and_shifts_are_told(trained: Trained, tmp_path: Path) -> None:
+def test_evaluate_writes_a_file_per_propagation_and_shifts(trained: Trained, tmp_path: Path) -> None:
     command = ["evaluate", trained.folder, "--out", tmp_path, "--set", "data.subset=20", "--samples", "2"]
     shown = call(*command, "--shift", "noise").stdout
     assert "noise, three of its levels" in shown
@@ -228,7 +228,7 @@ def test_each_propagation_has_a_document_and_shifts_are_told(trained: Trained, t
 # -- predict: the run's own samples ---------------------------------------------------------------------------------
 
 
-def test_predict_takes_as_many_samples_as_the_run_says(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+def test_predict_takes_the_samples_of_the_run(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
     np.save(tmp_path / "digit.npy", images[:1])
     asked = {"run": (), "given": ("--samples", 5)}
     found = {name: call_json("predict", trained.folder, tmp_path / "digit.npy", *more) for name, more in asked.items()}
@@ -253,7 +253,7 @@ def test_evaluate_takes_samples_propagation_split_and_options(trained: Trained) 
     assert result["measures"] == pb.evaluate(net, train, samples=1, propagation="mean")
 
 
-def test_a_file_alone_knows_its_data(trained: Trained, tmp_path: Path) -> None:
+def test_evaluate_finds_the_data_of_a_lone_file(trained: Trained, tmp_path: Path) -> None:
     copy = tmp_path / "alone.pocket"
     copy.write_bytes((trained.folder / "model.pocket").read_bytes())
     (result,) = call_json("evaluate", copy, "--samples", 3)["results"]
@@ -263,7 +263,7 @@ def test_a_file_alone_knows_its_data(trained: Trained, tmp_path: Path) -> None:
     assert "accuracy" in shown.stdout
 
 
-def test_evaluate_keeps_its_results_beside_the_network(trained: Trained, tmp_path: Path) -> None:
+def test_evaluate_writes_beside_the_network(trained: Trained, tmp_path: Path) -> None:
     copy = tmp_path / "alone.pocket"
     copy.write_bytes((trained.folder / "model.pocket").read_bytes())
     (result,) = call_json("evaluate", copy, "--samples", 2)["results"]
@@ -295,7 +295,7 @@ def test_evaluate_on_other_and_shifted_data(trained: Trained, images: np.ndarray
     assert fewer["measures"] == result["measures"]
 
 
-def test_other_data_are_normalised_as_the_networks_own(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+def test_evaluate_normalises_other_data_like_the_network(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
     """The test images themselves as other data cannot be told apart."""
     np.savez(tmp_path / "same.npz", x=images, y=np.zeros(len(images), dtype=np.int64))
     (result,) = call_json("evaluate", trained.folder, "--out", tmp_path, "--ood", tmp_path / "same.npz")["results"]
@@ -313,7 +313,7 @@ def test_evaluate_reads_human_labels(trained: Trained, tmp_path: Path) -> None:
     assert "to humans" in call(*command, "--set", "data.subset=50").stdout
 
 
-def test_published_corruptions_are_read_where_they_are(tmp_path: Path) -> None:
+def test_evaluate_reads_published_corruptions(tmp_path: Path) -> None:
     """Images that are all one colour in the files, whatever the test images are."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "data"
@@ -339,7 +339,7 @@ def test_published_corruptions_are_read_where_they_are(tmp_path: Path) -> None:
     assert list(result["shift"]["corruptions_mean"]) == ["of 15", "by severity", "of 19"]
 
 
-def test_a_network_is_called_better_only_with_its_test(trained: Trained, tmp_path: Path) -> None:
+def test_evaluate_calls_a_network_better_only_if_significant(trained: Trained, tmp_path: Path) -> None:
     call_json("train", "digits-bbb", "--epochs", 0, "--out", tmp_path / "untrained", *TINY)
     both = ["evaluate", trained.folder, tmp_path / "untrained"]
     rows = {row["measure"]: row for row in call_json(*both)["comparisons"]}
@@ -353,7 +353,7 @@ def test_a_network_is_called_better_only_with_its_test(trained: Trained, tmp_pat
     assert "better" not in same
 
 
-def test_seeds_are_averaged(trained: Trained, tmp_path: Path) -> None:
+def test_evaluate_averages_seeds(trained: Trained, tmp_path: Path) -> None:
     call_json("train", trained.folder, "--seed", 1, "--out", tmp_path / "second")
     found = call_json("evaluate", trained.folder, tmp_path / "second")
     (group,) = found["seeds"]
@@ -363,9 +363,7 @@ def test_seeds_are_averaged(trained: Trained, tmp_path: Path) -> None:
     assert "mean over seeds" in call("evaluate", trained.folder, tmp_path / "second").stdout
 
 
-def test_an_interrupted_evaluation_says_how_to_go_on(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_says_how_to_resume(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pocketbayes.inference.suite import parts
 
     stream, count = parts.stream, 0
@@ -390,7 +388,7 @@ def test_an_interrupted_evaluation_says_how_to_go_on(
 # -- predict --------------------------------------------------------------------------------------------------------
 
 
-def test_predict_sees_what_the_data_set_shows(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+def test_predict_preprocesses_like_the_data_set(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
     """Bytes, numbers from 0 to 1, channels left out or last, a single image: one and the same input."""
     test = pb.data.load("digits", "test")
     net = pb.load(trained.folder / "model.pocket")
@@ -441,7 +439,7 @@ def test_predict_abstains_above_a_threshold(trained: Trained, images: np.ndarray
     assert "?)" in shown
 
 
-def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
+def test_train_resumes_with_the_recipe_of_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     call_json("train", "digits-bbb", "--epochs", 1, "--out", folder, *TINY)
     before = (folder / "recipe.yaml").read_text()
@@ -454,7 +452,7 @@ def test_a_resumed_run_keeps_its_recipe(tmp_path: Path) -> None:
     assert (result.exit_code, "add --resume" in result.stderr) == (2, True)
 
 
-def test_a_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarray) -> None:
+def test_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", images)
     folder = tmp_path / "run"
     call_json("train", "digits-bbb", "--epochs", 0, "--set", "data.val_fraction=0", "--out", folder, *TINY)
@@ -464,7 +462,7 @@ def test_a_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarr
     assert "other data with --data or --split" in result.stderr
 
 
-def test_a_threshold_is_chosen_at_a_target_risk(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
+def test_threshold_is_chosen_for_a_target_risk(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
     """What is said of the threshold is so on the very data that it was chosen on."""
     np.save(tmp_path / "x.npy", images)
     command = ["predict", trained.folder, tmp_path / "x.npy", "--samples", 3, "--target-risk", 0.4, "--split", "test"]
@@ -482,7 +480,7 @@ def test_a_threshold_is_chosen_at_a_target_risk(trained: Trained, images: np.nda
     assert "at most 40 % wanted" in text
 
 
-def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
+def test_predict_answers_regressions_in_original_units(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 60, dtype=np.float32)[:, None]
     np.savez(tmp_path / "line.npz", x=x, y=10 + 5 * x)
     out = tmp_path / "run"
@@ -500,7 +498,7 @@ def test_predict_a_regression_in_its_own_units(tmp_path: Path) -> None:
 # -- corruptions ------------------------------------------------------------------------------------------------------
 
 
-def test_corruptions_of_a_picture_are_drawn(images: np.ndarray, tmp_path: Path) -> None:
+def test_corruptions_command_draws_a_picture(images: np.ndarray, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     image.fromarray(np.tile(images[0, 0], (40, 50))).save(tmp_path / "wide.png")
     found = call_json("corruptions", tmp_path / "wide.png", "--out", tmp_path / "sheet.png")
@@ -515,7 +513,7 @@ def test_corruptions_of_a_picture_are_drawn(images: np.ndarray, tmp_path: Path) 
 # -- inspect and list -------------------------------------------------------------------------------------------------
 
 
-def test_inspect_counts_what_the_network_counts(trained: Trained) -> None:
+def test_inspect_counts_like_the_network(trained: Trained) -> None:
     found = call_json("inspect", trained.folder)
     (network,) = found["networks"]
     census = pb.census(pb.load(trained.folder / "model.pocket"))
@@ -547,7 +545,7 @@ def test_inspect_needs_no_model(tmp_path: Path) -> None:
     assert_mistake(call("evaluate", tmp_path / "own.pocket", "--data", "digits"), "list models")
 
 
-def test_inspect_a_mixture(tmp_path: Path) -> None:
+def test_inspect_reads_a_mixture(tmp_path: Path) -> None:
     call_json(
         "train", "--method", "ensemble", "--model", "mlp", "--data", "digits", "--epochs", 0, "--out", tmp_path / "e"
     )
@@ -574,7 +572,7 @@ def test_list_names_everything(what: str, key: str, names: list[str]) -> None:
 # -- demo -------------------------------------------------------------------------------------------------------------
 
 
-def test_demo_compares_methods_and_draws_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_compares_methods_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = config.read
     monkeypatch.setattr(config, "names", lambda: ["digits-bbb", "digits-map", "mnist-lenet300-lrt"])
     monkeypatch.setattr(config, "read", lambda name: read(name, ["training.epochs=1", "samples=2"]))
@@ -592,7 +590,7 @@ def test_demo_compares_methods_and_draws_digits(tmp_path: Path, monkeypatch: pyt
         assert text in shown.stdout
 
 
-def test_demo_codes_an_ensemble_in_the_bytes_of_one(tmp_path: Path) -> None:
+def test_demo_packs_an_ensemble_into_the_size_of_one_network(tmp_path: Path) -> None:
     recipe = config.read("digits-ensemble", ["training.epochs=1", "method.members=3", "data.subset=200"])
     whole = experiment.run(recipe, tmp_path / "digits-ensemble", progress=False)
     coded = demo._coded(whole)
@@ -603,7 +601,7 @@ def test_demo_codes_an_ensemble_in_the_bytes_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_demo(tmp_path: Path) -> None:
+def test_demo_runs_in_full(tmp_path: Path) -> None:
     found = call_json("demo", "--out", tmp_path / "demo")
     assert {"map", "bbb", "lrt"} <= found["results"].keys()
     for name, result in found["results"].items():
@@ -741,7 +739,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_one_line_and_write_nothing(
+def test_cli_errors_are_one_line_and_write_nothing(
     command: list[str], fragment: str, bad: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("POCKETBAYES_DATA", raising=False)
@@ -752,7 +750,7 @@ def test_mistakes_are_one_line_and_write_nothing(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
-def test_permission_denied(bad: Path, trained: Trained) -> None:
+def test_cli_reports_permission_denied(bad: Path, trained: Trained) -> None:
     Path("keys.yaml").chmod(0)
     assert_mistake(call("train", "keys.yaml"), "Permission denied")
     bad.chmod(0o500)
@@ -760,7 +758,7 @@ def test_permission_denied(bad: Path, trained: Trained) -> None:
     bad.chmod(0o700)
 
 
-def test_permission_denied_is_one_line(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_reports_permission_denied_in_one_line(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system refuses, whoever runs the test."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -784,14 +782,14 @@ def process(*args: object, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def test_starting_up_imports_nothing_slow() -> None:
+def test_cli_starts_without_slow_imports() -> None:
     heavy = ["lightning_fabric", "torchmetrics", "sklearn", "torchvision", "timm", "matplotlib", "pydantic", "yaml"]
     script = f"import sys, pocketbayes.cli; print([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
 
 
-def test_a_process_says_no_in_one_line(tmp_path: Path) -> None:
+def test_cli_process_fails_in_one_line(tmp_path: Path) -> None:
     stdout, stderr = (running := process("evaluate", tmp_path / "none.pocket", "--json")).communicate()
     assert running.returncode == 2
     assert stdout == ""
@@ -825,7 +823,7 @@ def test_cli_process_warns_in_one_line(tmp_path: Path) -> None:
     assert means == pytest.approx([1000 + row[0] for row in x[:3]], abs=4)
 
 
-def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
+def test_cli_process_can_be_resumed_after_ctrl_c(tmp_path: Path) -> None:
     out = tmp_path / "run"
     running = process("train", "digits-map", "--epochs", 1_000_000, "--out", out, *TINY, "--json")
     while not (out / "checkpoint.safetensors").is_file() and running.poll() is None:
@@ -838,7 +836,7 @@ def test_ctrl_c_stops_a_process_that_can_be_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_make_one_run_and_one_object(tmp_path: Path) -> None:
+def test_cli_processes_make_one_run_together(tmp_path: Path) -> None:
     two = ["--set", "training.devices=2", "--set", "training.accelerator=cpu"]
     running = process("train", "digits-map", "--epochs", 1, "--out", tmp_path / "run", *two, *TINY, "--json")
     stdout, stderr = running.communicate()
@@ -847,7 +845,7 @@ def test_two_processes_make_one_run_and_one_object(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-def test_help_and_version_succeed() -> None:
+def test_cli_help_and_version_succeed() -> None:
     assert call("--version").stdout == f"{pb.__version__}\n"
     for command in ([], ["train"], ["evaluate"], ["predict"], ["report"], ["inspect"], ["list"], ["demo"]):
         result = call(*command, "--help")
@@ -856,7 +854,7 @@ def test_help_and_version_succeed() -> None:
     assert "demo" in call().stdout
 
 
-def test_folder_without_images_is_an_error(trained: Trained, tmp_path: Path) -> None:
+def test_predict_refuses_a_folder_without_images(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "pics").mkdir()
     result = call("train", "--method", "map", "--model", "lenet5", "--data", tmp_path / "pics", "--out", tmp_path / "r")
     assert result.exit_code == 2
@@ -879,7 +877,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_data_given_by_name_are_scaled_as_the_network_s_own(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_scales_named_data_like_the_network(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(table / "run")  # a run can be asked from another folder
     (own,) = call_json("evaluate", table / "run")["results"]
     assert own["measures"]["accuracy"] > 0.8
@@ -895,7 +893,7 @@ def test_data_given_by_name_are_scaled_as_the_network_s_own(table: Path, monkeyp
     assert_mistake(call("evaluate", table / "small.pocket"), "an .npz file, with --data")
 
 
-def test_a_folder_of_images_is_other_data(tmp_path: Path, trained: Trained) -> None:
+def test_evaluate_takes_an_image_folder_as_other_data(tmp_path: Path, trained: Trained) -> None:
     image = pytest.importorskip("PIL.Image")
     folder = tmp_path / "flat"
     folder.mkdir()
@@ -910,7 +908,7 @@ def test_a_folder_of_images_is_other_data(tmp_path: Path, trained: Trained) -> N
     assert result["ood"][str(folder)]["images"] == 5
 
 
-def test_pixels_are_told_by_their_shares_and_drawn(tmp_path: Path) -> None:
+def test_predict_reports_and_draws_pixel_classes(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     net = pb.bayesianize(pb.models.build("unet-small", classes=3, in_channels=3, widths=[4, 8]), "bbb")
     net.likelihood = pb.Categorical()

@@ -39,7 +39,7 @@ def test_inspect_shows_densities_swaps_agreement_and_kernels(tmp_path: Path) -> 
     assert "exp-snr" in shown
 
 
-def test_point_values_have_no_scores_to_compare(tmp_path: Path) -> None:
+def test_inspect_omits_scores_of_point_values(tmp_path: Path) -> None:
     sparse_run(tmp_path, pb.RigL(density=0.1, distribution="uniform"))
     (network,) = call_json("inspect", tmp_path)["networks"]
     assert network["removal_iou"] == {}

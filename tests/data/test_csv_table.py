@@ -23,7 +23,7 @@ def write(path: Path, targets: list[str]) -> Path:
         (["cat", "dog"] * 10, "classification", ("cat", "dog")),
     ],
 )
-def test_csv_table_tells_its_task(targets: list[str], task: str, names: tuple[str, ...], tmp_path: Path) -> None:
+def test_csv_table_infers_its_task(targets: list[str], task: str, names: tuple[str, ...], tmp_path: Path) -> None:
     path = write(tmp_path / "table.csv", targets)
     data = check_data(str(path)).load("train")
     assert (data.info.task, data.info.class_names) == (task, names)

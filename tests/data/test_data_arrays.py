@@ -24,7 +24,7 @@ def save(folder: Path, **arrays: Any) -> Path:
     ("shape", "input_shape"),
     [((40, 6, 5), (1, 6, 5)), ((40, 6, 5, 3), (3, 6, 5)), ((40, 1, 6, 5), (1, 6, 5)), ((40, 3, 6, 5), (3, 6, 5))],
 )
-def test_npz_images(shape: tuple[int, ...], input_shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_npz_reads_images(shape: tuple[int, ...], input_shape: tuple[int, ...], tmp_path: Path) -> None:
     x = random.integers(0, 256, shape, dtype=np.uint8)
     path = save(tmp_path, x=x, y=np.arange(40) % 4)
     dataset = data.load("npz", "test", path=path, test_fraction=1)
@@ -37,7 +37,7 @@ def test_npz_images(shape: tuple[int, ...], input_shape: tuple[int, ...], tmp_pa
     assert labels.tolist() == [i % 4 for i in range(40)]
 
 
-def test_npz_parts_and_relative_path(tmp_path: Path) -> None:
+def test_npz_reads_splits_and_relative_paths(tmp_path: Path) -> None:
     x = np.arange(100.0)[:, None]
     save(tmp_path, x=x, y=x[:, 0])
     parts = [data.load("npz", split, tmp_path, path="own.npz", test_fraction=0.2) for split in ("train", "val", "test")]  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def test_npz_parts_and_relative_path(tmp_path: Path) -> None:
     assert torch.equal(*parts[0].__getitems__(range(72)))
 
 
-def test_npz_classes_option(tmp_path: Path) -> None:
+def test_npz_takes_classes_as_an_option(tmp_path: Path) -> None:
     path = save(tmp_path, x=np.zeros((30, 2), np.float32), y=np.zeros(30, np.uint8))
     assert data.load("npz", path=path, classes=5).info.classes == 5
 
@@ -64,13 +64,13 @@ def test_npz_classes_option(tmp_path: Path) -> None:
         ({"x": np.zeros((3, 5, 5, 7), np.uint8), "y": np.zeros(3)}, "no axis of one or three channels"),
     ],
 )
-def test_npz_mistakes(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_npz_refuses_mistakes(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as caught:
         data.load("npz", path=save(tmp_path, **arrays))
     assert "own.npz" in str(caught.value)
 
 
-def test_npz_standardised(tmp_path: Path) -> None:
+def test_npz_is_standardised(tmp_path: Path) -> None:
     x = random.normal([5, -3, 7], [100, 0.01, 0], (200, 3))
     y = random.normal(1e4, 1e3, 200)
     path = save(tmp_path, x=x, y=y)
@@ -97,7 +97,7 @@ def test_npz_standardised(tmp_path: Path) -> None:
             data.load("npz", path=sequences, **option)
 
 
-def test_npz_targets_are_standardised_one_by_one(tmp_path: Path) -> None:
+def test_npz_standardises_each_target(tmp_path: Path) -> None:
     y = random.normal([10, -1000], [0.1, 500], (100, 2))
     part = data.load("npz", path=save(tmp_path, x=y, y=y), standardise=True, test_fraction=0.0, val_fraction=0.0)
     torch.testing.assert_close(part[:][1].std(0, correction=0), torch.ones(2))
@@ -106,21 +106,21 @@ def test_npz_targets_are_standardised_one_by_one(tmp_path: Path) -> None:
     np.testing.assert_allclose(part.unscaled()[:][1].numpy(), y, rtol=1e-3)  # type: ignore[attr-defined]
 
 
-def test_npz_labels_may_be_names(tmp_path: Path) -> None:
+def test_npz_labels_may_be_strings(tmp_path: Path) -> None:
     path = save(tmp_path, x=np.zeros((40, 2)), y=np.array(["emu", "cat", "dog", "cat"] * 10))
     part = data.load("npz", "test", path=path, test_fraction=1)
     assert part.info.class_names == ("cat", "dog", "emu")
     assert part[:][1][:4].tolist() == [2, 0, 1, 0]
 
 
-def test_npz_without_labels(tmp_path: Path) -> None:
+def test_npz_reads_inputs_without_labels(tmp_path: Path) -> None:
     path = save(tmp_path, x=np.ones((7, 2)))
     x, y = data.load("npz", "test", path=path, test_fraction=1, labelled=False)[:]
     assert x.shape == (7, 2)
     assert y.tolist() == [0] * 7
 
 
-def test_npz_missing_file_and_wrong_option(tmp_path: Path) -> None:
+def test_npz_reports_missing_file_and_wrong_option(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file nowhere\.npz"):
         data.load("npz", data_dir=tmp_path, path="nowhere.npz")
     path = save(tmp_path, x=np.zeros((3, 2)), y=np.zeros(3))
@@ -146,7 +146,7 @@ def uci_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_uci_is_standardised_by_its_training_part(uci_dir: Path) -> None:
+def test_uci_is_standardised_by_its_training_split(uci_dir: Path) -> None:
     folder = uci_dir / "uci/UCI_Datasets/tiny/data"
     table, train, test = (np.loadtxt(folder / f) for f in ("data.txt", "index_train_1.txt", "index_test_1.txt"))
     whole = data.load("uci", "train", uci_dir, set="tiny", index=1, val_fraction=0)
@@ -163,11 +163,11 @@ def test_uci_is_standardised_by_its_training_part(uci_dir: Path) -> None:
     np.testing.assert_allclose(held.target_mean, table[train.astype(int), 3].mean())
 
 
-def test_uci_parts(uci_dir: Path) -> None:
+def test_uci_has_its_splits(uci_dir: Path) -> None:
     assert [len(data.load("uci", s, uci_dir, set="tiny")) for s in ("train", "val", "test")] == [36, 4, 10]  # type: ignore[arg-type]
 
 
-def test_uci_mistakes(uci_dir: Path, tmp_path: Path) -> None:
+def test_uci_refuses_mistakes(uci_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'tiny'"):
         data.load("uci", "train", uci_dir, set="tine")
     with pytest.raises(UserError, match="no split index=2, there are 2"):
@@ -189,7 +189,7 @@ def test_uci_mistakes(uci_dir: Path, tmp_path: Path) -> None:
         data.load("uci", "train", uci_dir, set="tiny")
 
 
-def test_toy_cubic() -> None:
+def test_toy_cubic_has_its_shape_and_noise() -> None:
     dataset = data.load("toy-cubic", n=30_000)
     x, y = dataset.__getitems__(range(30_000))
     noise = y - x**3
@@ -205,7 +205,7 @@ def test_toy_cubic() -> None:
     assert torch.equal(y, x**3)
 
 
-def test_toy_cubic_is_drawn_by_the_seed() -> None:
+def test_toy_cubic_depends_on_the_seed() -> None:
     first, again, other = (data.load("toy-cubic", seed=seed)[0][0] for seed in (1, 1, 2))
     assert first == again != other
     assert len(data.load("toy-cubic", val_fraction=0.5)) == 20
@@ -215,7 +215,7 @@ def test_toy_cubic_is_drawn_by_the_seed() -> None:
         data.load("toy-cubic", n=0)
 
 
-def test_a_file_with_nan_is_named_with_its_row(tmp_path: Path) -> None:
+def test_npz_names_the_row_with_nan(tmp_path: Path) -> None:
     x, y = np.zeros((9, 2)), np.zeros(9)
     x[7, 1] = np.nan
     np.savez(tmp_path / "n.npz", x=x, y=y)

@@ -20,7 +20,7 @@ def images(n: int = 8, channels: int = 3, height: int = 6, width: int = 5) -> Te
 
 
 @pytest.mark.parametrize("mode", ["zero", "reflect"])
-def test_a_crop_is_a_window_of_the_padded_image(mode: str) -> None:
+def test_crop_is_a_window_of_the_padded_image(mode: str) -> None:
     pad, x = 3, images(200)
     cropped = random_crop(x, pad, mode)  # type: ignore[arg-type]
     padded = F.pad(x.float(), (pad,) * 4, mode="constant" if mode == "zero" else "reflect").to(torch.uint8)
@@ -38,7 +38,7 @@ def test_a_crop_is_a_window_of_the_padded_image(mode: str) -> None:
     assert len(seen) > 40
 
 
-def test_half_of_the_images_are_flipped() -> None:
+def test_flip_changes_half_of_the_images() -> None:
     x = images(1000)
     y = random_flip(x)
     same = torch.tensor([torch.equal(a, b) for a, b in zip(x, y)])
@@ -74,7 +74,7 @@ def test_augmentation_follows_the_global_generator() -> None:
     assert not torch.equal(batches[0], dataset.__getitems__(range(50))[0])
 
 
-def test_only_training_is_augmented() -> None:
+def test_augmentation_changes_training_data_only() -> None:
     for split in ("val", "test"):
         plain, augmented = (data.load("digits", split, augment=a, pad=2, flip=True) for a in (False, True))  # type: ignore[arg-type]
         rows = range(len(plain))
@@ -83,19 +83,19 @@ def test_only_training_is_augmented() -> None:
     assert not torch.equal(plain.__getitems__(range(50))[0], augmented.__getitems__(range(50))[0])
 
 
-def test_digits_are_not_augmented_unless_asked() -> None:
+def test_augmentation_of_digits_is_off_by_default() -> None:
     plain, augmented = (data.load("digits", augment=a) for a in (False, True))
     assert torch.equal(plain.__getitems__(range(50))[0], augmented.__getitems__(range(50))[0])
 
 
-def test_normalisation_is_the_formula() -> None:
+def test_normalisation_follows_the_formula() -> None:
     x = images()
     mean, std = NORMALISATIONS["imagenet"]
     expected = (x.double() / 255 - torch.tensor(mean).double()[:, None, None]) / torch.tensor(std)[:, None, None]
     torch.testing.assert_close(normalisation("cifar10", 3, "imagenet")(x), expected.float(), rtol=1e-5, atol=1e-5)
 
 
-def test_normalisation_options() -> None:
+def test_normalisation_takes_its_options() -> None:
     assert normalisation("cifar10", 3).std == NORMALISATIONS["cifar10"][1]
     assert normalisation("cifar10", 3, std="imagenet").mean == NORMALISATIONS["imagenet"][0]
     assert normalisation("mnist", 1, mean=0.5).std == NORMALISATIONS["mnist"][1]
@@ -110,12 +110,12 @@ def test_normalisation_options() -> None:
         ({"std": 0}, "must be positive"),
     ],
 )
-def test_normalisation_mistakes(options: dict[str, object], message: str) -> None:
+def test_normalisation_refuses_mistakes(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         normalisation("cifar10", 3, **options)  # type: ignore[arg-type]
 
 
-def test_embedded_digits_are_standardised() -> None:
+def test_normalisation_standardises_embedded_digits() -> None:
     dataset = data.load("digits", val_fraction=0)
     x, _ = dataset.__getitems__(range(len(dataset)))
     assert abs(float(x.mean())) < 0.02
@@ -130,6 +130,6 @@ def test_embedded_digits_are_standardised() -> None:
         ({"pad": 8, "pad_mode": "reflect"}, "pad=8"),
     ],
 )
-def test_augmentation_mistakes(options: dict[str, object], message: str) -> None:
+def test_augmentation_refuses_mistakes(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         data.load("digits", augment=True, **options)[0]  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def write_tree(root: Path, parts: tuple[str, ...], each: int = 10, size: tuple[i
     return root
 
 
-def test_one_held_out_folder_is_the_test_part(tmp_path: Path) -> None:
+def test_image_folder_takes_one_held_out_folder_as_test(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val"))
     parts = {split: data.load("imagefolder", split, tmp_path, size=16) for split in ("train", "val", "test")}  # type: ignore[arg-type]
     assert {split: len(part) for split, part in parts.items()} == {"train": 27, "val": 3, "test": 30}
@@ -44,14 +44,14 @@ def test_one_held_out_folder_is_the_test_part(tmp_path: Path) -> None:
     assert parts["test"].info.input_shape == (3, 16, 16)
 
 
-def test_small_images_are_not_enlarged_without_a_word(tmp_path: Path) -> None:
+def test_image_folder_warns_when_it_enlarges_images(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val"), each=2)
     with pytest.warns(UserWarning, match=r"0\.png.* enlarged from 20 to 224 pixels: size=20"):
         assert data.load("imagefolder", "train", tmp_path).info.input_shape == (3, 224, 224)
     assert data.load("imagefolder", "train", tmp_path, size=224).info.input_shape == (3, 224, 224)
 
 
-def test_folder_without_classes_is_read_without_labels(tmp_path: Path) -> None:
+def test_image_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
     write_tree(tmp_path / "nested", ("train",), each=2)
     for file in (tmp_path / "nested").rglob("*.png"):
         file.rename(tmp_path / f"{file.parent.parent.name}-{file.name}")
@@ -60,7 +60,7 @@ def test_folder_without_classes_is_read_without_labels(tmp_path: Path) -> None:
     assert part[:][1].tolist() == [0] * 6
 
 
-def test_images_outside_any_class_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_image_folder_ignores_images_outside_classes(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "train" / "flat.png")
     with pytest.raises(UserError, match=r"train: no images; expected a folder for each class"):
@@ -68,14 +68,14 @@ def test_images_outside_any_class_are_not_taken_for_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(40, 20), (20, 40), (24, 24)])
-def test_a_file_reaches_a_network_as_its_data_set_gives_it(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_image_file_is_preprocessed_like_its_data_set(tmp_path: Path, size: tuple[int, int]) -> None:
     write_tree(tmp_path, ("train", "val"), each=1, size=size)
     part = data.load("imagefolder", "test", tmp_path, size=16, crop_fraction=0.8)
     for i, path in enumerate(part.paths):  # type: ignore[attr-defined]
         torch.testing.assert_close(data.read_inputs(tmp_path / os.fsdecode(path), part.info)[0], part[i][0])
 
 
-def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
+def test_image_folder_reads_three_splits(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val", "test"), each=2)
     for split in ("train", "val", "test"):
         part = data.load("imagefolder", split, tmp_path, size=16)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_all_three_folders_are_what_they_say(tmp_path: Path) -> None:
         assert all(path.startswith(split.encode()) for path in part.paths.tolist())  # type: ignore[attr-defined]
 
 
-def test_nested_folders_come_in_one_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_folder_sorts_nested_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path, ("train",), each=2)
     one = tmp_path / "train" / CLASSES[0]
     image = next(path for path in one.rglob("*") if path.is_file())
@@ -100,7 +100,7 @@ def test_nested_folders_come_in_one_order(tmp_path: Path, monkeypatch: pytest.Mo
     assert first[:4] == sorted(first[:4])
 
 
-def test_a_flat_tree_is_split(tmp_path: Path) -> None:
+def test_image_folder_splits_a_flat_tree(tmp_path: Path) -> None:
     write_tree(tmp_path / "flat", ("",))
     lengths = [
         len(data.load("imagefolder", split, tmp_path, path="flat", size=16, test_fraction=0.2, val_fraction=0.25))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_a_flat_tree_is_split(tmp_path: Path) -> None:
     assert lengths == [18, 6, 6]
 
 
-def test_labels_follow_the_folders_and_normalisation_the_options(tmp_path: Path) -> None:
+def test_image_folder_labels_and_normalises(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train", "val"))
     dataset = data.load("imagefolder", "test", tmp_path, size=16, mean="none")
     x, y = dataset.__getitems__(range(30))
@@ -120,7 +120,7 @@ def test_labels_follow_the_folders_and_normalisation_the_options(tmp_path: Path)
     torch.testing.assert_close(usual[3][0][1], (x[3, 1] - 0.456) / 0.224)
 
 
-def test_without_augmentation_the_centre_is_cut_out(tmp_path: Path) -> None:
+def test_image_folder_crops_the_centre_without_augmentation(tmp_path: Path) -> None:
     (tmp_path / "train/a").mkdir(parents=True)
     pixels = np.zeros((16, 32, 3), dtype=np.uint8)
     pixels[:, 8:24] = 255
@@ -128,7 +128,7 @@ def test_without_augmentation_the_centre_is_cut_out(tmp_path: Path) -> None:
     assert data.load("imagefolder", "train", tmp_path, size=16, mean="none", val_fraction=0)[0][0].min() == 1
 
 
-def test_augmentation_follows_the_generator(tmp_path: Path) -> None:
+def test_image_folder_augments_by_the_generator(tmp_path: Path) -> None:
     write_tree(tmp_path / "imagenet", ("train", "val"))
     dataset = data.load("imagenet", "train", tmp_path, augment=True, size=16, mean="none")
     torch.manual_seed(1)
@@ -146,7 +146,7 @@ def test_augmentation_follows_the_generator(tmp_path: Path) -> None:
     assert torch.equal(test[0][0], test[0][0])
 
 
-def test_workers_get_whole_batches(tmp_path: Path) -> None:
+def test_image_folder_workers_receive_whole_batches(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train",), each=4)
     dataset = data.load("imagefolder", "train", tmp_path, size=8, val_fraction=0)
     batches = list(DataLoader(dataset, batch_size=5, num_workers=1, collate_fn=data.collate))
@@ -154,7 +154,7 @@ def test_workers_get_whole_batches(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([x for x, _ in batches]), dataset.__getitems__(range(12))[0])
 
 
-def test_mistakes_are_named(tmp_path: Path) -> None:
+def test_image_folder_names_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/nowhere; .*--data-dir"):
         data.load("imagefolder", "train", tmp_path, path="nowhere")
     with pytest.raises(UserError, match=r"'imagefolder': no folder .*/train;"):
@@ -174,14 +174,14 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         data.load("imagefolder", "test", tmp_path, crop_fraction=2)
 
 
-def test_imagenet_wants_its_training_folder(tmp_path: Path) -> None:
+def test_imagenet_needs_its_training_folder(tmp_path: Path) -> None:
     # Any folder with subfolders would pass for a flat tree of classes.
     write_tree(tmp_path, ("",), each=1)
     with pytest.raises(UserError, match=r"'imagenet': no folder .*/train;"):
         data.load("imagenet", "train", tmp_path)
 
 
-def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
+def test_image_folder_names_a_truncated_image(tmp_path: Path) -> None:
     write_tree(tmp_path, ("train",), each=1)
     file = tmp_path / "train/cat/images/0.png"
     file.write_bytes(file.read_bytes()[:200])
@@ -189,7 +189,7 @@ def test_a_cut_off_image_is_named(tmp_path: Path) -> None:
         data.load("imagefolder", "train", tmp_path, val_fraction=0)[0]
 
 
-def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_folder_says_how_to_install_a_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tree(tmp_path, ("train",), each=1)
     monkeypatch.setitem(sys.modules, "torchvision.transforms.v2", None)
     with pytest.raises(UserError, match=r"needs torchvision: pip install 'pocketbayes\[vision\]'"):

@@ -27,7 +27,7 @@ def need(path: Path) -> None:
         ("cifar10", "cifar-10-batches-py", "CIFAR10"),
     ],
 )
-def test_same_bytes_as_torchvision(name: str, place: str, torchvision_name: str, data_dir: Path) -> None:
+def test_cifar_has_the_bytes_of_torchvision(name: str, place: str, torchvision_name: str, data_dir: Path) -> None:
     import torchvision
 
     need(data_dir / place)
@@ -43,7 +43,7 @@ def test_same_bytes_as_torchvision(name: str, place: str, torchvision_name: str,
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
-def test_constants_are_those_of_the_training_images(name: str, data_dir: Path) -> None:
+def test_normalisation_constants_match_the_training_images(name: str, data_dir: Path) -> None:
     need(data_dir / {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "cifar10": "cifar-10-batches-py"}[name])
     images = data.load(name, "train", data_dir, val_fraction=0).images.numpy()  # type: ignore[attr-defined]
     mean, std = NORMALISATIONS[name]
@@ -52,7 +52,7 @@ def test_constants_are_those_of_the_training_images(name: str, data_dir: Path) -
 
 
 @pytest.mark.parametrize(("name", "classes"), [("cifar100", 100), ("svhn", 10)])
-def test_test_parts(name: str, classes: int, data_dir: Path) -> None:
+def test_real_data_have_their_test_splits(name: str, classes: int, data_dir: Path) -> None:
     need(data_dir / f"{name}-test.npz")
     dataset = data.load(name, "test", data_dir)
     x, y = dataset.__getitems__(range(len(dataset)))
@@ -63,7 +63,7 @@ def test_test_parts(name: str, classes: int, data_dir: Path) -> None:
     assert abs(float(x.std()) - 1) < 0.2
 
 
-def test_camvid(data_dir: Path) -> None:
+def test_camvid_is_read(data_dir: Path) -> None:
     need(data_dir / "camvid")
     for split, n in (("train", 120), ("val", 40), ("test", 60)):
         dataset = data.load("masks", split, data_dir)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def test_camvid(data_dir: Path) -> None:
         assert x.shape == (4, 3, 180, 240)
 
 
-def test_tiny_imagenet(data_dir: Path) -> None:
+def test_tiny_imagenet_is_read(data_dir: Path) -> None:
     need(data_dir / "tiny-imagenet")
     train = data.load("imagefolder", "train", data_dir, path="tiny-imagenet", size=64, augment=True)
     test = data.load("imagefolder", "test", data_dir, path="tiny-imagenet", size=64)
@@ -81,7 +81,7 @@ def test_tiny_imagenet(data_dir: Path) -> None:
     data.validate_batch(*train.__getitems__(range(0, 1800, 90)), train.info)
 
 
-def test_uci(data_dir: Path) -> None:
+def test_uci_is_read(data_dir: Path) -> None:
     base = data_dir / "uci/UCI_Datasets"
     need(base)
     sizes = {}

@@ -30,7 +30,7 @@ def write_masks(folder: Path, n: int = 10) -> None:
         Image.fromarray(mask).save(folder / "masks" / f"{i:02}.png")
 
 
-def test_masks_as_they_are(tmp_path: Path) -> None:
+def test_masks_are_read_unchanged(tmp_path: Path) -> None:
     write_masks(tmp_path)
     dataset = data.load("masks", "train", tmp_path, val_fraction=0, test_fraction=0, mean="none")
     assert dataset.info == data.Info("masks", "segmentation", 11, None, (3, 60, 80), (0.0,) * 3, (1.0,) * 3, 11)
@@ -41,7 +41,7 @@ def test_masks_as_they_are(tmp_path: Path) -> None:
     data.validate_batch(x, y, dataset.info)
 
 
-def test_masks_split_folders_and_flat_folder(tmp_path: Path) -> None:
+def test_masks_follow_split_and_flat_folders(tmp_path: Path) -> None:
     for split, n in (("train", 5), ("val", 3), ("test", 2)):
         write_masks(tmp_path / "camvid" / split, n)
     write_masks(tmp_path / "flat", 20)
@@ -51,7 +51,7 @@ def test_masks_split_folders_and_flat_folder(tmp_path: Path) -> None:
     assert flat == [14, 2, 4]
 
 
-def test_image_and_mask_are_augmented_together(tmp_path: Path) -> None:
+def test_masks_are_augmented_with_their_images(tmp_path: Path) -> None:
     write_masks(tmp_path)
     plain, augmented = (
         data.load("masks", "train", tmp_path, val_fraction=0, test_fraction=0, mean="none", augment=augment)
@@ -68,7 +68,7 @@ def test_image_and_mask_are_augmented_together(tmp_path: Path) -> None:
     assert torch.equal(augmented.__getitems__(range(10))[1], y)
 
 
-def test_some_pairs_are_flipped_and_some_not(tmp_path: Path) -> None:
+def test_masks_are_flipped_at_random(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "masks").mkdir()
     mask = np.zeros((20, 40), dtype=np.uint8)
@@ -80,7 +80,7 @@ def test_some_pairs_are_flipped_and_some_not(tmp_path: Path) -> None:
     assert 8 < sum(rising) < 32
 
 
-def test_masks_resize(tmp_path: Path) -> None:
+def test_masks_are_resized(tmp_path: Path) -> None:
     write_masks(tmp_path)
     x, y = data.load("masks", "train", tmp_path, size=(32, 48))[0]
     assert x.shape == (3, 32, 48)
@@ -100,7 +100,7 @@ def test_palette_masks_keep_their_indices(tmp_path: Path) -> None:
     assert torch.equal(dataset[0][1], torch.from_numpy(indices).long())
 
 
-def test_mask_mistakes(tmp_path: Path) -> None:
+def test_masks_refuse_mistakes(tmp_path: Path) -> None:
     write_masks(tmp_path, 1)
     everything = {"val_fraction": 0.0, "test_fraction": 0.0}
     with pytest.raises(UserError, match=r"00\.png: label \d, but with classes=2 labels are 0 to 1, or 2 for void"):
@@ -138,7 +138,7 @@ def write_cityscapes(root: Path) -> np.ndarray:
     return ids
 
 
-def test_cityscapes(tmp_path: Path) -> None:
+def test_cityscapes_is_read(tmp_path: Path) -> None:
     ids = write_cityscapes(tmp_path / "cityscapes")
     splits = ("train", "val", "test")
     lengths = [len(data.load("cityscapes", split, tmp_path, val_fraction=0.25)) for split in splits]  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ def test_cityscapes(tmp_path: Path) -> None:
     assert data.load("cityscapes", "train", tmp_path, augment=True)[0][0].shape == (3, 256, 512)
 
 
-def test_cityscapes_mistakes(tmp_path: Path) -> None:
+def test_cityscapes_refuses_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*leftImg8bit/train; .*--data-dir"):
         data.load("cityscapes", "train", tmp_path)
     write_cityscapes(tmp_path)
@@ -163,7 +163,7 @@ def test_cityscapes_mistakes(tmp_path: Path) -> None:
         data.load("cityscapes", "train", tmp_path, void="drop")
 
 
-def test_class_weights_do_not_count_void_pixels(tmp_path: Path) -> None:
+def test_class_weights_ignore_void_pixels(tmp_path: Path) -> None:
     write_masks(tmp_path)
     dataset = data.load("masks", "train", tmp_path, val_fraction=0, test_fraction=0)
     labels = dataset.__getitems__(range(10))[1]
@@ -172,6 +172,6 @@ def test_class_weights_do_not_count_void_pixels(tmp_path: Path) -> None:
     torch.testing.assert_close(data.class_weights(dataset), 1 / torch.log(1.02 + share))
 
 
-def test_a_regression_has_no_class_weights() -> None:
+def test_class_weights_refuse_a_regression() -> None:
     with pytest.raises(UserError, match="no classes to count"):
         data.class_weights(data.load("toy-cubic"))

@@ -27,18 +27,18 @@ def test_hold_out_parts_are_disjoint_and_cover_everything(n: int, fraction: floa
 
 
 @given(n=st.integers(100, 500), seed=seeds)
-def test_another_seed_is_another_permutation(n: int, seed: int) -> None:
+def test_hold_out_permutation_depends_on_the_seed(n: int, seed: int) -> None:
     assert not torch.equal(permutation(n, seed), permutation(n, seed + 1))
     assert sorted(permutation(n, seed).tolist()) == list(range(n))
 
 
-def test_the_permutation_is_pinned() -> None:
+def test_hold_out_permutation_is_pinned() -> None:
     # A change here would silently move training rows into the validation part of every stored run.
     assert permutation(10, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
 
 
 @given(n=st.integers(1, 200), seed=seeds, portion=st.floats(0.01, 1))
-def test_a_smaller_subset_is_the_start_of_a_larger_one(n: int, seed: int, portion: float) -> None:
+def test_subset_is_a_prefix_of_a_larger_one(n: int, seed: int, portion: float) -> None:
     k = max(1, int(portion * n))
     rows = choose(n, k, seed)
     assert len(set(rows.tolist())) == k
@@ -46,7 +46,7 @@ def test_a_smaller_subset_is_the_start_of_a_larger_one(n: int, seed: int, portio
 
 
 @given(seed=st.integers(0, 5), val_fraction=st.sampled_from([0.05, 0.1, 0.5]))
-def test_digits_parts_are_disjoint_and_cover_everything(seed: int, val_fraction: float) -> None:
+def test_digits_splits_are_disjoint_and_cover_everything(seed: int, val_fraction: float) -> None:
     parts = [data.load("digits", split, seed=seed, val_fraction=val_fraction) for split in ("train", "val", "test")]
     assert sum(len(part) for part in parts) == 1797
     images = torch.cat([part.images for part in parts])  # type: ignore[attr-defined]
@@ -54,18 +54,18 @@ def test_digits_parts_are_disjoint_and_cover_everything(seed: int, val_fraction:
     assert len(images.flatten(1).unique(dim=0)) == 1797
 
 
-def test_the_test_part_does_not_depend_on_the_seed() -> None:
+def test_hold_out_test_split_is_independent_of_the_seed() -> None:
     one, other = (data.load("digits", "test", seed=seed, val_fraction=seed / 10) for seed in (0, 5))
     assert torch.equal(one.images, other.images)  # type: ignore[attr-defined]
 
 
-def test_no_validation_leaves_all_to_training() -> None:
+def test_hold_out_without_validation_keeps_all_for_training() -> None:
     assert len(data.load("digits", "train", val_fraction=0)) + len(data.load("digits", "test")) == 1797
     with pytest.raises(UserError, match="'val' split is empty"):
         data.load("digits", "val", val_fraction=0)
 
 
-def test_subset_by_count_and_by_rows() -> None:
+def test_subset_takes_a_count_or_rows() -> None:
     full = data.load("digits")
     assert len(data.load("digits", subset=7)) == 7
     assert len(data.load("digits", "val", subset=200)) == len(data.load("digits", "val")) < 200
@@ -91,32 +91,32 @@ def test_subset_by_count_and_by_rows() -> None:
         ({"name": "npz"}, "needs the option path="),
     ],
 )
-def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+def test_split_names_mistakes(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UserError) as caught:
         data.load(**arguments)  # type: ignore[arg-type]
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_unknown_name_has_its_own_error() -> None:
+def test_data_set_reports_an_unknown_name() -> None:
     with pytest.raises(UnknownNameError):
         data.load("nothing")
 
 
-def test_names() -> None:
+def test_data_sets_have_names() -> None:
     assert data.names() == [
         "cifar10", "cifar10-c", "cifar100", "cifar100-c", "cityscapes", "digits", "fashion-mnist", "imagefolder",
         "imagenet", "masks", "mnist", "npz", "svhn", "toy-cubic", "uci",
     ]  # fmt: skip
 
 
-def test_interface_keeps_its_argument_names() -> None:
+def test_data_set_keeps_its_argument_names() -> None:
     assert list(inspect.signature(data.load).parameters) == [
         "name", "split", "data_dir", "augment", "subset", "val_fraction", "seed", "download", "options",
     ]  # fmt: skip
 
 
-def test_a_slice_is_a_batch_of_rows() -> None:
+def test_data_set_slice_is_a_batch() -> None:
     digits = data.load("digits", "test")
     x, y = digits[:]
     assert len(x) == len(y) == len(digits)

@@ -26,7 +26,7 @@ def batch(info: Info) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("info", [CLASSIFICATION, REGRESSION, SEGMENTATION], ids=lambda info: info.task)
-def test_a_good_batch_passes(info: Info) -> None:
+def test_validate_passes_a_good_batch(info: Info) -> None:
     x, y = batch(info)
     validate_batch(x, y, info)
     validate_batch(x.double(), y, info)
@@ -76,7 +76,7 @@ def set_at(tensor: Tensor, place: tuple[int, ...], value: float) -> Tensor:
         (SEGMENTATION, lambda x, y: (x, y[:, :3]), "targets of shape (6, 3, 5)"),
     ],
 )
-def test_a_bad_batch_is_named(
+def test_validate_names_a_bad_batch(
     info: Info, spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -85,7 +85,7 @@ def test_a_bad_batch_is_named(
     assert info.name in str(caught.value)
 
 
-def test_batches_name_the_example_whatever_their_order() -> None:
+def test_validate_names_the_example_in_any_order() -> None:
     x, y = torch.zeros(20, 2), torch.zeros(20, 1)
     x[13, 1] = torch.nan
     source = as_source((x, y))

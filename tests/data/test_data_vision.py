@@ -49,7 +49,7 @@ def write_cifar(path: Path, n: int, key: bytes, classes: int) -> np.ndarray:
     return x
 
 
-def test_mnist(tmp_path: Path) -> None:
+def test_mnist_is_read(tmp_path: Path) -> None:
     x, y = write_mnist(tmp_path)
     dataset = data.load("mnist", "train", tmp_path, val_fraction=0)
     images, labels = dataset.__getitems__(range(20))
@@ -64,7 +64,7 @@ def test_mnist(tmp_path: Path) -> None:
     )
 
 
-def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist(tmp_path)
     monkeypatch.setenv("POCKETBAYES_DATA", str(tmp_path))
     assert len(data.load("mnist", val_fraction=0)) == 20
@@ -85,7 +85,7 @@ def test_collate_stacks_rows() -> None:
     assert y.tolist() == [1, 0]
 
 
-def test_cifar10(tmp_path: Path) -> None:
+def test_cifar10_is_read(tmp_path: Path) -> None:
     x = [write_cifar(tmp_path / file, 4, b"labels", 10) for file in IMAGE_SETS["cifar10"].train]
     dataset = data.load("cifar10", "train", tmp_path, val_fraction=0, mean="none")
     images, labels = dataset.__getitems__(range(20))
@@ -95,7 +95,7 @@ def test_cifar10(tmp_path: Path) -> None:
     assert dataset.info.class_names[0] == "airplane"
 
 
-def test_cifar100(tmp_path: Path) -> None:
+def test_cifar100_is_read(tmp_path: Path) -> None:
     write_cifar(tmp_path / "cifar-100-python/train", 200, b"fine_labels", 100)
     dataset = data.load("cifar100", "train", tmp_path, augment=True)
     assert (len(dataset), dataset.info.classes) == (180, 100)
@@ -108,13 +108,13 @@ def test_cifar100(tmp_path: Path) -> None:
     assert all(set(a.unique().tolist()) <= set(b.unique().tolist()) for a, b in zip(x[:5], raw[:5]))
 
 
-def test_cifar100_names() -> None:
+def test_cifar100_has_class_names() -> None:
     assert len(set(CIFAR100)) == 100
     assert list(CIFAR100) == sorted(CIFAR100)
 
 
 @pytest.mark.parametrize("name", ["cifar100", "svhn"])
-def test_stand_in_for_the_test_part(name: str, tmp_path: Path) -> None:
+def test_cifar_test_files_replace_missing_training_data(name: str, tmp_path: Path) -> None:
     x = pixels(5, 32, 32, 3)
     np.savez(tmp_path / f"{name}-test.npz", x=x, y=np.arange(5, dtype=np.uint8))
     images, labels = data.load(name, "test", tmp_path, mean="none").__getitems__(range(5))
@@ -125,13 +125,13 @@ def test_stand_in_for_the_test_part(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arrays", [{"x": pixels(2, 32, 32, 3)}, {"x": pixels(2, 32, 32), "y": np.zeros(2, int)}])
-def test_a_stand_in_needs_its_arrays(arrays: dict[str, Any], tmp_path: Path) -> None:
+def test_cifar_replacement_needs_its_arrays(arrays: dict[str, Any], tmp_path: Path) -> None:
     np.savez(tmp_path / "svhn-test.npz", **arrays)
     with pytest.raises(UserError, match=r"svhn-test\.npz: needs the arrays"):
         data.load("svhn", "test", tmp_path)
 
 
-def test_svhn(tmp_path: Path) -> None:
+def test_svhn_is_read(tmp_path: Path) -> None:
     x = pixels(32, 32, 3, 6)
     savemat(tmp_path / "train_32x32.mat", {"X": x, "y": np.array([[10], [1], [2], [3], [4], [9]], dtype=np.uint8)})
     images, labels = data.load("svhn", "train", tmp_path, val_fraction=0, mean="none").__getitems__(range(6))
@@ -144,14 +144,14 @@ def test_svhn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn"])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_missing_files_name_folder_and_ways_out(name: str, split: Any, tmp_path: Path) -> None:
+def test_missing_files_report_folder_and_remedies(name: str, split: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         data.load(name, split, tmp_path)
     for part in (name, str(tmp_path), "--data-dir", "download=True"):
         assert part in str(caught.value)
 
 
-def test_download_asks_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_calls_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision
 
     calls = []
@@ -166,7 +166,7 @@ def test_download_asks_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert calls == [(False, True)]
 
 
-def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torchvision
 
     def fetch(root: Path, *, split: str, download: bool) -> None:
@@ -179,7 +179,7 @@ def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.Monke
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shape=st.lists(st.integers(0, 6), min_size=1, max_size=4), cut=st.integers(1, 40))
-def test_idx_files_return_what_was_written_or_say_they_are_cut(tmp_path: Path, shape: list[int], cut: int) -> None:
+def test_idx_reader_returns_the_data_or_reports_truncation(tmp_path: Path, shape: list[int], cut: int) -> None:
     array, path = pixels(*shape), tmp_path / "file"
     write_idx(path, array)
     assert np.array_equal(read_idx(path), array)
@@ -190,14 +190,14 @@ def test_idx_files_return_what_was_written_or_say_they_are_cut(tmp_path: Path, s
             read_idx(path)
 
 
-def test_a_huge_claim_is_refused_before_it_is_believed(tmp_path: Path) -> None:
+def test_idx_reader_refuses_a_huge_size_in_the_header(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, *(2**32 - 1,) * 3) + b"abc")
     with pytest.raises(UserError, match=r"promises .* bytes of data but holds 3"):
         read_idx(path)
 
 
-def test_labels_out_of_range_and_too_few(tmp_path: Path) -> None:
+def test_labels_out_of_range_or_missing_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     labels = tmp_path / IMAGE_SETS["mnist"].train[1]
     write_idx(labels, np.full(20, 11, dtype=np.uint8))
@@ -219,7 +219,7 @@ class Payload:
         return os.mkdir, (str(self.mark),)
 
 
-def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
+def test_pickle_reader_runs_no_code(tmp_path: Path) -> None:
     path, mark = tmp_path / "cifar-10-batches-py/test_batch", tmp_path / "mark"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps({b"data": Payload(mark), b"labels": []}, protocol=3))
@@ -232,7 +232,7 @@ def test_a_pickle_runs_no_code(tmp_path: Path) -> None:
     "content",
     [b"", b"rubbish", pickle.dumps({b"data": pixels(2, 3072)}), pickle.dumps({b"data": 3, b"labels": [1]}, protocol=3)],
 )
-def test_a_broken_pickle_is_named(content: bytes, tmp_path: Path) -> None:
+def test_pickle_reader_names_a_broken_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "cifar-10-batches-py/test_batch"
     path.parent.mkdir()
     path.write_bytes(content)
@@ -240,7 +240,7 @@ def test_a_broken_pickle_is_named(content: bytes, tmp_path: Path) -> None:
         data.load("cifar10", "test", tmp_path)
 
 
-def test_npz_refuses_objects_lies_and_excess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_npz_refuses_objects_false_sizes_and_excess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.npz"
     np.savez(path, x=np.array([{}], dtype=object))
     with pytest.raises(UserError, match="Python objects"):

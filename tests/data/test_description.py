@@ -78,7 +78,7 @@ def test_describe_reads_transform(tmp_path: Path) -> None:
     assert (info.input_shape, info.classes, info.crop_fraction) == ((3, 16, 16), 2, 0.8)
 
 
-def test_describe_refuses_what_does_not_fit() -> None:
+def test_describe_refuses_values_that_do_not_fit() -> None:
     net = pb.bayesianize(pb.models.build("lenet300", in_features=768, classes=2), "bbb")
     with pytest.raises(pb.UserError, match="3 classes given, but the network has 2 outputs"):
         pb.describe(net, TEST, ["a", "b", "c"])

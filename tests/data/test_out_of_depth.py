@@ -19,21 +19,21 @@ def photo(path: Path, size: int, colour: tuple[int, int, int] = (200, 40, 10)) -
     return path
 
 
-def test_photo_for_a_digit_network_is_reported(tmp_path: Path) -> None:
+def test_input_check_reports_a_photo_for_a_digit_network(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="reduced from 64 x 64 to 8 x 8 pixels and its colours turned to grey"):
         read_inputs(photo(tmp_path / "photo.png", 64), DIGITS)
     with pytest.warns(UserWarning, match="enlarged from 32 x 32 to 224 x 224"):
         read_inputs(photo(tmp_path / "icon.png", 32), PHOTOS)
 
 
-def test_usual_pictures_are_not_reported(tmp_path: Path) -> None:
+def test_input_check_accepts_usual_pictures(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read_inputs(photo(tmp_path / "digit.png", 16, (90, 90, 90)), DIGITS)
         read_inputs(photo(tmp_path / "photo.png", 1200), PHOTOS)
 
 
-def test_values_outside_of_training_are_reported() -> None:
+def test_input_check_reports_values_outside_of_training() -> None:
     net = pb.bayesianize(pb.models.build("lenet300", in_features=64, classes=10), "map")
     net.info = DIGITS
     with pytest.warns(UserWarning, match="values from 0 to 255.*normalise them"):

@@ -77,7 +77,7 @@ def distance(images: np.ndarray, name: str, severity: int) -> float:
     return float(np.abs(shift.corrupt(images, name, severity).astype(float) - images).mean())
 
 
-def test_the_sets():
+def test_corruption_sets_are_complete():
     assert len(shift.CORRUPTIONS) == len(set(shift.CORRUPTIONS)) == 19
     assert set(shift.CORRUPTIONS) - set(shift.ORIGINAL_15) == {"speckle_noise", "gaussian_blur", "spatter", "saturate"}
     assert len(shift.ORIGINAL_15) == 15
@@ -85,16 +85,16 @@ def test_the_sets():
 
 @pytest.mark.parametrize("name", shift.CORRUPTIONS)
 class TestEvery:
-    def test_unchanged_over_time(self, name):
+    def test_corruptions_are_unchanged_over_time(self, name):
         assert digest(pattern(2, 32, 32, 3), name) == HASHES[name]
 
-    def test_unchanged_over_time_in_gray(self, name):
+    def test_corruptions_are_unchanged_over_time_in_gray(self, name):
         assert digest(pattern(1, 28, 28, 1), name) == GRAY_HASHES[name]
 
     @pytest.mark.parametrize(
         "shape", [(2, 28, 28, 1), (28, 28, 1), (28, 28), (2, 32, 32, 3), (32, 32, 3), (64, 64, 3), (30, 45, 3), (8, 8)]
     )
-    def test_shape_and_type_are_kept(self, name, shape):
+    def test_corruptions_keep_shape_and_type(self, name, shape):
         images = pattern(*{2: (1, *shape, 1), 3: (1, *shape), 4: shape}[len(shape)]).reshape(shape)
         before = images.copy()
         for severity in (1, 5):
@@ -103,18 +103,18 @@ class TestEvery:
             assert corrupted.dtype == np.uint8
         assert (images == before).all()
 
-    def test_large(self, name):
+    def test_corruptions_take_large_images(self, name):
         image = pattern(1, 224, 224, 3)[0]
         corrupted = shift.corrupt(image, name, 3)
         assert corrupted.shape == image.shape
         assert (corrupted != image).mean() > 0.01
 
-    def test_black_and_white_images(self, name):
+    def test_corruptions_take_black_and_white_images(self, name):
         flat = np.stack([np.full((32, 32, 3), value, np.uint8) for value in (0, 255)])
         with np.errstate(all="raise", under="ignore"):
             shift.corrupt(flat, name, 5)
 
-    def test_each_image_has_its_own_seed(self, name, monkeypatch):
+    def test_corruptions_seed_each_image_separately(self, name, monkeypatch):
         images = pattern(5, 32, 32, 3)
         whole = shift.corrupt(images, name, 4, seed=7)
         alone = shift.corrupt(images[3:4], name, 4, seed=7, first_index=3)
@@ -122,7 +122,7 @@ class TestEvery:
         monkeypatch.setattr(shift, "_VALUES_AT_ONCE", 2 * images[0].size)
         assert (shift.corrupt(images, name, 4, seed=7) == whole).all()
 
-    def test_seeds_matter_where_there_is_chance(self, name):
+    def test_corruptions_depend_on_the_seed_where_random(self, name):
         image = pattern(1, 32, 32, 3)
         same = (shift.corrupt(image, name, 5, seed=0) == shift.corrupt(image, name, 5, seed=1)).all()
         certain = {"defocus_blur", "zoom_blur", "gaussian_blur", "brightness", "contrast", "pixelate"}
@@ -130,7 +130,7 @@ class TestEvery:
         twins = shift.corrupt(np.repeat(image, 2, axis=0), name, 5)
         assert (twins[0] == twins[1]).all() == same
 
-    def test_parameters_are_published_ones_and_between(self, name):
+    def test_corruption_parameters_interpolate_the_published_ones(self, name):
         for severity in shift.SEVERITIES:
             at = {side: np.array(parameters(name, severity, side)) for side in (8, 32, 45, 64, 128, 224, 300)}
             assert (at[8] == at[32]).all()
@@ -141,7 +141,7 @@ class TestEvery:
                 assert (at[between] <= larger).all()
 
 
-def test_published_parameters():
+def test_corruptions_have_published_parameters():
     """Some of each set, from the published lists."""
     assert parameters("gaussian_noise", 5, 32) == (0.10,)
     assert parameters("gaussian_noise", 5, 224) == (0.38,)
@@ -155,7 +155,7 @@ def test_published_parameters():
     )
 
 
-def test_severity_grows_on_average():
+def test_corruption_severity_grows_on_average():
     images = np.tile(pattern(4, 32, 32, 3), (16, 1, 1, 1))
     distances = np.array([[distance(images, name, s) for s in shift.SEVERITIES] for name in shift.CORRUPTIONS])
     assert (np.diff(distances.mean(0)) > 0).all()
@@ -170,7 +170,7 @@ class TestNoise:
     flat = np.full((4, 64, 64, 3), 128, np.uint8)
 
     @pytest.mark.parametrize("name", ["gaussian_noise", "speckle_noise"])
-    def test_std(self, name):
+    def test_gaussian_noise_has_its_std(self, name):
         (std,) = parameters(name, 2, 64)
         deviation = shift.corrupt(self.flat, name, 2) / 255.0 - 128 / 255
         expected = std if name == "gaussian_noise" else std * 128 / 255
@@ -183,7 +183,7 @@ class TestNoise:
         assert noisy.mean() == pytest.approx(128 / 255, rel=0.01)
         assert noisy.var() == pytest.approx(128 / 255 / photons, rel=0.05)
 
-    def test_impulses_are_half_black_half_white(self):
+    def test_impulse_noise_is_half_black_half_white(self):
         noisy = shift.corrupt(self.flat, "impulse_noise", 5)
         (amount,) = parameters("impulse_noise", 5, 64)
         assert (noisy == 0).mean() == pytest.approx(amount / 2, rel=0.1)
@@ -197,7 +197,7 @@ class TestColour:
     @pytest.mark.parametrize(
         ("name", "change"), [("brightness", (0.2,)), ("saturate", (2.0, 0.1)), ("saturate", (0.3, 0.0))]
     )
-    def test_against_hsv(self, name, change):
+    def test_saturate_agrees_with_hsv(self, name, change):
         ours = FUNCTIONS[name](self.pixels, [], *change)
         for before, after in zip(self.pixels.reshape(-1, 3), ours.reshape(-1, 3), strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*before)
@@ -212,7 +212,7 @@ class TestColour:
         assert ours.mean((1, 2)) == pytest.approx(self.pixels.mean((1, 2)))
         assert ours.std((1, 2)) == pytest.approx(0.25 * self.pixels.std((1, 2)))
 
-    def test_gray_is_the_luma_of_colour(self):
+    def test_gray_conversion_uses_luma(self):
         gray = pattern(1, 32, 32, 1)
         colour = np.repeat(gray, 3, axis=-1)
         for name in ("frost", "fog", "snow", "spatter", "saturate", "brightness", "contrast", "motion_blur"):
@@ -226,7 +226,7 @@ class TestParts:
     images = np.random.default_rng(1).random((2, 20, 27, 3))
 
     @pytest.mark.parametrize("factor", [1.0, 1.07, 1.75, 2.25, 3.0])
-    def test_zoom_against_scipy(self, factor):
+    def test_zoom_agrees_with_scipy(self, factor):
         h, w = self.images.shape[1:3]
         crop_h, crop_w = int(np.ceil(h / factor)), int(np.ceil(w / factor))
         top, left = (h - crop_h) // 2, (w - crop_w) // 2
@@ -235,7 +235,7 @@ class TestParts:
         top, left = (whole.shape[1] - h) // 2, (whole.shape[2] - w) // 2
         assert imaging.zoom(self.images, factor) == pytest.approx(whole[:, top : top + h, left : left + w])
 
-    def test_sample_against_scipy(self):
+    def test_sampling_agrees_with_scipy(self):
         rows, columns = np.random.default_rng(2).uniform(-30, 60, (2, 2, 20, 27))
         ours = imaging.sample(self.images, rows, columns)
         for n in range(2):
@@ -243,14 +243,14 @@ class TestParts:
                 theirs = ndimage.map_coordinates(self.images[n, ..., c], [rows[n], columns[n]], order=1, mode="mirror")
                 assert ours[n, ..., c] == pytest.approx(theirs)
 
-    def test_shifted_sum_against_scipy(self):
+    def test_shifted_sum_agrees_with_scipy(self):
         kernel = np.random.default_rng(3).random((5, 5))
         rows, columns = np.indices((5, 5)).reshape(2, -1) - 2
         ours = imaging.shifted_sum(self.images, rows, columns, kernel.ravel(), "reflect")
         theirs = ndimage.correlate(self.images, kernel[None, :, :, None] / kernel.sum(), mode="mirror")
         assert ours == pytest.approx(theirs)
 
-    def test_smear_runs_one_way_along_the_angle(self):
+    def test_motion_blur_smears_along_the_angle(self):
         point = np.zeros((1, 21, 21, 1))
         point[0, 10, 10] = 1
         smeared = imaging.smear(point, 4, 2.0, [0.0])[0, ..., 0]
@@ -260,7 +260,7 @@ class TestParts:
         upright = imaging.smear(point, 4, 2.0, [90.0])[0, ..., 0]
         assert upright == pytest.approx(smeared.T)
 
-    def test_plasma_against_a_loop(self):
+    def test_plasma_agrees_with_a_loop(self):
         noise = np.random.default_rng(4).uniform(-1, 1, (1, 8, 8))
         field, step, amplitude = np.zeros((8, 8)), 8, 1.0
         while step > 1:
@@ -308,17 +308,17 @@ class TestParts:
 class TestRotate:
     images = pattern(2, 28, 28, 1)
 
-    def test_quarter_turns_are_exact(self):
+    def test_rotate_is_exact_for_quarter_turns(self):
         for quarters in range(4):
             turned = np.rot90(self.images, quarters, axes=(1, 2))
             assert (shift.rotate(self.images, 90 * quarters) == turned).all()
 
-    def test_there_and_back(self):
+    def test_rotate_there_and_back_is_the_identity(self):
         smooth = (128 + 100 * np.sin(np.indices((28, 28)).sum(0) / 6)).astype(np.uint8)
         back = shift.rotate(shift.rotate(smooth, 30), -30)
         assert np.abs(back.astype(int) - smooth)[10:18, 10:18].max() <= 4
 
-    def test_corners_turn_black(self):
+    def test_rotate_fills_corners_with_black(self):
         turned = shift.rotate(np.full((32, 32, 3), 200, np.uint8), 45)
         assert turned[0, 0].tolist() == [0, 0, 0]
         assert turned[16, 16].tolist() == [200, 200, 200]
@@ -328,23 +328,23 @@ class TestNoiseByRatio:
     images = pattern(3, 28, 28, 1)
 
     @pytest.mark.parametrize("snr_db", [-6, 0, 20])
-    def test_power_ratio_is_exact(self, snr_db):
+    def test_mix_noise_has_the_exact_power_ratio(self, snr_db):
         signal = self.images / 255
         noise = shift.noise_db(self.images, snr_db) - signal
         ratio = 10 * np.log10((signal**2).sum((1, 2, 3)) / (noise**2).sum((1, 2, 3)))
         assert ratio == pytest.approx(snr_db, abs=1e-3)
 
-    def test_the_same_noise_at_every_ratio(self):
+    def test_mix_noise_is_the_same_at_every_ratio(self):
         loud, quiet = (shift.noise_db(self.images, snr) - self.images / 255 for snr in (0, 20))
         assert loud == pytest.approx(10 * quiet, abs=1e-5)
 
-    def test_seeds_and_places(self):
+    def test_mix_noise_depends_on_seed_and_position(self):
         whole = shift.noise_db(self.images, 0, seed=3)
         assert whole.dtype == np.float32
         assert (shift.noise_db(self.images[2:], 0, seed=3, first_index=2) == whole[2:]).all()
         assert not (shift.noise_db(self.images, 0, seed=4) == whole).all()
 
-    def test_real_numbers_are_taken_as_they_are(self):
+    def test_mix_noise_takes_real_numbers(self):
         assert shift.noise_db(self.images / 255, 5) == pytest.approx(shift.noise_db(self.images, 5))
 
 
@@ -355,7 +355,7 @@ class TestPublishedFiles:
         np.save(folder / "fog.npy", images)
         np.save(folder / "labels.npy", np.tile([3, 4], 5).astype(np.uint8))
 
-    def test_reads_one_severity(self, tmp_path):
+    def test_published_corruptions_read_one_severity(self, tmp_path):
         self.write(tmp_path)
         images, labels = shift.read_cifar_c(tmp_path, "fog", 3)
         assert images[:, 0, 0, 0].tolist() == [4, 5]
@@ -389,12 +389,12 @@ def test_mistakes_are_named():
         shift.corrupt(image[..., 0].repeat(4, 0), "fog", 1)
 
 
-def test_nothing_in_nothing_out():
+def test_corruptions_of_an_empty_batch_are_empty():
     assert shift.corrupt(np.empty((0, 32, 32, 3), np.uint8), "fog", 1).shape == (0, 32, 32, 3)
 
 
 @pytest.mark.data
-def test_corruptions_cost_a_real_network_accuracy(data_dir):
+def test_corruptions_lower_the_accuracy_of_a_real_network(data_dir):
     """Each at severity 5 on 200 images, and the mean over all at each severity more than at the one before on 50."""
     import torch
 

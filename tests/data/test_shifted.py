@@ -32,7 +32,7 @@ def normalised(pictures: Pictures, images: np.ndarray) -> torch.Tensor:
     return pictures.normalise(torch.from_numpy(images).permute(0, 3, 1, 2))
 
 
-def test_a_set_is_changed_before_it_is_normalised(digits: Pictures) -> None:
+def test_shifted_data_change_before_normalisation(digits: Pictures) -> None:
     images = bytes_of(digits)
     every = range(len(digits))
     x, y = corrupted(digits, "impulse_noise", 3, seed=2).__getitems__(every)
@@ -44,7 +44,7 @@ def test_a_set_is_changed_before_it_is_normalised(digits: Pictures) -> None:
     )
 
 
-def test_an_images_change_does_not_depend_on_its_company(digits: Pictures) -> None:
+def test_shifted_data_change_each_image_independently(digits: Pictures) -> None:
     shifted = corrupted(digits, "gaussian_noise", 5)
     whole, _ = shifted.__getitems__(range(len(digits)))
     assert torch.equal(torch.cat([x for x, _ in batches(shifted, 7)]), whole)
@@ -68,7 +68,7 @@ def published(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_published_files_are_a_data_set(published: Path) -> None:
+def test_published_files_form_a_data_set(published: Path) -> None:
     options = {"corruption": "fog", "severity": 4, "mean": 0.0, "std": 1 / 255}
     found = data.load("cifar10-c", "test", published, **options)  # type: ignore[arg-type]
     assert len(found) == 8
@@ -82,7 +82,7 @@ def test_published_files_are_a_data_set(published: Path) -> None:
     assert chosen.tolist() == choose(8, 3, 5).tolist()
 
 
-def test_mistakes_are_named(published: Path, tmp_path: Path) -> None:
+def test_shifted_data_name_mistakes(published: Path, tmp_path: Path) -> None:
     options = {"corruption": "fog", "severity": 4}
     with pytest.raises(UserError, match="'test' split only"):
         data.load("cifar10-c", "train", published, **options)  # type: ignore[arg-type]

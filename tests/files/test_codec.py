@@ -33,7 +33,7 @@ def sequences(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
 
 @quick
 @given(sequences())
-def test_integers_come_back(case: tuple[np.ndarray, list[int]]) -> None:
+def test_codec_restores_integers(case: tuple[np.ndarray, list[int]]) -> None:
     values, lengths = case
     data = codec.pack_ints(values, lengths)
     assert np.array_equal(codec.unpack_ints(data, len(values), lengths), values)
@@ -41,19 +41,19 @@ def test_integers_come_back(case: tuple[np.ndarray, list[int]]) -> None:
 
 
 @pytest.mark.parametrize("value", [2**k + d for k in (6, 7, 31, 32, 52, 53, 54, 60, 61) for d in (-1, 0, 1)])
-def test_large_integers_come_back(value: int) -> None:
+def test_codec_restores_large_integers(value: int) -> None:
     values = np.array([value, 0, -value, value - 1], dtype=np.int64)
     assert np.array_equal(codec.unpack_ints(codec.pack_ints(values), 4), values)
 
 
-def test_integers_beyond_the_range_are_refused() -> None:
+def test_codec_refuses_integers_out_of_range() -> None:
     with pytest.raises(ValueError, match="below 2"):
         codec.pack_ints(np.array([2**62]))
 
 
 @quick
 @given(st.integers(0, 400), st.integers(1, 5), st.integers(0, 99))
-def test_positions_come_back(count: int, layers: int, seed: int) -> None:
+def test_codec_restores_positions(count: int, layers: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = rng.integers(0, 500, layers)
     edges = [0, *np.cumsum(sizes).tolist()]
@@ -64,7 +64,7 @@ def test_positions_come_back(count: int, layers: int, seed: int) -> None:
 
 @quick
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 9), st.integers(0, 99))
-def test_ranges_that_are_used_once_fold_and_unfold(outliers: int, blends: int, gaussians: int, seed: int) -> None:
+def test_codec_folds_ranges_that_are_used_once(outliers: int, blends: int, gaussians: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     runs = [(gaussians, outliers), (gaussians + outliers, blends)]
     kinds = rng.permutation(np.repeat([0, 1, 2], [20, outliers, blends]))
@@ -77,7 +77,7 @@ def test_ranges_that_are_used_once_fold_and_unfold(outliers: int, blends: int, g
     assert np.array_equal(codec.unfold(folded, runs), values)
 
 
-def test_ranges_in_another_order_are_not_folded() -> None:
+def test_codec_does_not_fold_ranges_in_another_order() -> None:
     assert codec.fold(np.array([0, 3, 2]), [(2, 2)]) is None
     assert codec.fold(np.array([0, 2, 2]), [(2, 2)]) is None
     assert codec.fold(np.array([0, 2, 3, 9]), [(2, 2)]) is None
@@ -86,14 +86,14 @@ def test_ranges_in_another_order_are_not_folded() -> None:
 
 @quick
 @given(st.binary(max_size=800), st.sampled_from([1, 2, 4, 8]))
-def test_rows_of_bytes_come_back(data: bytes, width: int) -> None:
+def test_codec_restores_rows_of_bytes(data: bytes, width: int) -> None:
     rows = np.frombuffer(data[: len(data) // width * width], dtype=np.uint8).reshape(-1, width)
     assert np.array_equal(codec.unpack_exactly(codec.pack_exactly(rows), len(rows), width), rows)
 
 
 @quick
 @given(sequences(), st.sampled_from([2, 4, 7, 8]))
-def test_steps_err_by_half_a_step_at_most(case: tuple[np.ndarray, list[int]], bits: int) -> None:
+def test_codec_steps_err_by_half_a_step_at_most(case: tuple[np.ndarray, list[int]], bits: int) -> None:
     values, lengths = (case[0] / 2**30).astype(np.float32), case[1]
     again = codec.unpack_in_steps(codec.pack_in_steps(values, bits, lengths), len(values), lengths)
     start = 0
@@ -105,7 +105,7 @@ def test_steps_err_by_half_a_step_at_most(case: tuple[np.ndarray, list[int]], bi
         start += length
 
 
-def test_steps_of_infinite_numbers_are_refused() -> None:
+def test_codec_refuses_steps_of_infinite_numbers() -> None:
     with pytest.raises(ValueError, match="finite"):
         codec.pack_in_steps(np.array([1.0, np.inf], dtype=np.float32), 8)
 
@@ -128,14 +128,14 @@ def test_codec_indices_take_one_percent_over_entropy(gaussians: int) -> None:
 
 
 @pytest.mark.parametrize("density", [0.3, 0.05, 0.01])
-def test_positions_take_one_percent_more_than_their_entropy(density: float) -> None:
+def test_codec_positions_take_one_percent_over_entropy(density: float) -> None:
     rng = np.random.default_rng(0)
     positions = np.flatnonzero(rng.random(300_000) < density)
     ideal = -(density * math.log2(density) + (1 - density) * math.log2(1 - density)) * 300_000 / 8
     assert len(codec.pack_positions(positions, [0, 300_000])) < 1.01 * ideal + 64
 
 
-def test_static_and_adaptive_models_are_both_chosen() -> None:
+def test_codec_chooses_static_and_adaptive_models() -> None:
     """A table for many symbols of a few kinds, none for few of many kinds: never more than the better of the two."""
     rng = np.random.default_rng(0)
     few_kinds, many_kinds = rng.integers(0, 3, 50_000), rng.integers(0, 300, 500)
@@ -143,11 +143,11 @@ def test_static_and_adaptive_models_are_both_chosen() -> None:
     assert modes_of(codec.pack_ints(many_kinds.astype(np.int64))) == [0]
 
 
-def test_constants_cost_nothing() -> None:
+def test_codec_constants_cost_nothing() -> None:
     assert len(codec.pack_ints(np.full(100_000, 7, dtype=np.int64))) <= 4
 
 
-def test_exact_floats_are_smaller_than_they_were_and_come_back() -> None:
+def test_codec_shrinks_exact_floats_and_restores_them() -> None:
     rows = np.random.default_rng(0).normal(0, 0.05, 20_000).astype("<f4").view(np.uint8).reshape(-1, 4)
     packed = codec.pack_exactly(rows)
     assert len(packed) < 0.86 * rows.nbytes
@@ -155,7 +155,7 @@ def test_exact_floats_are_smaller_than_they_were_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("beyond", [-1, 256])
-def test_numbers_beyond_a_byte_are_refused(beyond: int) -> None:
+def test_codec_refuses_numbers_beyond_a_byte(beyond: int) -> None:
     numbers = codec.pack_ints(np.array([*range(9), beyond], dtype=np.int64))
     with pytest.raises(CodecError, match="beyond 255"):
         codec.unpack_exactly(bytes([len(numbers)]) + numbers, 10, 1)
@@ -165,7 +165,7 @@ def test_numbers_beyond_a_byte_are_refused(beyond: int) -> None:
 
 @quick
 @given(st.binary(max_size=200), st.integers(0, 300))
-def test_any_bytes_give_numbers_or_a_codec_error(data: bytes, count: int) -> None:
+def test_codec_reads_any_bytes_or_raises_its_error(data: bytes, count: int) -> None:
     for unpack in (
         lambda: codec.unpack_ints(data, count),
         lambda: codec.unpack_exactly(data, count, 4),
@@ -176,7 +176,7 @@ def test_any_bytes_give_numbers_or_a_codec_error(data: bytes, count: int) -> Non
             assert len(unpack()) == count
 
 
-def test_damage_is_an_error_or_other_numbers_and_never_a_crash() -> None:
+def test_codec_never_crashes_on_damage() -> None:
     chooser = random.Random(0)
     values = np.random.default_rng(0).geometric(0.01, 400).astype(np.int64)
     whole = codec.pack_ints(values, [100, 300])
@@ -283,7 +283,7 @@ def reference_unpack(data: bytes, lengths: list[int]) -> list[int]:
 
 @settings(max_examples=25, deadline=None)
 @given(sequences())
-def test_a_reader_written_from_the_specification_agrees(case: tuple[np.ndarray, list[int]]) -> None:
+def test_codec_agrees_with_an_independent_reader(case: tuple[np.ndarray, list[int]]) -> None:
     values, lengths = case
     values = np.minimum(np.abs(values), 2**20) % 150 if len(set(values.tolist())) > 150 else values
     if len(values):
@@ -297,7 +297,7 @@ def test_codec_agrees_with_the_specified_reader() -> None:
         assert reference_unpack(data, [len(values)]) == values.tolist()
 
 
-def test_the_bound_on_blocks_holds_and_is_not_far_off() -> None:
+def test_codec_block_bound_holds_and_is_tight() -> None:
     """What a decoder allows for learning, before it learns: no less than the encoder needs, not many times more."""
     from pocketbayes.files.codec.integers import FIRST_BLOCK, _blocks, _Models
 
@@ -308,6 +308,6 @@ def test_the_bound_on_blocks_holds_and_is_not_far_off() -> None:
     assert _blocks(5 * FIRST_BLOCK) == 5
 
 
-def test_nothing_to_fold_is_not_folded() -> None:
+def test_codec_does_not_fold_without_candidates() -> None:
     assert codec.fold(np.arange(3), []) is None
     assert codec.fold(np.zeros(0, dtype=np.int64), [(0, 0)]) is None

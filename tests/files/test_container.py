@@ -76,13 +76,13 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trees)
-def test_any_tree_comes_back(tmp_path: Path, tree: Any) -> None:
+def test_container_restores_any_tree(tmp_path: Path, tree: Any) -> None:
     size = container.write(tmp_path / "file", tree, "test")
     assert size == (tmp_path / "file").stat().st_size
     assert same(container.read(tmp_path / "file", "test"), tree)
 
 
-def test_a_tensor_in_two_places_comes_back_in_both(tmp_path: Path) -> None:
+def test_container_restores_a_shared_tensor_in_both_places(tmp_path: Path) -> None:
     tensor = torch.randn(3, requires_grad=True)
     container.write(tmp_path / "file", [tensor, {"again": tensor}], "test")
     one, other = container.read(tmp_path / "file", "test")
@@ -90,7 +90,7 @@ def test_a_tensor_in_two_places_comes_back_in_both(tmp_path: Path) -> None:
     assert torch.equal(other["again"], tensor)
 
 
-def test_deep_trees_come_back_to_a_limit(tmp_path: Path) -> None:
+def test_container_restores_deep_trees_to_a_limit(tmp_path: Path) -> None:
     tree: Any = 1
     for _ in range(container.MAX_DEPTH):
         tree = [tree]
@@ -100,7 +100,7 @@ def test_deep_trees_come_back_to_a_limit(tmp_path: Path) -> None:
         container.write(tmp_path / "file", [tree], "test")
 
 
-def test_other_objects_are_refused_when_written(tmp_path: Path) -> None:
+def test_container_refuses_to_write_other_objects(tmp_path: Path) -> None:
     for value in ({1, 2}, object(), b"bytes", {(1, 2): 3}):
         with pytest.raises(TypeError, match="cannot write a"):
             container.write(tmp_path / "file", [value], "test")
@@ -114,7 +114,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_truncation_is_a_user_error(file: Path) -> None:
+def test_container_rejects_every_truncation(file: Path) -> None:
     whole = file.read_bytes()
     for length in sorted({*range(12), *range(12, len(whole), 97), len(whole) - 1}):
         file.write_bytes(whole[:length])
@@ -122,7 +122,7 @@ def test_every_truncation_is_a_user_error(file: Path) -> None:
             pb.load(file, tiny_model())
 
 
-def test_every_flipped_bit_is_a_user_error(file: Path) -> None:
+def test_container_rejects_every_flipped_bit(file: Path) -> None:
     """Of the header every byte, of the tensors some: nothing may load with other values than were saved."""
     whole = file.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -139,7 +139,7 @@ def test_every_flipped_bit_is_a_user_error(file: Path) -> None:
             pb.load(file, tiny_model())
 
 
-def test_bytes_added_or_removed_are_user_errors(file: Path) -> None:
+def test_container_rejects_added_or_removed_bytes(file: Path) -> None:
     whole = file.read_bytes()
     for damaged in (whole + b"\0", b"\0" + whole, whole[:100] + whole[101:], whole * 2):
         file.write_bytes(damaged)
@@ -157,7 +157,7 @@ class Trap:
         return (Path.touch, (self.path,))
 
 
-def test_foreign_files_are_user_errors_and_never_unpickled(tmp_path: Path) -> None:
+def test_container_rejects_foreign_files_without_unpickling(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     trap = tmp_path / "sprung"
@@ -179,7 +179,7 @@ def test_foreign_files_are_user_errors_and_never_unpickled(tmp_path: Path) -> No
         pb.load(tmp_path)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_container_rejects_a_file_of_another_kind(tmp_path: Path) -> None:
     container.write(tmp_path / "file", {}, "checkpoint")
     with pytest.raises(UserError, match="is a 'checkpoint' file where a 'network' file is expected"):
         pb.load(tmp_path / "file")
@@ -201,7 +201,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         lambda tree: tree.update(state=None),
     ],
 )
-def test_a_file_that_describes_no_network_is_a_user_error(tmp_path: Path, change: Any) -> None:
+def test_container_rejects_a_file_without_a_network(tmp_path: Path, change: Any) -> None:
     tree = network_file.describe(pb.bayesianize(tiny_model(), pb.MeanFieldVI()))
     change(tree)
     container.write(tmp_path / "file", tree, "network")
@@ -210,7 +210,7 @@ def test_a_file_that_describes_no_network_is_a_user_error(tmp_path: Path, change
 
 
 @pytest.mark.parametrize("step", ["fill", "fsync", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_container_keeps_the_old_file_after_a_failed_write(
     file: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     before = file.read_bytes()
@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_an_interrupt_leaves_the_old_file(file: Path) -> None:
+def test_container_keeps_the_old_file_after_an_interrupt(file: Path) -> None:
     before = file.read_bytes()
 
     def interrupt(handle: Any) -> None:
@@ -241,7 +241,7 @@ def test_an_interrupt_leaves_the_old_file(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_places_that_cannot_be_written_are_user_errors(file: Path) -> None:
+def test_container_reports_unwritable_places(file: Path) -> None:
     for path in (file / "inside a file", file.parent):
         with pytest.raises(UserError, match="cannot write"):
             container.write(path, {}, "test")
@@ -255,7 +255,7 @@ def test_container_sets_permissions_and_makes_folders(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=8), st.sampled_from([8, 15, 16, 31, 32, 63]))
-def test_integers_are_narrow_on_disk_and_exact_in_memory(values: list[int], bits: int) -> None:
+def test_container_narrows_integers_on_disk_only(values: list[int], bits: int) -> None:
     tensor = torch.tensor(
         [value % 2**bits - (2 ** (bits - 1) if bits < 63 else 0) for value in values], dtype=torch.int64
     )
@@ -267,7 +267,7 @@ def test_integers_are_narrow_on_disk_and_exact_in_memory(values: list[int], bits
     assert torch.equal(again, tensor)
 
 
-def test_narrow_types_by_their_limits() -> None:
+def test_container_chooses_narrow_types_by_their_limits() -> None:
     for values, dtype in (
         ([0, 255], torch.uint8),
         ([0, 256], torch.int16),
@@ -278,7 +278,7 @@ def test_narrow_types_by_their_limits() -> None:
         assert container.narrowed(torch.tensor(values)).dtype == dtype
 
 
-def test_the_same_values_make_the_same_file(tmp_path: Path) -> None:
+def test_container_writes_equal_files_for_equal_values(tmp_path: Path) -> None:
     tree = {"b": torch.arange(3), "a": [1.5, "x", (torch.zeros(2), None)]}
     for name in ("one", "two"):
         container.write(tmp_path / name, tree, "test")

@@ -21,7 +21,7 @@ def scaled_codes(shapes: list[tuple[int, ...]], seed: int = 0) -> np.ndarray:
     return np.concatenate(parts) + 40
 
 
-def test_codes_survive_the_round_trip() -> None:
+def test_context_codes_survive_the_round_trip() -> None:
     values = scaled_codes(SHAPES)
     packed = pack_codes(values, SHAPES)
     np.testing.assert_array_equal(unpack_codes(packed, len(values), SHAPES), values)
@@ -34,7 +34,7 @@ def test_contexts_pay_where_rows_and_columns_differ_in_scale() -> None:
     assert len(pack_codes(values, shapes)) < 0.9 * len(pack_ints(values))
 
 
-def test_damaged_codes_are_refused() -> None:
+def test_context_codes_refuse_damage() -> None:
     values = scaled_codes(SHAPES)
     packed = bytearray(pack_codes(values, SHAPES))
     with pytest.raises(CodecError):

@@ -14,7 +14,7 @@ fuzz_predict = __import__("fuzz_predict")
 
 
 @pytest.mark.parametrize("storage", fuzz_predict.METHODS)
-def test_a_spoiled_network_is_refused_or_answers(storage: str, tmp_path: Path) -> None:
+def test_load_refuses_a_damaged_network_or_predict_works(storage: str, tmp_path: Path) -> None:
     net, precision = fuzz_predict.make(storage)
     path, x = tmp_path / "net.pocket", torch.linspace(-1, 1, 24).view(2, 12)
     pb.save(net, path, precision=precision)

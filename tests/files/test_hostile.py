@@ -30,14 +30,14 @@ def fuzzed(folder: Path, files: int, seed: int) -> Counter[str]:
     return Counter(fuzz.outcome(reader, fuzz.spoil(reader, whole, f"{seed} {number}"), path) for number in range(files))
 
 
-def test_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
+def test_load_refuses_or_reads_mutated_files(tmp_path: Path) -> None:
     outcomes = fuzzed(tmp_path, 500, seed=1)
     assert outcomes.keys() <= {"read", "refused"}, outcomes
     assert outcomes["refused"] > 300
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_mutated_files_load_or_are_refused(tmp_path: Path) -> None:
+def test_load_refuses_or_reads_a_hundred_thousand_mutated_files(tmp_path: Path) -> None:
     assert fuzzed(tmp_path, 100_000, seed=2).keys() <= {"read", "refused"}
 
 
@@ -112,7 +112,7 @@ HOSTILE: dict[str, Callable[[dict[str, Any], Part], Any]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_sealed_file_that_lies_is_refused(name: str, sound: tuple[Path, dict[str, Any], Part]) -> None:
+def test_load_refuses_a_sealed_file_with_false_values(name: str, sound: tuple[Path, dict[str, Any], Part]) -> None:
     path, text, parts = sound
     HOSTILE[name](text, parts)
     path.write_bytes(seal(text, parts))
@@ -129,7 +129,7 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
-def test_models_of_other_threads_do_not_count(sound: tuple[Path, dict[str, Any], Part]) -> None:
+def test_load_ignores_models_of_other_threads(sound: tuple[Path, dict[str, Any], Part]) -> None:
     """The hooks that count a loaded model's modules are torch's, and see every thread."""
     path, _, _ = sound
     stop = threading.Event()
@@ -164,7 +164,7 @@ def seal(text: dict[str, Any], parts: Part) -> bytes:
         (b'"__metadata__"', b'"__nothing___"'),
     ],
 )
-def test_a_header_with_wrong_places_is_refused(
+def test_load_refuses_a_header_with_wrong_offsets(
     old: bytes, new: bytes, sound: tuple[Path, dict[str, Any], Part]
 ) -> None:
     path, _, _ = sound
@@ -176,7 +176,7 @@ def test_a_header_with_wrong_places_is_refused(
         pb.load(path)
 
 
-def test_a_huge_foreign_file_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
+def test_load_refuses_a_huge_foreign_file_by_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a terabyte that takes no room
@@ -184,7 +184,7 @@ def test_a_huge_foreign_file_is_refused_by_its_first_bytes(tmp_path: Path) -> No
         pb.load(path)
 
 
-def test_sizes_are_checked_before_anything_is_decoded(
+def test_load_checks_sizes_before_decoding(
     sound: tuple[Path, dict[str, Any], Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, text, parts = sound
@@ -196,7 +196,7 @@ def test_sizes_are_checked_before_anything_is_decoded(
         pb.load(path)
 
 
-def test_a_network_in_double_precision_predicts_when_loaded(tmp_path: Path) -> None:
+def test_load_predicts_in_double_precision(tmp_path: Path) -> None:
     model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10]).double()
     net = pb.bayesianize(model, "bbb")
     pb.save(net, tmp_path / "net.pocket")
@@ -205,7 +205,7 @@ def test_a_network_in_double_precision_predicts_when_loaded(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("units", [[[0, 0], [255, 10]], [[0, 0], [1, 2**31]], [[0, 0]], [[0, 0], [-1, 10]]])
-def test_dropped_units_that_do_not_fit_are_refused(units: list[list[int]], tmp_path: Path) -> None:
+def test_load_refuses_dropped_units_that_do_not_fit(units: list[list[int]], tmp_path: Path) -> None:
     net = pb.bayesianize(pb.models.build("mlp", in_features=12, out_features=3, hidden=[10]), "mc-dropout")
     pb.save(net, tmp_path / "net.pocket")
     text, parts = take_apart((tmp_path / "net.pocket").read_bytes())

@@ -33,7 +33,7 @@ def same_values(one: pb.Net, two: pb.Net) -> bool:
 
 
 @each_case
-def test_every_storage_comes_back_bit_for_bit(case: Case, tmp_path: Path) -> None:
+def test_save_keeps_every_storage_bit_for_bit(case: Case, tmp_path: Path) -> None:
     net = untrained(case)
     size = pb.save(net, tmp_path / "net.pocket", keep_centre=True)
     assert size == (tmp_path / "net.pocket").stat().st_size == sum(pocket.sizes(tmp_path / "net.pocket").values())
@@ -44,7 +44,7 @@ def test_every_storage_comes_back_bit_for_bit(case: Case, tmp_path: Path) -> Non
 
 @each_case
 @pytest.mark.parametrize("precision", ["bfloat16", "int8", Precision("int4", "int2", "int8")], ids=str)
-def test_every_storage_comes_back_nearly_in_lower_precision(
+def test_save_keeps_every_storage_nearly_in_lower_precision(
     case: Case, precision: str | Precision, tmp_path: Path
 ) -> None:
     net = untrained(case)
@@ -59,7 +59,7 @@ def test_every_storage_comes_back_nearly_in_lower_precision(
         assert torch.equal(std > 0, spread > 0)
 
 
-def test_fewer_bits_make_smaller_files(tmp_path: Path) -> None:
+def test_save_writes_smaller_files_with_fewer_bits(tmp_path: Path) -> None:
     net = lenet()
     precisions = ["lossless", "bfloat16", "int8", Precision("int6", "int3", "bfloat16"), Precision("int4", "int2")]
     sizes = [pb.save(net, tmp_path / "net.pocket", precision=precision) for precision in precisions]
@@ -70,7 +70,7 @@ def test_fewer_bits_make_smaller_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", packing.LEVELS)
-def test_every_level_is_within_its_error(level: str, tmp_path: Path) -> None:
+def test_save_keeps_every_precision_within_its_error(level: str, tmp_path: Path) -> None:
     net = lenet(pb.Deterministic())
     pb.save(net, tmp_path / "net.pocket", precision=Precision(means=level))
     again = pb.load(tmp_path / "net.pocket")
@@ -86,13 +86,13 @@ def test_every_level_is_within_its_error(level: str, tmp_path: Path) -> None:
             assert 0 < error <= float(one.max() - one.min()) / (2**bits - 1) / 2 * 1.001
 
 
-def test_an_unknown_precision_names_the_known_ones(tmp_path: Path) -> None:
+def test_save_lists_the_known_precisions(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown precision 'int9'.*int8.*known are bfloat16, float32"):
         pb.save(lenet(), tmp_path / "net.pocket", precision="int9")
     assert not (tmp_path / "net.pocket").exists()
 
 
-def test_stds_of_zero_stay_zero_in_any_precision(tmp_path: Path) -> None:
+def test_save_keeps_stds_of_zero_in_any_precision(tmp_path: Path) -> None:
     net = lenet()
     net.posterior.rho.data[:50] = -torch.inf
     pb.save(net, tmp_path / "net.pocket", precision="int8")
@@ -100,7 +100,7 @@ def test_stds_of_zero_stay_zero_in_any_precision(tmp_path: Path) -> None:
     assert torch.equal(again.posterior.moments()[1] == 0, net.posterior.moments()[1] == 0)  # type: ignore[union-attr]
 
 
-def test_the_centre_of_a_prior_is_left_out_unless_asked_for(tmp_path: Path) -> None:
+def test_save_omits_the_prior_mean_unless_asked(tmp_path: Path) -> None:
     """Prediction does not need it, and it is as large as a deterministic network."""
     net = lenet(pb.MeanFieldVI(prior="pretrained", std_init=0.05))
     small = pb.save(net, tmp_path / "small.pocket")
@@ -117,7 +117,7 @@ def test_the_centre_of_a_prior_is_left_out_unless_asked_for(tmp_path: Path) -> N
         pb.kl(pb.load(tmp_path / "again.pocket"))
 
 
-def test_a_network_without_its_centre_can_be_shared_and_trained(tmp_path: Path) -> None:
+def test_load_without_prior_mean_shares_and_trains(tmp_path: Path) -> None:
     field = pb.bayesianize(tiny_model(), pb.MeanFieldVI(prior="pretrained", std_init=0.05))
     pb.save(field, tmp_path / "net.pocket")
     loaded = pb.load(tmp_path / "net.pocket", tiny_model())
@@ -125,7 +125,7 @@ def test_a_network_without_its_centre_can_be_shared_and_trained(tmp_path: Path) 
     assert bool(pb.kl(net).isfinite())
 
 
-def test_the_file_is_a_safetensors_file(tmp_path: Path) -> None:
+def test_save_writes_a_safetensors_file(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     net = lenet(pb.SSVI(density=0.1))
@@ -137,7 +137,7 @@ def test_the_file_is_a_safetensors_file(tmp_path: Path) -> None:
     assert all(part.dtype == torch.uint8 for part in parts.values())
 
 
-def test_the_same_network_makes_the_same_file(tmp_path: Path) -> None:
+def test_save_writes_equal_files_for_equal_networks(tmp_path: Path) -> None:
     for name in ("one", "two"):
         torch.manual_seed(0)
         net = pb.bayesianize(tiny_model(), pb.WeightSharing(k=4, n_min=4))
@@ -145,13 +145,13 @@ def test_the_same_network_makes_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_a_loaded_network_makes_the_file_it_came_from(tmp_path: Path) -> None:
+def test_save_rewrites_the_file_a_network_was_loaded_from(tmp_path: Path) -> None:
     pb.save(lenet(pb.PBN(rate=0.1, pretrain_epochs=0)), tmp_path / "one")
     pb.save(pb.load(tmp_path / "one"), tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_almost_empty_network_file_is_padded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_pads_an_almost_empty_network_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net = lenet(pb.SSVI(density=0.001))
     pb.save(net, tmp_path / "net.pocket")
     assert "padding" not in pocket.sizes(tmp_path / "net.pocket")
@@ -164,7 +164,7 @@ def test_almost_empty_network_file_is_padded(tmp_path: Path, monkeypatch: pytest
     assert same_values(pb.load(tmp_path / "net.pocket"), net)
 
 
-def test_members_of_an_ensemble_share_a_layout(tmp_path: Path) -> None:
+def test_save_shares_the_layout_among_ensemble_members(tmp_path: Path) -> None:
     model = pb.models.build("lenet5")
     one = pb.save(pb.bayesianize(model, pb.Deterministic()), tmp_path / "one.pocket")
     two = pb.save(pb.bayesianize(model, pb.Ensemble(members=2)), tmp_path / "two.pocket")
@@ -185,7 +185,7 @@ class Other(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 
-def test_a_mismatch_names_the_first_layer_that_differs(tmp_path: Path) -> None:
+def test_load_names_the_first_layer_that_differs(tmp_path: Path) -> None:
     pb.save(pb.bayesianize(Other(), pb.MeanFieldVI()), tmp_path / "net.pocket")
     assert isinstance(pb.load(tmp_path / "net.pocket", Other()), pb.Network)
     with pytest.raises(UserError, match=r"'first.weight' has shape \(4, 2\) in the model, \(3, 2\) in the layout"):
@@ -198,14 +198,14 @@ def test_a_mismatch_names_the_first_layer_that_differs(tmp_path: Path) -> None:
         pb.load(tmp_path / "net.pocket")
 
 
-def test_models_of_the_libraries_are_built_by_name(tmp_path: Path) -> None:
+def test_load_builds_library_models_by_name(tmp_path: Path) -> None:
     for name in ("torchvision:squeezenet1_0", "timm:resnet10t"):
         net = pb.bayesianize(pb.models.build(name, classes=3), pb.Deterministic())
         pb.save(net, tmp_path / "net.pocket")
         assert same_values(pb.load(tmp_path / "net.pocket"), net), name
 
 
-def test_the_text_says_what_the_file_is(tmp_path: Path) -> None:
+def test_inspect_text_describes_the_file(tmp_path: Path) -> None:
     pb.save(lenet(), tmp_path / "net.pocket", precision="int8")
     text = pocket.read(tmp_path / "net.pocket")[0]
     assert text["format"] == pocket.FORMAT
@@ -214,7 +214,7 @@ def test_the_text_says_what_the_file_is(tmp_path: Path) -> None:
     assert text["networks"][0]["layout"][0][0] == artifact.read(tmp_path / "net.pocket")["layout"]["slots"][0]["name"]
 
 
-def test_a_file_names_its_method(tmp_path: Path) -> None:
+def test_save_records_the_method(tmp_path: Path) -> None:
     for method in ("pbn", "ensemble"):
         pb.save(
             pb.bayesianize(pb.models.build("mlp", in_features=4, hidden=[5], out_features=2), method), tmp_path / "net"

@@ -35,14 +35,14 @@ def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return (reader, *fuzz.prepare(reader, tmp_path_factory.mktemp("readers")))
 
 
-def test_something_sound_is_read(prepared: tuple[Any, list[bytes], Path]) -> None:
+def test_readers_accept_valid_files(prepared: tuple[Any, list[bytes], Path]) -> None:
     reader, files, path = prepared
     assert "read" in {fuzz.outcome(reader, data, path) for data in files}
 
 
 @FEW
 @given(seed=st.integers(0, 2**63))
-def test_a_spoiled_file_is_read_or_refused(seed: int, prepared: tuple[Any, list[bytes], Path]) -> None:
+def test_readers_accept_or_refuse_damaged_files(seed: int, prepared: tuple[Any, list[bytes], Path]) -> None:
     reader, files, path = prepared
     assert fuzz.outcome(reader, fuzz.spoil(reader, files, str(seed)), path) in ("read", "refused")
 
@@ -50,7 +50,7 @@ def test_a_spoiled_file_is_read_or_refused(seed: int, prepared: tuple[Any, list[
 @FEW
 @given(data=st.binary(max_size=300), keep=st.integers(0, 64))
 @example(data=b"", keep=0)
-def test_any_bytes_after_a_sound_beginning_are_read_or_refused(
+def test_readers_accept_or_refuse_any_bytes_after_a_header(
     data: bytes, keep: int, prepared: tuple[Any, list[bytes], Path]
 ) -> None:
     reader, files, path = prepared
@@ -80,18 +80,18 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip(
         "? [a]\n: b",
     ],
 )
-def test_yaml_that_would_grow_or_break_is_refused(text: str) -> None:
+def test_yaml_reader_refuses_expanding_or_broken_files(text: str) -> None:
     with pytest.raises(UserError, match="is not YAML"):
         parse_yaml(text, "it")
 
 
-def test_yaml_has_plain_values_only() -> None:
+def test_yaml_reader_returns_plain_values_only() -> None:
     text = "{a: 2020-01-01, b: 1e-3, c: [null, true, 7, x], d: {e: .inf}}"
     assert parse_yaml(text, "it") == {"a": "2020-01-01", "b": 1e-3, "c": [None, True, 7, "x"], "d": {"e": float("inf")}}
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd.recipe", "digits-map/../digits-map", "\0", "a" * 5000])
-def test_a_name_leads_nowhere_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_names_cannot_leave_the_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inside").mkdir()
     monkeypatch.chdir(tmp_path / "inside")
     (tmp_path / "secret.yaml").write_text("method: map")
@@ -103,7 +103,7 @@ def test_a_name_leads_nowhere_else(name: str, tmp_path: Path, monkeypatch: pytes
         pb.data.load(name)
 
 
-def test_a_uci_set_outside_its_folder_is_refused(tmp_path: Path) -> None:
+def test_uci_refuses_names_outside_its_folder(tmp_path: Path) -> None:
     fuzz.READERS["table"].corpus(tmp_path)
     with pytest.raises(UserError, match="unknown set"):
         pb.data.load("uci", "test", tmp_path, set="../UCI_Datasets/yacht")
@@ -118,7 +118,7 @@ def npy(array: Any, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def test_names_in_a_zip_write_nothing(tmp_path: Path) -> None:
+def test_zip_reader_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     with zipfile.ZipFile(tmp_path / "inside" / "a.npz", "w") as archive:
         archive.writestr("x.npy", npy(np.zeros((4, 2))))
@@ -141,7 +141,7 @@ def test_names_in_a_zip_write_nothing(tmp_path: Path) -> None:
         ({"x": b"\x93NUMPY\x09\x09"}, zipfile.ZIP_DEFLATED, "not a readable npz file"),
     ],
 )
-def test_an_array_that_lies_is_refused(members: dict[str, bytes], method: int, message: str, tmp_path: Path) -> None:
+def test_npy_reader_refuses_a_false_shape(members: dict[str, bytes], method: int, message: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w", method) as archive:
         for name, data in members.items():
             archive.writestr(f"{name}.npy", data)
@@ -149,7 +149,7 @@ def test_an_array_that_lies_is_refused(members: dict[str, bytes], method: int, m
         read_npz(tmp_path / "a.npz", ["x"])
 
 
-def test_oversized_zip_is_refused_before_unpacking(tmp_path: Path) -> None:
+def test_zip_reader_refuses_oversized_members_early(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("x.npy", npy(np.zeros(4)))
     whole = bytearray((tmp_path / "a.npz").read_bytes())
@@ -160,7 +160,7 @@ def test_oversized_zip_is_refused_before_unpacking(tmp_path: Path) -> None:
         read_npz(tmp_path / "a.npz", ["x"])
 
 
-def test_an_npy_file_of_anything_but_numbers_is_refused(tmp_path: Path) -> None:
+def test_npy_reader_refuses_anything_but_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(npy(np.array(["text"])))
     with pytest.raises(UserError, match="only numbers are read"):
         read_npy(tmp_path / "a.npy")
@@ -187,7 +187,7 @@ class Evil:
         (b"\x80\x04\x8e" + b"\xff" * 8 + b"x.", "not a file of CIFAR images"),
     ],
 )
-def test_a_pickle_that_would_call_or_grow_is_refused(
+def test_pickle_reader_refuses_calls_and_growth(
     data: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -197,7 +197,7 @@ def test_a_pickle_that_would_call_or_grow_is_refused(
     assert not (tmp_path / "evil").exists()
 
 
-def test_labels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_labels_reader_refuses_what_are_not_numbers(tmp_path: Path) -> None:
     batch = {b"data": np.zeros((1, 3072), np.uint8), b"labels": [[0]]}
     (tmp_path / "batch").write_bytes(pickle.dumps(batch, 4))
     with pytest.raises(UserError, match="no whole number"):
@@ -211,7 +211,7 @@ def test_labels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
     name=st.sampled_from(["X", "y", "long_name"]),
 )
 @settings(max_examples=40)
-def test_matlab_files_are_read_as_scipy_wrote_them(shape: list[int], dtype: str, packed: bool, name: str) -> None:
+def test_matlab_reader_agrees_with_scipy(shape: list[int], dtype: str, packed: bool, name: str) -> None:
     from scipy.io import savemat
 
     values = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
@@ -224,7 +224,7 @@ def test_matlab_files_are_read_as_scipy_wrote_them(shape: list[int], dtype: str,
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, np.array([[1]], dtype=object), "text", np.eye(2) * 1j])
-def test_matlab_values_that_are_no_arrays_of_numbers_are_refused(value: Any, tmp_path: Path) -> None:
+def test_matlab_reader_refuses_other_values(value: Any, tmp_path: Path) -> None:
     from scipy.io import savemat
 
     savemat(tmp_path / "test_32x32.mat", {"X": value, "y": np.ones(1)})
@@ -235,7 +235,7 @@ def test_matlab_values_that_are_no_arrays_of_numbers_are_refused(value: Any, tmp
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_picture_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_reader_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     program = tmp_path / "gs"  # what Pillow hands PostScript to
@@ -249,7 +249,7 @@ def test_a_picture_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "ran").exists()
 
 
-def test_huge_picture_is_refused_before_decoding(tmp_path: Path) -> None:
+def test_image_reader_refuses_a_huge_picture_early(tmp_path: Path) -> None:
     (tmp_path / "a.ppm").write_bytes(b"P6\n8000 8000\n255\n" + bytes(300))
     with pytest.raises(UserError, match="8000 x 8000 pixels, a file of its size may have"):
         read_image(tmp_path / "a.ppm")
@@ -276,7 +276,7 @@ def test_labels_outside_the_classes_are_named(name: str, classes: dict[str, int]
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stray_file_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
+def test_checkpoints_ignore_other_files_beside_them(tmp_path: Path) -> None:
     tree: dict[str, Any] = dict.fromkeys(("net", "optimizer", "random", "best"))
     checkpoint.write(tmp_path, checkpoint.Progress(epoch=2), tree)
     (tmp_path / "checkpoint-copy.safetensors").write_bytes(b"")
@@ -286,13 +286,13 @@ def test_a_stray_file_beside_checkpoints_is_left_alone(tmp_path: Path) -> None:
     assert found[0].epoch == 2
 
 
-def test_a_sealed_checkpoint_without_a_network_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_without_a_network_is_refused(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, checkpoint.Progress(), {"optimizer": None})
     with pytest.raises(UserError, match="it has no 'best'"):
         checkpoint.read(tmp_path)
 
 
-def test_others_weights_have_names(tmp_path: Path) -> None:
+def test_load_weights_needs_names_for_foreign_weights(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     torch.save({0: torch.zeros(1)}, tmp_path / "a.pt")
     with pytest.raises(UserError, match="a dictionary of tensors is expected"):

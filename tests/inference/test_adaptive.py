@@ -47,7 +47,7 @@ def test_predict_adaptively_saves_passes_within_the_bound(mixture: Mixture) -> N
     assert measures["nll"] < whole["nll"] + 0.1
 
 
-def test_predict_adaptively_by_brute_force(mixture: Mixture) -> None:
+def test_predict_adaptively_agrees_with_brute_force(mixture: Mixture) -> None:
     """Answer k is the mean of the first k members at temperature k, for the first k that is sure enough."""
     x = digits("test")[0][:60]
     rule = pb.fit_stopping(mixture, digits("val"), max_rise=0.05)
@@ -65,7 +65,7 @@ def test_predict_adaptively_by_brute_force(mixture: Mixture) -> None:
         torch.testing.assert_close(found.probs[row], probs, rtol=1e-4, atol=1e-6)
 
 
-def test_fit_stopping_on_draws_of_one_network() -> None:
+def test_fit_stopping_works_on_draws_of_one_network() -> None:
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[16])
     train = tuple(part[:200] for part in digits("train"))
@@ -117,7 +117,7 @@ def test_choose_stopping_takes_one_pass_of_equal_members() -> None:
     assert rule.passes < 1.6
 
 
-def test_rule_survives_a_file(mixture: Mixture, tmp_path: Path) -> None:
+def test_stopping_rule_survives_a_file(mixture: Mixture, tmp_path: Path) -> None:
     x = digits("test")[0]
     pb.fit_stopping(mixture, digits("val"))
     pb.save(mixture, tmp_path / "a.pocket")
@@ -125,7 +125,7 @@ def test_rule_survives_a_file(mixture: Mixture, tmp_path: Path) -> None:
     assert torch.equal(pb.predict(again, x, adaptive=True).probs, pb.predict(mixture, x, adaptive=True).probs)
 
 
-def test_adaptive_refuses_what_it_cannot_do(mixture: Mixture) -> None:
+def test_adaptive_prediction_refuses_unsupported_networks(mixture: Mixture) -> None:
     x, y = digits("val")
     plain = Mixture(list(mixture))
     with pytest.raises(pb.UserError, match="fit_stopping"):

@@ -31,7 +31,7 @@ def regression(std: float) -> tuple[pb.Network, torch.Tensor]:
 
 
 @pytest.mark.parametrize("propagation", ["moments", "linear"])
-def test_the_factor_of_a_regression_is_the_one_of_the_data(propagation: str) -> None:
+def test_variance_scale_of_a_regression_matches_the_data(propagation: str) -> None:
     net, x = regression(0.5)
     y = x * torch.randn(4000, 1)
     factor = fit_variance_scale(net, (x, y), propagation=propagation)
@@ -45,7 +45,7 @@ def test_the_factor_of_a_regression_is_the_one_of_the_data(propagation: str) -> 
 
 @pytest.mark.parametrize("propagation", ["moments", "moments-full", "linear"])
 @pytest.mark.parametrize("readout", ["sample", "probit"])
-def test_the_factor_of_a_classifier_is_the_best_of_a_grid(propagation: str, readout: str) -> None:
+def test_variance_scale_of_a_classifier_is_the_best_of_a_grid(propagation: str, readout: str) -> None:
     x, y = tiny_data()
     model = tiny_model().eval()
     with torch.no_grad():  # a sure classifier, of which some labels say that it should not be
@@ -59,7 +59,7 @@ def test_the_factor_of_a_classifier_is_the_best_of_a_grid(propagation: str, read
         assert best <= pb.evaluate(net, (x, y), variance_scale=other, **settings)["nll"] + 1e-3
 
 
-def test_what_has_no_variance_is_not_scaled() -> None:
+def test_variance_scale_needs_a_variance() -> None:
     net = pb.bayesianize(tiny_model(), pb.VDP())
     with pytest.raises(pb.UserError, match="variance_scale"):
         pb.predict(net, tiny_data()[0], propagation="sample", variance_scale=2.0)
@@ -81,7 +81,7 @@ def test_beta_search_finds_a_weight_that_holds() -> None:
 
 
 @pytest.mark.parametrize("by", ["calibrated_nll", "pruned_accuracy", "ood_auroc"])
-def test_beta_search_decides_by_what_the_user_says(by: str) -> None:
+def test_beta_search_decides_by_the_given_criterion(by: str) -> None:
     data = tiny_data()
     ood = {"ood": data} if by == "ood_auroc" else {}
     settings = {"betas": (0.01, 0.1), "lr": 1e-2, "progress": False, "samples": 2, **ood}
@@ -109,7 +109,7 @@ def test_beta_search_refuses_criteria_that_do_not_fit() -> None:
         search_beta(pb.MeanFieldVI(), torch.nn.Linear(1, 1), (x, x), (x, x), by="calibrated_nll", **settings)
 
 
-def test_the_search_knows_regression() -> None:
+def test_beta_search_takes_regressions() -> None:
     x = torch.linspace(-1, 1, 40)[:, None]
     data = x, x**2
     method = pb.MeanFieldVI(prior_std=0.01)
@@ -117,7 +117,7 @@ def test_the_search_knows_regression() -> None:
     assert all(math.isfinite(trial.nll) for trial in found.trials)
 
 
-def test_only_variational_methods_have_a_weight_to_search_for() -> None:
+def test_beta_search_needs_a_variational_method() -> None:
     with pytest.raises(pb.UserError, match="'map' has no weight"):
         search_beta(pb.Deterministic(), tiny_model(), tiny_data(), tiny_data())
     with pytest.raises(pb.UserError, match="keep"):
@@ -137,7 +137,7 @@ def recipe(tmp_path: Path, **changes: object) -> config.Recipe:
     return config.check({**tree, **changes})
 
 
-def test_a_recipe_with_a_search_trains_with_what_was_found(tmp_path: Path) -> None:
+def test_beta_search_in_a_recipe_sets_the_weight(tmp_path: Path) -> None:
     outcome = run(recipe(tmp_path), tmp_path / "run", progress=False)
     assert outcome.recipe.search is None
     written = config.read(tmp_path / "run")
@@ -147,7 +147,7 @@ def test_a_recipe_with_a_search_trains_with_what_was_found(tmp_path: Path) -> No
     assert again.recipe.method == outcome.recipe.method
 
 
-def test_a_search_without_validation_or_kl_is_refused(tmp_path: Path) -> None:
+def test_beta_search_needs_validation_data_and_a_kl(tmp_path: Path) -> None:
     data = {"name": str(tmp_path / "tiny.npz"), "val_fraction": 0.0}
     with pytest.raises(pb.UserError, match="val_fraction"):
         run(recipe(tmp_path, data=data), tmp_path / "run", progress=False)
@@ -158,7 +158,7 @@ def test_a_search_without_validation_or_kl_is_refused(tmp_path: Path) -> None:
         recipe(tmp_path, search={"keep": 2})
 
 
-def test_the_command_line_searches_on_request(tmp_path: Path) -> None:
+def test_beta_search_runs_from_the_command_line(tmp_path: Path) -> None:
     recipe(tmp_path)
     arguments = ["train", "--method", "vdp", "--model", "mlp", "--data", str(tmp_path / "tiny.npz"), "--epochs", "1"]
     arguments += ["--search-beta", "--set", "search.betas=[0.5]", "--set", "data.val_fraction=0.25"]

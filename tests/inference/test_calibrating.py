@@ -68,7 +68,7 @@ def test_calibration_is_kept_in_the_file(tmp_path: Path) -> None:
     torch.testing.assert_close(pb.predict(loaded, x).probs, pb.predict(found, x).probs)
 
 
-def test_calibration_of_a_mixture_belongs_to_all_its_members() -> None:
+def test_calibration_of_a_mixture_covers_all_members() -> None:
     found = pb.calibrate(pb.Mixture([overconfident(), overconfident()]), data(2000))
     assert {network.calibration for network in found} != {None}
     assert len({network.calibration for network in found}) == 1

@@ -12,7 +12,7 @@ from pocketbayes.network import members
 
 
 @pytest.mark.parametrize("by", ["magnitude", "snr"])
-def test_the_least_important_weights_go_over_the_whole_network(by: curves.Criterion) -> None:
+def test_pruning_removes_the_least_important_weights_first(by: curves.Criterion) -> None:
     net = pb.bayesianize(tiny_model(), pb.MeanFieldVI(std_init="xavier"))
     mean, std = (moment.detach() for moment in net.posterior.moments())
     score = mean.abs() if by == "magnitude" else mean.abs() / std
@@ -25,7 +25,7 @@ def test_the_least_important_weights_go_over_the_whole_network(by: curves.Criter
     assert torch.equal(net.posterior.moments()[0], mean)
 
 
-def test_the_two_criteria_differ_and_points_are_never_noise() -> None:
+def test_pruning_criteria_differ_and_treat_points_as_certain() -> None:
     mean, std = torch.tensor([1.0, 0.2, 0.0, -3.0]), torch.tensor([10.0, 0.01, 0.0, 0.0])
     assert curves.importance(mean, std).argsort().tolist() == [2, 1, 0, 3]
     assert curves.importance(mean, std, "snr").argsort().tolist() == [2, 0, 1, 3]
@@ -36,7 +36,7 @@ def test_the_two_criteria_differ_and_points_are_never_noise() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_network_can_be_pruned(case: Case) -> None:
+def test_pruning_takes_every_network(case: Case) -> None:
     net = untrained(case)
     small = curves.pruned(net, 0.9)
     for before, after in zip(members(net), members(small)):

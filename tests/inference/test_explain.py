@@ -33,7 +33,7 @@ def test_saliency_is_the_gradient_of_the_probability(propagation: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_network_is_explained(case: Case) -> None:
+def test_explain_takes_every_network(case: Case) -> None:
     net = untrained(case)
     x = tiny_data(3)[0]
     assert explain.saliency(net, x, samples=2).shape == x.shape
@@ -51,7 +51,7 @@ class Linear(nn.Module):
         return 1e-3 * self.layer(x)
 
 
-def test_explanation_of_a_linear_model_is_faithful() -> None:
+def test_explain_is_faithful_for_a_linear_model() -> None:
     torch.manual_seed(0)
     plain = pb.bayesianize(Linear(), pb.Deterministic())
     x = torch.zeros(2, 4)
@@ -63,7 +63,7 @@ def test_explanation_of_a_linear_model_is_faithful() -> None:
     assert float(explain.sensitivity_max(bent, images, radius=0.5).min()) > 1e-3
 
 
-def test_infidelity_is_its_definition() -> None:
+def test_infidelity_follows_its_definition() -> None:
     net = network("mean")
     x = tiny_data(2)[0]
     answer = explain.probabilities(net)
@@ -77,12 +77,12 @@ def test_infidelity_is_its_definition() -> None:
     torch.testing.assert_close(explain.infidelity(net, x, noise=0.3, draws=2000), expected, rtol=0.2, atol=0)
 
 
-def test_linear_propagation_is_refused() -> None:
+def test_explain_refuses_linear_propagation() -> None:
     with pytest.raises(pb.UserError, match="no gradient"):
         explain.saliency(network(), tiny_data(2)[0], propagation="linear")
 
 
-def test_a_regression_has_no_class_to_explain() -> None:
+def test_explain_refuses_a_regression() -> None:
     net = pb.bayesianize(nn.Linear(3, 1), pb.MeanFieldVI())
     net.likelihood = pb.GaussianNoise(0.1)
     with pytest.raises(pb.UserError, match="explanations are for classifiers"):

@@ -54,12 +54,12 @@ def refused(call: Any) -> None:
 
 
 @pytest.mark.parametrize("name", X)
-def test_predict_refuses_inputs_that_are_no_batch(name: str) -> None:
+def test_predict_refuses_inputs_that_are_not_a_batch(name: str) -> None:
     refused(lambda: pb.predict(network(), X[name], samples=1))
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_settings_out_of_range_are_refused(setting: dict[str, Any]) -> None:
+def test_predict_refuses_settings_out_of_range(setting: dict[str, Any]) -> None:
     net, data = network(), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
     refused(lambda: pb.predict(net, data[0], **setting))
     refused(lambda: pb.evaluate(net, data, **setting))
@@ -76,7 +76,7 @@ def test_predict_takes_negative_strides_and_numpy_numbers() -> None:
 
 
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "linear", "moments"])
-def test_predict_refuses_outputs_that_are_no_tensor(propagation: str) -> None:
+def test_predict_refuses_outputs_that_are_not_tensors(propagation: str) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -26,7 +26,7 @@ def test_health_of_untouched_stds_is_not_learned() -> None:
     assert found.std_movement == 0
 
 
-def test_health_of_stds_drawn_anew_is_learned() -> None:
+def test_health_of_redrawn_stds_is_learned() -> None:
     net = network(std_init="xavier")
     with torch.no_grad():
         net.posterior.rho.copy_(torch.randn_like(net.posterior.rho) - 4)

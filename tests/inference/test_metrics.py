@@ -105,14 +105,14 @@ class TestClassification:
             errors.append(sum(abs((p - hit)[cell == b].sum()) for b in range(15)) / len(p))
         assert classify(probs, labels)["ece_classwise"] == pytest.approx(np.mean(errors), abs=1e-12)
 
-    def test_perfect(self):
+    def test_perfect_predictions_have_no_error(self):
         labels = torch.arange(CLASSES)
         ours = classify(torch.eye(CLASSES), labels)
         assert (ours["accuracy"], ours["top5"]) == (1, 1)
         for name in ("nll", "brier", "ece", "ece_adaptive", "ece_classwise", "entropy"):
             assert ours[name] == pytest.approx(0, abs=1e-12), name
 
-    def test_constant(self):
+    def test_constant_predictions_know_nothing(self):
         labels = torch.arange(CLASSES).repeat(3)
         ours = classify(torch.full((30, CLASSES), 1 / CLASSES), labels)
         assert ours["accuracy"] == pytest.approx(0.1)
@@ -472,7 +472,7 @@ def test_flops_of_a_linear_and_a_convolution():
         assert metrics.flops(nn.Conv2d(3, 5, 3), torch.zeros(2, 3, 10, 10)) == 2 * 2 * 5 * 64 * 27
 
 
-def test_import_is_quick():
+def test_metrics_import_is_quick():
     heavy = "[m for m in ('torchmetrics', 'sklearn', 'scipy', 'matplotlib') if m in sys.modules]"
     code = f"import sys, torch; before = {heavy}; import pocketbayes.inference.metrics; assert {heavy} == before"
     subprocess.run([sys.executable, "-c", code], check=True)

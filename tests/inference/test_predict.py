@@ -74,13 +74,13 @@ def assert_classes(prediction: pb.Prediction, logits: Tensor) -> None:
 
 
 @pytest.mark.parametrize("propagation", ["sample", "local", "flipout"])
-def test_classes_are_the_summary_of_all_passes(propagation: str) -> None:
+def test_predict_summarises_all_passes_of_a_classifier(propagation: str) -> None:
     prediction, logits = recorded(classifier(), tiny_data(10)[0], samples=7, propagation=propagation)
     assert logits.shape == (7, 10, 3)
     assert_classes(prediction, logits)
 
 
-def test_classes_per_pixel() -> None:
+def test_predict_summarises_classes_per_pixel() -> None:
     net = pb.bayesianize(nn.Conv2d(1, 4, 3), pb.MeanFieldVI(std_init=0.5))
     prediction, logits = recorded(net, torch.randn(3, 1, 6, 5), samples=6)
     assert logits.shape == (6, 3, 4, 4, 3)
@@ -88,7 +88,7 @@ def test_classes_per_pixel() -> None:
     assert_classes(prediction, logits)
 
 
-def test_extreme_logits_give_finite_uncertainty() -> None:
+def test_predict_extreme_logits_give_finite_uncertainty() -> None:
     net = classifier()
     net.posterior.mean.data.mul_(1e4)
     prediction = pb.predict(net, tiny_data(10)[0], samples=5)
@@ -97,7 +97,7 @@ def test_extreme_logits_give_finite_uncertainty() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.4, "learned", "predicted"])
-def test_regression_is_the_summary_of_all_passes(noise: Any) -> None:
+def test_predict_summarises_all_passes_of_a_regression(noise: Any) -> None:
     net = regressor(noise)
     prediction, outputs = recorded(net, torch.randn(9, 3), samples=7)
     mean, noise_std = net.likelihood.moments(outputs)
@@ -116,7 +116,7 @@ def test_regression_is_the_summary_of_all_passes(noise: Any) -> None:
         torch.testing.assert_close(found.detach().double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_log_density_is_that_of_the_mixture_of_passes() -> None:
+def test_predict_log_density_is_that_of_the_mixture_of_passes() -> None:
     net, x, y = regressor(0.4), torch.randn(9, 3), torch.randn(9, 2)
     _, outputs = recorded(net, x, samples=5)
     passes = run_passes(net, x, Ask(samples=5), target=y)
@@ -126,7 +126,7 @@ def test_log_density_is_that_of_the_mixture_of_passes() -> None:
     assert found == pytest.approx(float((expected - math.log(5)).mean()), rel=1e-4)
 
 
-def test_a_small_variance_beside_a_large_mean_is_kept() -> None:
+def test_predict_keeps_a_small_variance_beside_a_large_mean() -> None:
     """Sums of squares in float32 would lose it."""
     net = pb.bayesianize(nn.Linear(1, 1), pb.MeanFieldVI())
     net.posterior = pb.posteriors.MeanField(net.layout, torch.zeros(1), torch.tensor([1e-2]))
@@ -136,7 +136,7 @@ def test_a_small_variance_beside_a_large_mean_is_kept() -> None:
     assert float(prediction.epistemic) == pytest.approx(1e-2, rel=0.2)
 
 
-def test_the_seed_decides_and_nothing_else_does() -> None:
+def test_predict_depends_on_the_seed_alone() -> None:
     net, x = classifier(), tiny_data(10)[0]
     one = pb.predict(net, x, 4, seed=3)
     torch.manual_seed(99)
@@ -147,7 +147,7 @@ def test_the_seed_decides_and_nothing_else_does() -> None:
     assert float((one.mean - other.mean).abs().max()) > 1e-3
 
 
-def test_passes_differ_from_each_other_and_between_seeds() -> None:
+def test_predict_passes_differ_within_and_between_seeds() -> None:
     net, x = classifier(), tiny_data(4)[0]
     passes = torch.cat([recorded(net, x, samples=10, seed=seed)[1] for seed in range(3)]).flatten(1)
     distances = torch.cdist(passes, passes) + torch.eye(30) * 1e3
@@ -155,14 +155,14 @@ def test_passes_differ_from_each_other_and_between_seeds() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 10, 100])
-def test_the_batch_size_does_not_matter(batch_size: int) -> None:
+def test_predict_is_independent_of_the_batch_size(batch_size: int) -> None:
     net, x = classifier(), tiny_data(10)[0]
     whole, parts = pb.predict(net, x, 5), pb.predict(net, x, 5, batch_size=batch_size)
     for name in FIELDS:
         torch.testing.assert_close(getattr(whole, name), getattr(parts, name), rtol=1e-4, atol=1e-5)
 
 
-def test_predict_leaves_the_network_as_it_was() -> None:
+def test_predict_leaves_the_network_unchanged() -> None:
     net = classifier("local").train()
     net.model.norm.eval()
     buffers = [buffer.clone() for buffer in net.buffers()]
@@ -180,7 +180,7 @@ def test_predict_leaves_the_network_as_it_was() -> None:
     assert net.propagation == "local"
 
 
-def test_prediction_is_made_in_evaluation_mode() -> None:
+def test_predict_runs_in_evaluation_mode() -> None:
     class Mode(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -195,7 +195,7 @@ def test_prediction_is_made_in_evaluation_mode() -> None:
     assert pb.predict(net, torch.randn(3, 2), 2).mean.shape == (3, 2)
 
 
-def test_eight_threads_answer_as_one_does() -> None:
+def test_predict_in_eight_threads_equals_one() -> None:
     net, x = classifier(), tiny_data(10)[0]
     jobs = [(seed, how) for seed in range(8) for how in ("sample", "local", "mean")]
     serial = [pb.predict(net, x, 4, how, seed=seed) for seed, how in jobs]
@@ -208,7 +208,7 @@ def test_eight_threads_answer_as_one_does() -> None:
     assert net.propagation == "sample"
 
 
-def test_without_randomness_one_pass_is_enough() -> None:
+def test_predict_takes_one_pass_without_randomness() -> None:
     x = tiny_data(10)[0]
     prediction, outputs = recorded(classifier(), x, samples=30, propagation="mean")
     assert len(outputs) == 1
@@ -224,7 +224,7 @@ def test_predict_samples_weights_after_local_training(trained: str, used: str) -
     assert_same(pb.predict(net, x, 3), pb.predict(net, x, 3, used))
 
 
-def test_a_mixture_shares_the_passes_out() -> None:
+def test_predict_divides_the_passes_of_a_mixture() -> None:
     nets = [classifier(seed=seed) for seed in range(3)]
     x = tiny_data(10)[0]
     for samples, passes in ((1, 3), (3, 3), (4, 6), (6, 6)):
@@ -233,7 +233,7 @@ def test_a_mixture_shares_the_passes_out() -> None:
         assert_classes(prediction, logits)
 
 
-def test_every_member_of_a_mixture_has_the_same_say() -> None:
+def test_predict_weighs_members_of_a_mixture_equally() -> None:
     """A member that draws nothing runs once, but counts as often as the others."""
     random, fixed = classifier(seed=1), classifier("mean", seed=2)
     x = tiny_data(10)[0]
@@ -244,7 +244,7 @@ def test_every_member_of_a_mixture_has_the_same_say() -> None:
     assert len(logits) == 2
 
 
-def test_passes_are_not_kept() -> None:
+def test_predict_does_not_keep_passes() -> None:
     """Memory does not grow with samples: an output is gone before the next but one is made."""
     net, alive, most = classifier(), [], 0
 
@@ -259,7 +259,7 @@ def test_passes_are_not_kept() -> None:
     assert most <= 2
 
 
-def test_arrays_of_other_types_are_read() -> None:
+def test_predict_reads_arrays_of_other_types() -> None:
     net, x = classifier(), tiny_data(10)[0]
     expected = pb.predict(net, x, 3)
     assert_same(expected, pb.predict(net, x.double().numpy(), 3))
@@ -270,7 +270,7 @@ def test_arrays_of_other_types_are_read() -> None:
     assert pb.predict(bare, torch.randn(3, 2), 2).mean.shape == (3, 2)
 
 
-def test_mistakes_are_named() -> None:
+def test_predict_names_mistakes() -> None:
     net, x = classifier(), tiny_data(10)[0]
     with pytest.raises(UserError, match="x is empty"):
         pb.predict(net, x[:0])
@@ -284,13 +284,13 @@ def test_mistakes_are_named() -> None:
         pb.evaluate(regressor(0.1), (torch.randn(4, 3), torch.arange(4)))
 
 
-def test_a_model_whose_output_is_no_tensor_is_named() -> None:
+def test_predict_names_a_model_whose_output_is_not_a_tensor() -> None:
     net = pb.bayesianize(nn.LSTM(4, 3, batch_first=True), "bbb")
     with pytest.raises(pb.UserError, match="the model returns a tuple, not a tensor: wrap it"):
         pb.predict(net, torch.zeros(2, 5, 4))
 
 
-def test_one_input_is_not_a_batch() -> None:
+def test_predict_refuses_one_input_without_a_batch() -> None:
     x, y = torch.randn(20, 3), torch.arange(20) % 2
     net = pb.fit("map", nn.Linear(3, 2), (x, y), epochs=1, progress=False)
     with pytest.raises(pb.UserError, match=r"one input \(3,\), not a batch \(n, ...\): give x\[None\]"):
@@ -318,7 +318,7 @@ def test_evaluate_takes_labels_of_any_integer_type() -> None:
 
 
 @pytest.mark.parametrize("pixels", [False, True])
-def test_answers_that_are_not_finite_are_told_of(pixels: bool) -> None:
+def test_predict_reports_answers_that_are_not_finite(pixels: bool) -> None:
     model = torch.nn.Conv2d(3, 2, 1) if pixels else torch.nn.Linear(3, 2)
     net = pb.bayesianize(model, pb.MeanFieldVI())
     x = torch.zeros(5, 3, 2, 2) if pixels else torch.zeros(5, 3)
@@ -332,7 +332,7 @@ def test_answers_that_are_not_finite_are_told_of(pixels: bool) -> None:
         pb.predict(net, torch.ones_like(x), samples=2)
 
 
-def test_what_is_no_network_and_no_input_is_named(tmp_path: Path) -> None:
+def test_predict_names_a_wrong_network_or_input(tmp_path: Path) -> None:
     net = pb.bayesianize(torch.nn.Linear(3, 2), pb.MeanFieldVI())
     x = torch.zeros(4, 3)
     for wrong in (lambda: pb.predict(torch.nn.Linear(3, 2), x), lambda: pb.predict(x, net)):  # type: ignore[arg-type]

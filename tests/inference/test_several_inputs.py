@@ -71,7 +71,7 @@ def test_fit_takes_named_inputs(given: str) -> None:
 
 
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout", "moments", "linear"])
-def test_predict_takes_mapping(propagation: str) -> None:
+def test_predict_takes_a_mapping(propagation: str) -> None:
     net = pb.bayesianize(Tokens(), "bbb")
     whole = batch(8)
     answer = pb.predict(net, whole, 3, propagation, batch_size=5)
@@ -81,7 +81,7 @@ def test_predict_takes_mapping(propagation: str) -> None:
         torch.testing.assert_close(one.probs, answer.probs[:1], rtol=1e-4, atol=1e-5)
 
 
-def test_call_by_keywords_returns_own_output() -> None:
+def test_network_called_by_keywords_returns_the_models_output() -> None:
     whole = batch(4)
     net = pb.bayesianize(Tokens(), "bbb")
     output = net(input_ids=whole["input_ids"], attention_mask=whole["attention_mask"], labels=whole["labels"])
@@ -89,7 +89,7 @@ def test_call_by_keywords_returns_own_output() -> None:
     assert isinstance(net(as_input(whole)), Tensor)
 
 
-def test_saved_network_answers_the_same(tmp_path: Path) -> None:
+def test_save_keeps_the_answers_to_named_inputs(tmp_path: Path) -> None:
     whole = batch(8)
     named = {name: whole[name] for name in ("input_ids", "attention_mask")}
     net = pb.fit("bbb", Tokens(), (named, whole["labels"]), epochs=1, progress=False)
@@ -100,7 +100,7 @@ def test_saved_network_answers_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["mean", "sample"])
-def test_graph_takes_named_inputs(mode: str, tmp_path: Path) -> None:
+def test_export_takes_named_inputs(mode: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     whole = batch(8)
     named = {name: whole[name] for name in ("input_ids", "attention_mask")}
@@ -114,7 +114,7 @@ def test_graph_takes_named_inputs(mode: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(probs), expected, rtol=0, atol=1e-5 if mode == "mean" else 0.1)
 
 
-def test_split_batch_names_what_is_missing() -> None:
+def test_split_batch_names_missing_inputs() -> None:
     with pytest.raises(pb.UserError, match="name them 'labels'"):
         split_batch({"input_ids": torch.zeros(2)})
     with pytest.raises(pb.UserError, match="different lengths"):
@@ -138,7 +138,7 @@ def test_answer_of_finds_logits() -> None:
     assert isinstance(answer_of((logits, logits)), tuple)
 
 
-def test_hugging_face_classifiers_train_and_predict() -> None:
+def test_fit_takes_hugging_face_classifiers() -> None:
     transformers = pytest.importorskip("transformers")
     bert = transformers.BertForSequenceClassification(
         transformers.BertConfig(vocab_size=20, max_position_embeddings=8, num_labels=2, **SIZES)

@@ -15,7 +15,7 @@ from pocketbayes.inference.statistics import anova, holm, mcnemar, mean_interval
 RNG = np.random.default_rng(0)
 
 
-def test_interval_is_students() -> None:
+def test_interval_is_that_of_student() -> None:
     x = RNG.normal(3, 2, 7)
     found = mean_interval(x)
     assert (found.low, found.high) == pytest.approx(stats.t.interval(0.95, 6, x.mean(), stats.sem(x)))
@@ -25,7 +25,7 @@ def test_interval_is_students() -> None:
     assert math.isnan(one.low)
 
 
-def test_intervals_cover_as_often_as_they_say() -> None:
+def test_interval_covers_as_often_as_stated() -> None:
     draws = np.random.default_rng(1).normal(size=(2000, 5))
     covered = np.mean([mean_interval(row).low < 0 < mean_interval(row).high for row in draws])
     assert covered == pytest.approx(0.95, abs=0.015)
@@ -42,7 +42,7 @@ def test_paired_t_agrees_with_scipy() -> None:
     assert paired_t(np.array([1, 2]), np.array([0, 1])).p == 0
 
 
-def test_a_paired_test_sees_what_the_images_hide() -> None:
+def test_paired_t_sees_a_difference_that_images_hide() -> None:
     """Hard and easy images spread the values far more than the networks differ."""
     difficulty = RNG.exponential(2, 400)
     a, b = difficulty, difficulty + RNG.normal(0.05, 0.2, 400)
@@ -51,7 +51,7 @@ def test_a_paired_test_sees_what_the_images_hide() -> None:
 
 
 @pytest.mark.parametrize(("alone", "expected"), [((5, 0), 2 / 32), ((1, 1), 1.0), ((0, 0), 1.0), ((2, 8), 112 / 1024)])
-def test_mcnemar_by_hand(alone: tuple[int, int], expected: float) -> None:
+def test_mcnemar_agrees_with_a_hand_calculation(alone: tuple[int, int], expected: float) -> None:
     first = np.array([1] * alone[0] + [0] * alone[1] + [1, 0])
     second = np.array([0] * alone[0] + [1] * alone[1] + [1, 0])
     found = mcnemar(first.astype(bool), second.astype(bool))
@@ -71,7 +71,7 @@ def test_anova_of_constant_groups() -> None:
     assert anova({"a": [1.0, 1.0], "b": [2.0, 2.0]}).p == 0
 
 
-def test_holm_by_hand_and_in_any_order() -> None:
+def test_holm_agrees_with_a_hand_calculation_in_any_order() -> None:
     for order in itertools.permutations(range(4)):
         p, expected = [0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]
         assert holm([p[i] for i in order]) == pytest.approx([expected[i] for i in order])
@@ -79,7 +79,7 @@ def test_holm_by_hand_and_in_any_order() -> None:
     assert holm([]) == []
 
 
-def test_mistakes_are_named() -> None:
+def test_statistics_name_mistakes() -> None:
     with pytest.raises(UserError, match="same two or more images, got 3 and 2"):
         paired_t([1.0, 2.0, 3.0], [1.0, 2.0])
     with pytest.raises(UserError, match="paired_t"):

@@ -87,9 +87,7 @@ def batch(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # -- figures ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_document_is_the_file_and_says_what_evaluate_says(
-    net: pb.Network, digits: Pictures, whole: tuple[Path, dict]
-) -> None:
+def test_suite_file_agrees_with_evaluate(net: pb.Network, digits: Pictures, whole: tuple[Path, dict]) -> None:
     path, document = whole
     assert json.loads(path.read_text()) == document == read_document(path)
     assert document["measures"] == pb.evaluate(net, digits, samples=SAMPLES)
@@ -97,7 +95,7 @@ def test_the_document_is_the_file_and_says_what_evaluate_says(
     assert document["data"] == {"name": "digits"}
 
 
-def test_values_per_image_have_the_measures_as_their_means(whole: tuple[Path, dict]) -> None:
+def test_suite_values_per_image_average_to_the_measures(whole: tuple[Path, dict]) -> None:
     path, document = whole
     values = read_values(path)
     assert values["nll"].dtype == values["entropy"].dtype == values["confidence"].dtype == torch.float32
@@ -106,7 +104,7 @@ def test_values_per_image_have_the_measures_as_their_means(whole: tuple[Path, di
         assert float(values[name].double().mean()) == pytest.approx(document["measures"][measure], rel=1e-5)
 
 
-def test_curves_and_boxes(whole: tuple[Path, dict]) -> None:
+def test_suite_has_curves_and_boxes(whole: tuple[Path, dict]) -> None:
     path, document = whole
     values = read_values(path)
     reliability = document["reliability"]
@@ -128,7 +126,9 @@ def test_curves_and_boxes(whole: tuple[Path, dict]) -> None:
     assert [low, high] == pytest.approx(np.quantile(confidence.astype(float), [0.05, 0.95]).tolist())
 
 
-def test_temperature_is_measured_on_the_other_half(net: pb.Network, digits: Pictures, whole: tuple[Path, dict]) -> None:
+def test_suite_measures_temperature_on_the_other_half(
+    net: pb.Network, digits: Pictures, whole: tuple[Path, dict]
+) -> None:
     found = whole[1]["temperature"]
     x, y = batch(digits)
     probs = pb.predict(net, x, SAMPLES).probs
@@ -141,7 +141,7 @@ def test_temperature_is_measured_on_the_other_half(net: pb.Network, digits: Pict
     assert found["images"] == 45
 
 
-def test_the_surest_and_the_least_sure_images_are_shown(digits: Pictures, whole: tuple[Path, dict]) -> None:
+def test_suite_shows_the_most_and_least_certain_images(digits: Pictures, whole: tuple[Path, dict]) -> None:
     from PIL import Image
 
     path, document = whole
@@ -157,7 +157,7 @@ def test_the_surest_and_the_least_sure_images_are_shown(digits: Pictures, whole:
     assert worst["label"] == int(digits[worst["index"]][1])
 
 
-def test_other_data_are_told_apart_as_sklearn_says(
+def test_suite_out_of_distribution_scores_agree_with_sklearn(
     net: pb.Network, digits: Pictures, noise_data: Pictures, whole: tuple[Path, dict]
 ) -> None:
     found = whole[1]["ood"]["noise"]
@@ -185,9 +185,7 @@ def test_other_data_are_told_apart_as_sklearn_says(
 
 
 @pytest.mark.filterwarnings("ignore:x holds values")
-def test_rows_of_shifts_are_evaluations_of_shifted_data(
-    net: pb.Network, digits: Pictures, whole: tuple[Path, dict]
-) -> None:
+def test_suite_rows_of_shifts_agree_with_evaluate(net: pb.Network, digits: Pictures, whole: tuple[Path, dict]) -> None:
     shift = whole[1]["shift"]
     assert [row["degrees"] for row in shift["rotation"]] == list(run.DEGREES)
     assert [row["db"] for row in shift["noise"]] == list(run.DECIBELS)
@@ -205,7 +203,7 @@ def test_rows_of_shifts_are_evaluations_of_shifted_data(
     assert clean["nll"] == pytest.approx(whole[1]["measures"]["nll"])
 
 
-def test_corruptions_and_their_means(net: pb.Network, digits: Pictures) -> None:
+def test_suite_averages_corruptions(net: pb.Network, digits: Pictures) -> None:
     few = digits.take(torch.arange(12))
     document = evaluate_suite(net, few, shift=["corruptions"], samples=1)
     rows, means = document["shift"]["corruptions"], document["shift"]["corruptions_mean"]
@@ -219,7 +217,7 @@ def test_corruptions_and_their_means(net: pb.Network, digits: Pictures) -> None:
     assert pb.evaluate(net, corrupted(few, "fog", 4), samples=1)["nll"] == rows["fog"][3]["nll"]
 
 
-def test_incomplete_corruptions_have_no_mean() -> None:
+def test_suite_incomplete_corruptions_have_no_mean() -> None:
     row = dict.fromkeys((*parts.ROW, "entropy_right", "entropy_wrong", "variance"), 1.0)
     rows = {name: [{"severity": s, **row} for s in range(1, 6)] for name in ORIGINAL_15}
     found = parts.corruption_means(rows)
@@ -229,7 +227,7 @@ def test_incomplete_corruptions_have_no_mean() -> None:
     assert parts.corruption_means(rows) == {}
 
 
-def test_ready_made_corruptions_are_used(net: pb.Network, digits: Pictures) -> None:
+def test_suite_uses_ready_made_corruptions(net: pb.Network, digits: Pictures) -> None:
     few = digits.take(torch.arange(6))
     asked = []
 
@@ -244,7 +242,7 @@ def test_ready_made_corruptions_are_used(net: pb.Network, digits: Pictures) -> N
     assert rows["gaussian_noise"][4]["nll"] != document["measures"]["nll"]
 
 
-def test_human_labels(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
+def test_suite_compares_with_human_labels(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
     x, _ = batch(digits)
     humans = torch.rand(90, 10)
     path = tmp_path / "evaluation.json"
@@ -260,13 +258,13 @@ def test_human_labels(net: pb.Network, digits: Pictures, tmp_path: Path) -> None
         evaluate_suite(net, digits, humans=humans[:3])
 
 
-def test_a_network_without_randomness_has_no_scores_of_it(digits: Pictures, noise_data: Pictures) -> None:
+def test_suite_omits_uncertainty_scores_without_randomness(digits: Pictures, noise_data: Pictures) -> None:
     document = evaluate_suite(make_net(pb.Deterministic()), digits, ood={"noise": noise_data})
     assert list(document["ood"]["noise"]["scores"]) == ["max probability", "entropy"]
 
 
 @pytest.mark.parametrize("propagation", ["moments", "linear"])
-def test_propagations_without_sampling(
+def test_suite_takes_propagations_without_sampling(
     net: pb.Network, digits: Pictures, noise_data: Pictures, propagation: str
 ) -> None:
     document = evaluate_suite(net, digits, ood={"noise": noise_data}, propagation=propagation)
@@ -275,7 +273,7 @@ def test_propagations_without_sampling(
     assert "variance" in document["ood"]["noise"]["scores"]
 
 
-def test_a_regression_has_measures_and_nothing_else(tmp_path: Path) -> None:
+def test_suite_of_a_regression_has_measures_only(tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 30)[:, None]
     net = pb.fit(pb.MeanFieldVI(), nn.Linear(1, 1), (x, 2 * x), epochs=1, progress=False)
     document = evaluate_suite(net, (x, 2 * x), out=tmp_path / "evaluation.json")
@@ -286,7 +284,7 @@ def test_a_regression_has_measures_and_nothing_else(tmp_path: Path) -> None:
         evaluate_suite(net, (x, 2 * x), ood={"x": (x, x)})
 
 
-def test_segmentation_has_measures_and_a_diagram(tmp_path: Path) -> None:
+def test_suite_of_segmentation_has_measures_and_a_diagram(tmp_path: Path) -> None:
     x, y = torch.rand(4, 3, 6, 6), torch.randint(0, 2, (4, 6, 6))
     net = pb.bayesianize(nn.Conv2d(3, 2, 3, padding=1), pb.MeanFieldVI())
     document = evaluate_suite(net, (x, y), samples=2, out=tmp_path / "evaluation.json")
@@ -298,7 +296,7 @@ def test_segmentation_has_measures_and_a_diagram(tmp_path: Path) -> None:
         evaluate_suite(net, (x, y), ood={"x": (x, y)})
 
 
-def test_a_mixture_and_a_loader(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
+def test_suite_takes_a_mixture_and_a_loader(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
     both = pb.Mixture([net, make_net(seed=1)])
     loader = torch.utils.data.DataLoader(digits, batch_size=32, collate_fn=pb.data.collate)
     document = evaluate_suite(both, loader, samples=4, out=tmp_path / "evaluation.json")
@@ -307,7 +305,7 @@ def test_a_mixture_and_a_loader(net: pb.Network, digits: Pictures, tmp_path: Pat
     assert len(read_values(tmp_path / "evaluation.json")["nll"]) == 90
 
 
-def test_arrays_that_are_no_pictures_have_no_shifts(net: pb.Network, digits: Pictures) -> None:
+def test_suite_omits_shifts_of_arrays_that_are_not_images(net: pb.Network, digits: Pictures) -> None:
     x, y = batch(digits)
     with pytest.raises(UserError, match="'arrays' does not hold as bytes"):
         evaluate_suite(net, (x, y), shift=["rotation"])
@@ -341,7 +339,7 @@ def without_times(document: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stopped_after", [0, 1, 2, 7])
-def test_an_interrupted_evaluation_goes_on(
+def test_suite_resumes_an_interrupted_evaluation(
     net: pb.Network,
     digits: Pictures,
     noise_data: Pictures,
@@ -371,7 +369,7 @@ def test_an_interrupted_evaluation_goes_on(
     assert len(started) == every - stopped_after, "a finished evaluation is not measured again"
 
 
-def test_more_can_be_asked_for_later(
+def test_suite_adds_measurements_later(
     net: pb.Network, digits: Pictures, noise_data: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "evaluation.json"
@@ -386,7 +384,7 @@ def test_more_can_be_asked_for_later(
     assert started == [50, 20], "another data set under the same name is measured"
 
 
-def test_settings_that_are_left_out_are_other_settings(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
+def test_suite_distinguishes_omitted_settings(net: pb.Network, digits: Pictures, tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     evaluate_suite(net, digits, samples=SAMPLES, shift=["noise"], shift_images=4, out=path)
     with pytest.raises(UserError, match=r"another shift_images \(4, now None\)"):
@@ -402,7 +400,7 @@ def test_suite_refuses_corruptions_without_pillow_early(
     assert not (tmp_path / "evaluation.json").exists()
 
 
-def test_parts_of_other_settings_are_never_taken_up(
+def test_suite_never_reuses_parts_of_other_settings(
     net: pb.Network, digits: Pictures, noise_data: Pictures, tmp_path: Path
 ) -> None:
     path = tmp_path / "evaluation.json"
@@ -425,7 +423,7 @@ def test_parts_of_other_settings_are_never_taken_up(
     assert "ood" not in evaluate_suite(second, digits, samples=5, out=path, overwrite=True)
 
 
-def test_values_of_other_settings_are_never_taken_up(
+def test_suite_never_reuses_values_of_other_settings(
     net: pb.Network, digits: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the power had failed between the two files."""
@@ -440,9 +438,7 @@ def test_values_of_other_settings_are_never_taken_up(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}'])
-def test_a_file_that_is_no_evaluation_is_not_replaced(
-    net: pb.Network, digits: Pictures, tmp_path: Path, text: str
-) -> None:
+def test_suite_does_not_replace_another_file(net: pb.Network, digits: Pictures, tmp_path: Path, text: str) -> None:
     path = tmp_path / "evaluation.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"evaluation\.json is not"):
@@ -450,7 +446,7 @@ def test_a_file_that_is_no_evaluation_is_not_replaced(
     assert path.read_text() == text
 
 
-def test_memory_does_not_grow_with_passes_and_hardly_with_images(net: pb.Network, digits: Pictures) -> None:
+def test_suite_memory_is_independent_of_passes(net: pb.Network, digits: Pictures) -> None:
     def peak(images: int, samples: int) -> int:
         places = torch.arange(images) % 90
         return peak_memory(evaluate_suite, net, digits.take(places), samples=samples, batch_size=30)
@@ -460,7 +456,7 @@ def test_memory_does_not_grow_with_passes_and_hardly_with_images(net: pb.Network
     assert peak(240, 2) - few < 180 * 10 * 40  # a few dozen bytes a class
 
 
-def test_the_bar_counts_images_and_passes(net: pb.Network, digits: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_bar_counts_images_and_passes(net: pb.Network, digits: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
     class Recorder:
         def __init__(self) -> None:
             self.titles: list[tuple[str, int]] = []
@@ -495,7 +491,7 @@ def image_values(shift: float, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"nll": nll, "brier": nll, "correct": (nll < 0.9).to(torch.uint8), "label": torch.arange(100) % 10}
 
 
-def test_better_only_with_its_test() -> None:
+def test_compare_calls_better_only_what_is_significant() -> None:
     rows = compare(documents(3), [image_values(0.0), image_values(0.4), image_values(0.0, seed=1)])
     found = {(row["measure"], row["first"], row["second"]): row for row in rows}
     assert len(found) == 9
@@ -511,14 +507,14 @@ def test_better_only_with_its_test() -> None:
     assert found["accuracy", 0, 2]["p"] >= once["p"], "corrected for three pairs"
 
 
-def test_other_images_are_not_compared() -> None:
+def test_compare_refuses_other_images() -> None:
     one, two = image_values(0.0), image_values(0.4)
     assert compare(documents(2), [one, {**two, "label": two["label"].flip(0)}]) == []
     assert compare([*documents(1), *documents(1, data={"name": "mnist"})], [one, two]) == []
     assert compare(documents(2), [one, {}]) == []
 
 
-def test_seeds_of_one_recipe_are_one_row() -> None:
+def test_compare_averages_seeds_of_one_recipe() -> None:
     def of(method: str, seed: int, accuracy: float) -> dict[str, Any]:
         measures = {"accuracy": accuracy, "nll": 1 - accuracy, "ece": 0.1, "brier": 0.2}
         return {**documents(1)[0], "recipe": {"method": method, "seed": seed}, "measures": measures}

@@ -78,7 +78,7 @@ def assert_alike(mine: Any, theirs: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_make_the_document_of_one_process(size: int, tmp_path: Path) -> None:
+def test_suite_on_ranks_equals_one_process(size: int, tmp_path: Path) -> None:
     (alone,) = ranks.run(measure, 1, tmp_path / "answers1", tmp_path / "one")
     several = ranks.run(measure, size, tmp_path / "answers", tmp_path / "several")
     assert isinstance(alone, dict), alone
@@ -98,7 +98,7 @@ def test_ranks_make_the_document_of_one_process(size: int, tmp_path: Path) -> No
     assert not any((tmp_path / "several" / str(rank)).exists() for rank in range(1, size))
 
 
-def test_torchrun_evaluates_by_the_command_line(tmp_path: Path) -> None:
+def test_suite_runs_under_torchrun(tmp_path: Path) -> None:
     """Two processes print and write what one does; only the first prints and writes."""
     pb.save(make_net(), tmp_path / "net.pocket")
     options = ["evaluate", str(tmp_path / "net.pocket"), "--data", "digits", "--shift", "noise", "--samples", "2"]

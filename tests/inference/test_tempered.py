@@ -17,7 +17,7 @@ def overconfident(n: int = 2000) -> tuple[torch.Tensor, torch.Tensor]:
     return (3 * logits).softmax(1), labels
 
 
-def test_tempered_nll_is_that_of_fitted_halves() -> None:
+def test_tempered_nll_is_fitted_on_the_other_half() -> None:
     probs, labels = overconfident()
     measures = Tempered(5)
     for p, y in zip(probs.split(100), labels.split(100)):

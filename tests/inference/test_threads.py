@@ -45,7 +45,7 @@ def at_once(call: Callable[[int], Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("propagation", ["sample", "local", "moments", "linear"])
-def test_predictions_equal_the_serial_ones(propagation: str) -> None:
+def test_predict_in_threads_equals_serial_predictions(propagation: str) -> None:
     net, x = network(), torch.randn(CALLS, 3)
 
     def call(number: int) -> Tensor:
@@ -60,7 +60,7 @@ PROPAGATIONS = (None, "mean", "sample", "local", "flipout", "moments", "moments-
 
 
 @pytest.mark.parametrize("trained", ["sample", "local", "moments"])
-def test_threads_with_mixed_propagations_equal_the_serial(trained: str) -> None:
+def test_predict_in_threads_mixes_propagations(trained: str) -> None:
     net, x = network(), torch.randn(CALLS, 3)
     net.propagation = trained
 
@@ -76,7 +76,7 @@ def test_threads_with_mixed_propagations_equal_the_serial(trained: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_threads_leave_torchs_generator_alone() -> None:
+def test_predict_in_threads_leaves_torchs_generator_alone() -> None:
     model = nn.Sequential(nn.Linear(3, 4), AlwaysDropout(), nn.Linear(4, 2))
     net, x = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.1)), torch.randn(4, 3)
     before = torch.get_rng_state()
@@ -86,7 +86,7 @@ def test_threads_leave_torchs_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_fit_beside_predicting_threads_is_the_same() -> None:
+def test_fit_is_unchanged_beside_predicting_threads() -> None:
     net = pb.bayesianize(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), pb.MeanFieldVI(std_init=0.1))
     x = torch.randn(64, 3)
     y = (x[:, 0] > 0).long()
@@ -119,7 +119,7 @@ def test_fit_beside_predicting_threads_is_the_same() -> None:
         assert torch.equal(one, other)
 
 
-def test_copies_beside_predicting_threads_are_whole() -> None:
+def test_deepcopy_is_whole_beside_predicting_threads() -> None:
     net, x = network(), torch.randn(CALLS, 3)
 
     def call(number: int) -> Tensor:
@@ -135,7 +135,7 @@ def test_copies_beside_predicting_threads_are_whole() -> None:
         assert torch.equal(one, other)
 
 
-def test_direct_calls_ignore_other_threads() -> None:
+def test_network_call_ignores_other_threads() -> None:
     net, x = network(), torch.randn(CALLS, 3)
     net.propagation = "mean"
 
@@ -150,7 +150,7 @@ def test_direct_calls_ignore_other_threads() -> None:
         assert torch.equal(one, other)
 
 
-def test_gradients_of_threads_are_those_of_one() -> None:
+def test_gradients_in_threads_equal_those_of_one() -> None:
     net, x = network(), torch.randn(CALLS, 3)
     net.propagation = "mean"
 

@@ -49,13 +49,13 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def test_likelihood_joins_the_registry_by_being_defined():
+def test_likelihood_subclass_is_registered():
     assert LIKELIHOODS["Counts"] is Counts
     assert LIKELIHOODS["rates"] is Rates
 
 
 @pytest.mark.parametrize("kind", [Counts, Rates])
-def test_likelihood_with_nll_alone_goes_all_the_way(tmp_path, kind):
+def test_likelihood_with_nll_alone_trains_saves_and_exports(tmp_path, kind):
     data = counts()
     net = pb.fit(pb.MeanFieldVI(), model(), data, val=data, likelihood=kind(2.0), out=tmp_path, **SETTINGS)
     loaded = pb.load(tmp_path, model())
@@ -67,7 +67,7 @@ def test_likelihood_with_nll_alone_goes_all_the_way(tmp_path, kind):
     assert pb.evaluate(net, data) == pb.evaluate(loaded, data)
 
 
-def test_likelihood_of_ones_own_decides_what_is_predicted():
+def test_likelihood_subclass_decides_what_is_predicted():
     net = pb.bayesianize(model(), pb.MeanFieldVI())
     x, y = counts()
     net.likelihood = Rates()
@@ -90,7 +90,7 @@ def test_likelihood_with_nll_alone_predicts(propagation):
     assert measures["nll"] == pytest.approx(Counts().nll(prediction.mean, y).item(), abs=1e-2)
 
 
-def test_evaluate_averages_the_density_over_passes_of_ones_own():
+def test_evaluate_averages_the_density_of_a_users_likelihood():
     net = pb.bayesianize(model(), pb.MeanFieldVI(std_init=0.5))
     net.likelihood = Counts()
     x, y = counts()
@@ -100,7 +100,7 @@ def test_evaluate_averages_the_density_over_passes_of_ones_own():
     assert expected == pytest.approx(-float(density.mean()), rel=0.2)
 
 
-def test_likelihood_without_a_name_is_saved_as_the_one_below_it(tmp_path):
+def test_likelihood_without_a_name_is_saved_as_its_parent(tmp_path):
     class Smoothed(pb.Categorical):
         def nll(self, output: Tensor, target: Tensor) -> Tensor:
             return nn.functional.cross_entropy(output, target, label_smoothing=0.1)

@@ -25,7 +25,7 @@ def test_every_registered_method_has_a_case() -> None:
 
 
 @each_case
-def test_the_callers_model_stays_as_it_is(case: Case) -> None:
+def test_convert_leaves_the_callers_model_unchanged(case: Case) -> None:
     model = tiny_model()
     before = copy.deepcopy(model.state_dict())
     pb.fit(case.make(), model, tiny_data(), epochs=1, batch_size=16, progress=False)
@@ -35,7 +35,7 @@ def test_the_callers_model_stays_as_it_is(case: Case) -> None:
 
 
 @each_case
-def test_given_network_stays_as_it_is(case: Case) -> None:
+def test_convert_leaves_a_given_network_unchanged(case: Case) -> None:
     if case.name == "ensemble":
         pytest.skip("its members start afresh")
     given = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
@@ -72,14 +72,14 @@ def test_draws_have_the_moments(case: Case) -> None:
 
 
 @each_case
-def test_a_draw_is_a_function_of_its_noise(case: Case) -> None:
+def test_draw_is_a_function_of_its_noise(case: Case) -> None:
     network = members(fitted(case))[0]
     noise = torch.randn(network.posterior.noise_size)
     assert torch.equal(network.posterior.sample(noise), network.posterior.sample(noise))
 
 
 @each_case
-def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
+def test_draws_in_a_batch_equal_single_draws(case: Case) -> None:
     """Of all weights, and of one layer's."""
     network = members(fitted(case))[0]
     posterior, slot = network.posterior, network.layout.slots[-1]
@@ -90,7 +90,7 @@ def test_many_draws_at_once_are_those_of_their_noises(case: Case) -> None:
 
 
 @each_case
-def test_training_lowers_the_loss(case: Case, learning_seed: int) -> None:
+def test_fit_lowers_the_loss(case: Case, learning_seed: int) -> None:
     model, data = tiny_model(learning_seed), tiny_data(seed=learning_seed)
     settings = {"batch_size": 16, "lr": 1e-2, "progress": False, "seed": learning_seed}
     net = pb.fit(case.make(), model, data, epochs=5, **settings)
@@ -101,7 +101,7 @@ def test_training_lowers_the_loss(case: Case, learning_seed: int) -> None:
 
 
 @each_case
-def test_kl_is_a_finite_number_and_zero_only_for_points(case: Case) -> None:
+def test_kl_is_finite_and_zero_only_for_points(case: Case) -> None:
     net = fitted(case)
     kl = pb.kl(net).detach()
     assert kl.shape == ()
@@ -111,7 +111,7 @@ def test_kl_is_a_finite_number_and_zero_only_for_points(case: Case) -> None:
 
 
 @each_case
-def test_saved_and_loaded_predicts_bit_for_bit(case: Case, tmp_path: Path) -> None:
+def test_save_and_load_predict_bit_for_bit(case: Case, tmp_path: Path) -> None:
     net = fitted(case)
     x = tiny_data()[0]
     size = pb.save(net, tmp_path / "net.pocket")
@@ -122,7 +122,7 @@ def test_saved_and_loaded_predicts_bit_for_bit(case: Case, tmp_path: Path) -> No
 
 
 @each_case
-def test_predictions_do_not_depend_on_the_batch_size(case: Case) -> None:
+def test_predict_is_independent_of_the_batch_size(case: Case) -> None:
     net = fitted(case)
     x = tiny_data()[0]
     whole, parts = pb.predict(net, x, 4), pb.predict(net, x, 4, batch_size=7)
@@ -130,7 +130,7 @@ def test_predictions_do_not_depend_on_the_batch_size(case: Case) -> None:
 
 
 @each_case
-def test_uncertainty_adds_up(case: Case) -> None:
+def test_predict_uncertainty_adds_up(case: Case) -> None:
     prediction = pb.predict(fitted(case), tiny_data()[0], 8)
     assert prediction.probs is not None
     torch.testing.assert_close(prediction.probs.sum(1), torch.ones(48))
@@ -156,14 +156,14 @@ def test_deepcopy_answers_the_same(case: Case) -> None:
 
 
 @each_case
-def test_the_same_seed_trains_the_same_network(case: Case) -> None:
+def test_fit_with_the_same_seed_gives_the_same_network(case: Case) -> None:
     one, two = fitted(case, seed=3).state_dict(), fitted(case, seed=3).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @each_case
 @pytest.mark.parametrize("when", ["early", "late"])
-def test_an_interrupted_run_resumes_bit_for_bit(
+def test_fit_resumes_an_interrupted_run_bit_for_bit(
     case: Case, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stops the run right after a checkpoint, in the first stage or in the last, and goes on from the file."""
@@ -193,7 +193,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(
 
 
 @each_case
-def test_the_projection_of_a_gradient_has_the_variance_of_draws(case: Case) -> None:
+def test_projected_gradient_has_the_variance_of_draws(case: Case) -> None:
     """g . w over draws of w: what the delta method takes for every storage, shared draws and correlations included."""
     network = members(fitted(case))[0]
     gradient = torch.randn(3, network.layout.size)
@@ -205,7 +205,7 @@ def test_the_projection_of_a_gradient_has_the_variance_of_draws(case: Case) -> N
 
 @each_case
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout", "moments", "moments-exact"])
-def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: str) -> None:
+def test_propagations_all_reach_the_means(case: Case, propagation: str) -> None:
     network = members(untrained(case))[0]
     x = tiny_data()[0]
     with network.using(propagation):
@@ -221,7 +221,7 @@ def test_every_propagation_runs_and_reaches_the_means(case: Case, propagation: s
 
 @each_case
 @pytest.mark.parametrize("propagation", ["moments", "linear"])
-def test_every_network_answers_without_sampling(case: Case, propagation: str) -> None:
+def test_predict_works_without_sampling(case: Case, propagation: str) -> None:
     net = fitted(case)
     x, y = tiny_data()
     prediction = pb.predict(net, x, propagation=propagation)

@@ -55,7 +55,7 @@ def test_bayesianize_gives_every_storage_stds_from_data(method: str) -> None:
     assert pb.evaluate(net, classes(), samples=8)["accuracy"] > plain["accuracy"] - 0.1
 
 
-def test_weights_that_matter_get_smaller_stds() -> None:
+def test_bayesianize_gives_important_weights_smaller_stds() -> None:
     """An input that is always 0 has no curvature: its weights keep the prior's std."""
     x, y = classes()
     x = torch.cat([x[:, :5], torch.zeros(len(x), 1)], 1)

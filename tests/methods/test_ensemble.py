@@ -33,7 +33,7 @@ def test_ensemble_keeps_the_given_weights_in_one_member() -> None:
         assert float((one - two).abs().min()) > 0
 
 
-def test_fresh_weights_have_the_layers_own_distribution() -> None:
+def test_ensemble_draws_fresh_weights_like_the_layers() -> None:
     layer = nn.Linear(100, 200)
     fresh = reinitialised(nn.Sequential(layer))[0].weight.detach()
     assert fresh.shape == layer.weight.shape
@@ -57,14 +57,14 @@ def test_ensemble_members_may_share_one_start() -> None:
     assert not torch.equal(first, second)
 
 
-def test_attention_and_recurrent_layers_are_reinitialised_too() -> None:
+def test_ensemble_reinitialises_attention_and_recurrent_layers() -> None:
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "lstm": nn.LSTM(8, 4)})
     fresh = reinitialised(model)
     assert not torch.equal(fresh["attention"].in_proj_weight, model["attention"].in_proj_weight)
     assert not torch.equal(fresh["lstm"].weight_hh_l0, model["lstm"].weight_hh_l0)
 
 
-def test_the_prediction_is_the_mean_of_the_members() -> None:
+def test_ensemble_predicts_the_mean_of_its_members() -> None:
     net = fit(pb.Ensemble(members=3))
     x = tiny_data()[0]
     each = torch.stack([pb.predict(network, x).probs for network in members(net)])
@@ -73,7 +73,7 @@ def test_the_prediction_is_the_mean_of_the_members() -> None:
     assert float(together.epistemic.min()) > 0
 
 
-def test_a_member_trains_by_its_own_methods_objective(tmp_path: Path) -> None:
+def test_ensemble_trains_members_by_their_own_objective(tmp_path: Path) -> None:
     method = pb.Ensemble(
         members=2, method=pb.MeanFieldVI(propagation="local", std_init=0.05, beta=1.0, train_samples=2)
     )
@@ -86,7 +86,7 @@ def test_a_member_trains_by_its_own_methods_objective(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(row["nll"] + row["kl"] / 48)
 
 
-def test_several_stages_a_member() -> None:
+def test_ensemble_runs_several_stages_per_member() -> None:
     """MultiSWAG."""
     method = pb.Ensemble(members=2, method=pb.SWAG(swag_epochs=2, rank=2))
     net = fit(method)
@@ -105,7 +105,7 @@ def test_ensemble_takes_methods_of_several_stages() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_each_member_has_a_noise_of_its_own() -> None:
+def test_ensemble_gives_each_member_its_own_noise() -> None:
     x, y = torch.randn(32, 4), torch.randn(32)
     given = pb.GaussianNoise("learned")
     settings = {"epochs": 1, "lr": 0.1, "optimizer": "sgd", "progress": False}
@@ -115,7 +115,7 @@ def test_each_member_has_a_noise_of_its_own() -> None:
     assert torch.equal(given.raw, pb.GaussianNoise("learned").raw)
 
 
-def test_names_of_members_methods() -> None:
+def test_ensemble_takes_member_methods_by_name() -> None:
     assert isinstance(
         members(pb.bayesianize(tiny_model(), pb.Ensemble(members=1, method="bbb")))[0].posterior, MeanField
     )
@@ -130,7 +130,7 @@ class Bare(nn.Module):
         return x @ self.weight.T
 
 
-def test_mistakes_are_named() -> None:
+def test_ensemble_names_mistakes() -> None:
     with pytest.raises(pb.UserError, match="'weight' cannot be initialised anew"):
         pb.bayesianize(Bare(), pb.Ensemble(members=2))
     pb.bayesianize(Bare(), pb.Ensemble(members=2, reinitialise=False))
@@ -146,7 +146,7 @@ def test_mistakes_are_named() -> None:
         pb.Ensemble(method="nothing")
 
 
-def test_a_member_alone_is_the_one_of_the_ensemble(tmp_path: Path) -> None:
+def test_ensemble_member_alone_equals_that_of_the_ensemble(tmp_path: Path) -> None:
     """Of a method with noise, and of several stages."""
     for base in (pb.MeanFieldVI(std_init=0.1), pb.SWAG(swag_epochs=2, rank=2)):
         whole = pb.Ensemble(members=3, method=base)

@@ -22,7 +22,7 @@ each_bits = pytest.mark.parametrize("bits", SIGMA_BITS)
 
 
 @given(bits=st.sampled_from(SIGMA_BITS), values=st.lists(st.integers(0, 255), max_size=70))
-def test_unpacking_is_the_inverse_of_packing(bits: int, values: list[int]) -> None:
+def test_int8_unpacking_inverts_packing(bits: int, values: list[int]) -> None:
     codes = torch.tensor([value % 2**bits for value in values], dtype=torch.uint8)
     packed = pack(codes, bits)
     assert packed.dtype == torch.uint8
@@ -30,7 +30,7 @@ def test_unpacking_is_the_inverse_of_packing(bits: int, values: list[int]) -> No
     assert torch.equal(unpack(packed, bits, len(codes)), codes)
 
 
-def test_the_first_code_is_in_the_lowest_bits() -> None:
+def test_int8_packs_the_first_code_in_the_lowest_bits() -> None:
     assert pack(torch.tensor([1, 2, 3, 0, 3], dtype=torch.uint8), 2).tolist() == [0b00111001, 0b11]
 
 
@@ -69,7 +69,7 @@ shapes = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(shapes=shapes, seed=st.integers(0, 1000), bits=st.sampled_from(SIGMA_BITS))
-def test_errors_stay_within_half_a_step(shapes: list[tuple[int, ...]], seed: int, bits: int) -> None:
+def test_int8_errors_stay_within_half_a_step(shapes: list[tuple[int, ...]], seed: int, bits: int) -> None:
     layout, mean, std = draw(shapes, seed)
     got_mean, got_std = Quantized.quantize(layout, mean, std, bits).moments()
     for m, s, qm, qs in zip(*(rows(layout, flat) for flat in (mean, std, got_mean, got_std))):
@@ -85,7 +85,7 @@ def test_errors_stay_within_half_a_step(shapes: list[tuple[int, ...]], seed: int
             torch.testing.assert_close(qs.square().mean(1), s.square().mean(1))  # the channel's variance is kept
 
 
-def test_constant_and_empty_channels_are_exact() -> None:
+def test_int8_constant_and_empty_channels_are_exact() -> None:
     layout = Layout.of(nn.Linear(4, 2))
     mean, std = torch.tensor([0.0] * 4 + [0.7] * 4), torch.tensor([0.0] * 4 + [0.3] * 4)
     for bits in SIGMA_BITS:
@@ -102,7 +102,7 @@ def big() -> Network:
 
 
 @each_bits
-def test_memory_and_file_shrink_by_the_bits(bits: int, tmp_path: Path) -> None:
+def test_int8_memory_and_file_shrink_with_the_bits(bits: int, tmp_path: Path) -> None:
     weights, channels, points = 62000, 210, 210
     net = quantized(big(), bits)
     codes = weights + weights * bits // 8
@@ -116,7 +116,7 @@ def test_memory_and_file_shrink_by_the_bits(bits: int, tmp_path: Path) -> None:
 
 
 @each_bits
-def test_predictions_stay_close(bits: int) -> None:
+def test_int8_predictions_stay_close(bits: int) -> None:
     x, y = tiny_data()
     net = pb.fit(pb.MeanFieldVI(std_init=0.05), tiny_model(), (x, y), epochs=2, lr=1e-2, progress=False)
     small = pb.fit(pb.Int8(sigma_bits=bits), net, (x, y), progress=False)
@@ -126,7 +126,7 @@ def test_predictions_stay_close(bits: int) -> None:
     torch.testing.assert_close(pb.kl(small), pb.kl(net), rtol=0.02, atol=0)
 
 
-def test_a_network_that_has_stds_is_not_trained_again() -> None:
+def test_int8_does_not_retrain_a_network_with_stds() -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.3))
     net.likelihood = pb.Categorical()
     mean, std = (moment.detach() for moment in net.posterior.moments())
@@ -136,7 +136,7 @@ def test_a_network_that_has_stds_is_not_trained_again() -> None:
     torch.testing.assert_close(got_std, std, rtol=0, atol=float(std.max()) / 255)
 
 
-def test_quantised_without_data() -> None:
+def test_int8_needs_no_data() -> None:
     net = big()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     small = pb.bayesianize(net, pb.Int8())
@@ -147,7 +147,7 @@ def test_quantised_without_data() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_a_network_without_stds_gets_them_by_training() -> None:
+def test_int8_trains_a_network_without_stds() -> None:
     net = pb.fit("map", tiny_model(), tiny_data(), epochs=1, progress=False)
     small = pb.fit(pb.Int8(), net, tiny_data(), epochs=1, lr=0.1, progress=False)
     assert isinstance(small.posterior, Quantized)
@@ -164,7 +164,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_any_architecture(name: str) -> None:
+def test_int8_takes_any_architecture(name: str) -> None:
     make, shape = MODELS[name]
     net = pb.bayesianize(make(), pb.MeanFieldVI(std_init=0.01, bayesian_bias=True))
     small = quantized(net, 4)
@@ -176,7 +176,7 @@ def test_any_architecture(name: str) -> None:
             torch.testing.assert_close(one, two, rtol=0.05, atol=0.05)
 
 
-def test_training_is_that_of_the_mean_field_method() -> None:
+def test_int8_trains_like_mean_field() -> None:
     method = pb.Int8(method=pb.MeanFieldVI(propagation="flipout", prior_std=0.5, bayesian_bias=True))
     start = method.start(tiny_model())
     assert isinstance(start, Network)
@@ -187,7 +187,7 @@ def test_training_is_that_of_the_mean_field_method() -> None:
     assert len(net.layout) == 4
 
 
-def test_mistakes_are_named() -> None:
+def test_int8_names_mistakes() -> None:
     with pytest.raises(pb.UserError, match="sigma_bits must be one of 8, 4, 2, 1, not 3"):
         pb.Int8(sigma_bits=3)
     with pytest.raises(pb.UserError, match="must be a MeanFieldVI"):

@@ -49,7 +49,7 @@ def approximate(net: Network, data: tuple[Tensor, Tensor], **settings: object) -
 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("hessian", ["full", "kron", "diag"])
-def test_bayesian_linear_regression_is_exact(hessian: str, outputs: int) -> None:
+def test_laplace_is_exact_for_linear_regression(hessian: str, outputs: int) -> None:
     x, y = linear_data(outputs=outputs)
     model = nn.Linear(5, outputs, bias=False)
     precision = x.T @ x / NOISE**2 + PRECISION * torch.eye(5)
@@ -95,7 +95,7 @@ def class_data() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("hessian", ["full", "kron", "diag"])
-def test_the_last_layer_agrees_with_laplace_torch(hessian: str) -> None:
+def test_laplace_last_layer_agrees_with_laplace_torch(hessian: str) -> None:
     """The variance of the logits, and the mean probabilities by samples, against its own linearised predictive."""
     x, y = class_data()
     model = HeadFirst()
@@ -116,7 +116,7 @@ def test_the_last_layer_agrees_with_laplace_torch(hessian: str) -> None:
     torch.testing.assert_close(pb.predict(net, x[:8], 2000).probs, probs, rtol=0, atol=0.02)
 
 
-def test_weights_outside_the_last_layer_stay_points() -> None:
+def test_laplace_last_layer_keeps_other_weights_as_points() -> None:
     net, _ = approximate(trained(HeadFirst(), pb.Categorical()), class_data())
     std = net.posterior.moments()[1]
     assert bool((std[:21] > 0).all())
@@ -125,7 +125,7 @@ def test_weights_outside_the_last_layer_stay_points() -> None:
 
 
 @pytest.mark.parametrize("hessian", ["full", "diag"])
-def test_a_subnetwork_of_a_linear_regression_is_exact(hessian: str) -> None:
+def test_laplace_subnetwork_is_exact_for_linear_regression(hessian: str) -> None:
     """The weights with the largest 1 / (H_ii + a), and the covariance given the others."""
     x, y = linear_data(outputs=2)
     x[:, 1] = 0  # a weight that the data say nothing of has the prior's variance, but no use
@@ -154,7 +154,7 @@ def test_laplace_subnetwork_agrees_with_its_jacobian() -> None:
     torch.testing.assert_close(covariance, (curvature + PRECISION * torch.eye(30)).inverse(), rtol=1e-3, atol=1e-5)
 
 
-def test_the_prior_precision_has_the_largest_marginal_likelihood() -> None:
+def test_laplace_prior_maximises_the_marginal_likelihood() -> None:
     x, y = linear_data()
     model = nn.Linear(5, 1, bias=False)
     model.weight.data = 0.1 * torch.linalg.lstsq(x, y).solution.T
@@ -172,7 +172,7 @@ def test_the_prior_precision_has_the_largest_marginal_likelihood() -> None:
     assert float(pb.kl(net)) > 0
 
 
-def test_training_comes_first_where_the_model_is_plain() -> None:
+def test_laplace_trains_a_plain_model_first() -> None:
     x, y = linear_data()
     settings = {"epochs": 60, "lr": 0.05, "batch_size": 20, "progress": False}
     net = pb.fit(
@@ -182,7 +182,7 @@ def test_training_comes_first_where_the_model_is_plain() -> None:
     torch.testing.assert_close(net.posterior.mean, expected, rtol=0, atol=0.03)
 
 
-def test_learned_noise_is_the_noise() -> None:
+def test_laplace_uses_learned_noise() -> None:
     x, y = linear_data()
     likelihood = pb.GaussianNoise("learned")
     noise = float(likelihood.moments(torch.zeros(1))[1].detach())
@@ -191,7 +191,7 @@ def test_learned_noise_is_the_noise() -> None:
     torch.testing.assert_close(covariance, expected, rtol=1e-3, atol=1e-7)
 
 
-def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laplace_names_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = linear_data(outputs=2)
     with pytest.raises(pb.UserError, match="no Kronecker factors"):
         pb.Laplace(subset="subnetwork", hessian="kron")
@@ -216,7 +216,7 @@ def test_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("hessian", ["full", "kron", "diag"])
-def test_files_keep_every_form_bit_for_bit(hessian: str, tmp_path: Path) -> None:
+def test_laplace_files_keep_every_form_bit_for_bit(hessian: str, tmp_path: Path) -> None:
     x, y = class_data()
     net, _ = approximate(trained(HeadFirst(), pb.Categorical(), bayesian_bias=True), (x, y), hessian=hessian)
     pb.save(net, tmp_path / "net.pocket")
@@ -225,7 +225,7 @@ def test_files_keep_every_form_bit_for_bit(hessian: str, tmp_path: Path) -> None
         assert torch.equal(pb.predict(net, x, 5, how).std, pb.predict(again, x, 5, how).std)
 
 
-def test_factors_that_do_not_fit_their_layout_are_refused() -> None:
+def test_laplace_refuses_factors_that_do_not_fit() -> None:
     net, _ = approximate(trained(HeadFirst(), pb.Categorical()), class_data(), hessian="kron")
     tree = network_file.describe(net)
     tree["posterior"]["tensors"]["columns"] = torch.eye(6).flatten()
@@ -244,6 +244,6 @@ class Scaled(nn.Module):
         return self.head(x @ self.weight)
 
 
-def test_the_last_layer_is_found_whatever_else_is_called_weight() -> None:
+def test_laplace_finds_the_last_layer_among_other_weights() -> None:
     net, _ = approximate(trained(Scaled(), pb.Categorical()), class_data())
     assert [net.layout.slots[number].name for number in net.posterior.random_slots()] == ["head.weight"]

@@ -23,7 +23,7 @@ def two_layers() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-def test_moments_are_those_of_all_masks() -> None:
+def test_mcdropout_moments_are_those_of_all_masks() -> None:
     """Every mask of the four hidden units, weighted by its probability."""
     rate, posterior = 0.3, dropped(two_layers().double()).posterior
     assert posterior.noise_size == 4
@@ -40,7 +40,7 @@ def test_moments_are_those_of_all_masks() -> None:
     torch.testing.assert_close(expected_std[12:], expected_mean[12:].abs() * (rate / (1 - rate)) ** 0.5)
 
 
-def test_a_unit_is_kept_with_the_right_probability() -> None:
+def test_mcdropout_keeps_units_with_the_given_probability() -> None:
     posterior = dropped(two_layers(), rate=0.2).posterior
     with torch.no_grad():
         kept = torch.stack([posterior.sample()[12:16] != 0 for _ in range(4000)]).float().mean()
@@ -60,7 +60,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_draw_of_weights_is_dropout_of_the_layers_inputs(name: str) -> None:
+def test_mcdropout_draw_drops_the_layers_inputs(name: str) -> None:
     make, shape = LAYERS[name]
     layer = make()
     model = nn.ModuleList([nn.Linear(2, 2), layer])
@@ -80,7 +80,7 @@ def test_a_draw_of_weights_is_dropout_of_the_layers_inputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_local_propagation_drops_inputs_of_each_example(name: str) -> None:
+def test_mcdropout_local_drops_inputs_per_example(name: str) -> None:
     """Mean and std of every output over many examples with the same input, against the exact ones of one mask."""
     make, shape = LAYERS[name]
     layer = make()
@@ -110,7 +110,7 @@ class Before(nn.Module):
         return x + 0 * self.layer(x.new_zeros(1, 2)).sum()
 
 
-def test_positions_share_their_examples_mask() -> None:
+def test_mcdropout_positions_share_their_examples_mask() -> None:
     net = dropped(nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 2, 1)), rate=0.5)
     with torch.no_grad():
         output = net(torch.ones(64, 1, 5, 5))
@@ -118,7 +118,7 @@ def test_positions_share_their_examples_mask() -> None:
     assert float(output[:, 0, 0, 0].std()) > 0.01
 
 
-def test_weights_that_are_zero_do_not_hide_the_rate() -> None:
+def test_mcdropout_rate_survives_zero_weights() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[1].weight.data[:, 1:] = 0
     net = dropped(model, rate=0.5)
@@ -127,7 +127,7 @@ def test_weights_that_are_zero_do_not_hide_the_rate() -> None:
     assert len(output[:, 0].unique()) == 2
 
 
-def test_an_input_layer_and_biases_are_not_dropped() -> None:
+def test_mcdropout_spares_input_layer_and_biases() -> None:
     units = [
         *input_units(model := two_layers(), pb.Layout.of(model, bayesian_bias=True)),
         *input_units(lstm := nn.ModuleList([nn.LSTM(3, 4), nn.Linear(4, 2)]), pb.Layout.of(lstm)),
@@ -135,13 +135,13 @@ def test_an_input_layer_and_biases_are_not_dropped() -> None:
     assert units == [(0, 0), (0, 0), (1, 4), (0, 0), (0, 0), (0, 0), (1, 4)]
 
 
-def test_a_weight_normalised_convolution_keeps_its_groups() -> None:
+def test_mcdropout_keeps_groups_of_weight_norm_convolutions() -> None:
     conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3, groups=2))
     model = nn.Sequential(nn.Conv2d(1, 4, 1), conv)
     assert input_units(model, pb.Layout.of(model)) == [(0, 0), (2, 2)]
 
 
-def test_sample_and_local_predict_the_same_distribution() -> None:
+def test_mcdropout_sample_and_local_have_one_distribution() -> None:
     net = dropped(two_layers(), rate=0.4)
     net.likelihood = pb.Categorical()
     x = torch.randn(4, 3)
@@ -150,11 +150,11 @@ def test_sample_and_local_predict_the_same_distribution() -> None:
     torch.testing.assert_close(by_sample.std, by_local.std, atol=0.02, rtol=0)
 
 
-def test_kl_is_zero_for_weight_decay_takes_its_place() -> None:
+def test_mcdropout_kl_is_zero() -> None:
     assert float(pb.kl(dropped(two_layers()))) == 0
 
 
-def test_one_compiled_graph() -> None:
+def test_mcdropout_compiles_into_one_graph() -> None:
     net = dropped(two_layers())
     x = torch.randn(8, 3)
     net(x)
@@ -165,7 +165,7 @@ def test_one_compiled_graph() -> None:
     torch.testing.assert_close(one, net(x))
 
 
-def test_mistakes_are_named() -> None:
+def test_mcdropout_names_mistakes() -> None:
     with pytest.raises(pb.UserError, match="dropout needs a second one"):
         pb.bayesianize(nn.Linear(3, 2), "mc-dropout")
     for rate in (0.0, 1.0, -0.1):

@@ -67,7 +67,7 @@ def test_sensitivities_agree_with_finite_differences(kind: str) -> None:
         torch.testing.assert_close(score[i], expected, rtol=1e-4, atol=1e-9)
 
 
-def test_sensitivities_leave_the_network_as_it_was() -> None:
+def test_sensitivities_leave_the_network_unchanged() -> None:
     net = network_with_likelihood().train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     x, y = tiny_data(6)
@@ -77,7 +77,7 @@ def test_sensitivities_leave_the_network_as_it_was() -> None:
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
 
 
-def test_trainable_values_are_one_plus_r_times_n_and_the_points() -> None:
+def test_pbn_counts_trainable_values_as_stated() -> None:
     model = tiny_model()
     net = pb.bayesianize(model, pb.PBN(rate=0.1))
     n = net.layout.size
@@ -86,7 +86,7 @@ def test_trainable_values_are_one_plus_r_times_n_and_the_points() -> None:
     assert net.posterior.noise_size == round(0.1 * n)
 
 
-def test_only_chosen_stds_have_optimiser_state() -> None:
+def test_pbn_keeps_optimiser_state_for_chosen_stds_only() -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.1))
     optimizer = pb.Training(optimizer="adamw").make_optimizer(net)
     net(tiny_data()[0]).sum().backward()
@@ -95,7 +95,7 @@ def test_only_chosen_stds_have_optimiser_state() -> None:
     assert sum(sizes) == pb.census(net).trainable
 
 
-def test_rate_one_is_mean_field_and_rate_zero_deterministic() -> None:
+def test_pbn_rate_one_is_mean_field_and_zero_deterministic() -> None:
     model = tiny_model()
     whole = pb.bayesianize(model, pb.PBN(rate=1.0))
     field = pb.bayesianize(model, pb.MeanFieldVI())
@@ -111,7 +111,7 @@ def test_rate_one_is_mean_field_and_rate_zero_deterministic() -> None:
     assert float(pb.kl(nothing).detach()) == 0
 
 
-def test_rate_zero_trains_like_the_deterministic_network() -> None:
+def test_pbn_rate_zero_trains_like_deterministic() -> None:
     settings = {"epochs": 2, "batch_size": 16, "lr": 1e-2, "optimizer": "sgd", "progress": False}
     partial = pb.fit(pb.PBN(rate=0.0, pretrain_epochs=0), tiny_model(), tiny_data(), **settings)
     point = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), **settings)
@@ -119,7 +119,7 @@ def test_rate_zero_trains_like_the_deterministic_network() -> None:
 
 
 @pytest.mark.parametrize("prior", ["normal", "pretrained", "scale-mixture"])
-def test_kl_counts_the_chosen_weights_only(prior: str) -> None:
+def test_pbn_kl_counts_the_chosen_weights_only(prior: str) -> None:
     net = pb.bayesianize(tiny_model(), pb.PBN(rate=0.3, prior=prior, prior_std=0.5))
     with torch.no_grad():
         own = torch.stack([pb.kl(net) for _ in range(200)])
@@ -129,7 +129,7 @@ def test_kl_counts_the_chosen_weights_only(prior: str) -> None:
     torch.testing.assert_close(own.mean(), generic.mean(), rtol=1e-4, atol=1e-3 + errors)
 
 
-def test_choices_by_layer_and_controls() -> None:
+def test_pbn_chooses_by_layer_and_by_controls() -> None:
     start = Start.of(tiny_model())
     score = torch.rand(start.layout.size)
     for slot in start.layout.slots:
@@ -144,7 +144,7 @@ def test_choices_by_layer_and_controls() -> None:
 
 
 @pytest.mark.parametrize("rule", ["gradient", "curvature"])
-def test_the_chosen_weights_have_the_largest_scores(rule: str) -> None:
+def test_pbn_chooses_the_largest_scores(rule: str) -> None:
     settings = {"epochs": 0, "progress": False}
     trained = pb.fit(pb.Deterministic(), tiny_model(), tiny_data(), epochs=3, progress=False)
     net = pb.fit(pb.PBN(rate=0.1, sensitivity=rule), trained, tiny_data(), **settings)
@@ -164,7 +164,7 @@ class Cubic(nn.Module):
         return self.layers(x)
 
 
-def test_uncertainty_grows_outside_the_training_interval() -> None:
+def test_pbn_uncertainty_grows_outside_the_training_interval() -> None:
     torch.manual_seed(0)
     x = torch.linspace(-4, 4, 200)[:, None]
     y = (x**3 + 3 * torch.randn_like(x)) / 30
@@ -175,14 +175,14 @@ def test_uncertainty_grows_outside_the_training_interval() -> None:
     assert outside > 1.5 * inside
 
 
-def test_wrong_settings_say_so() -> None:
+def test_pbn_names_wrong_settings() -> None:
     with pytest.raises(pb.UserError, match="rate must lie between 0 and 1"):
         pb.PBN(rate=5)
     with pytest.raises(pb.UserError, match="unknown sensitivity 'gradien'"):
         pb.PBN(sensitivity="gradien")
 
 
-def test_the_papers_cost_model() -> None:
+def test_pbn_cost_model_is_that_of_the_paper() -> None:
     cost = cost_model
     assert cost("deterministic").passes == 3
     assert cost("ensemble", members=5).passes == 15

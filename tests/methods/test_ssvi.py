@@ -58,7 +58,7 @@ def test_rigl_removes_the_smallest_value() -> None:
 
 
 @pytest.mark.parametrize("removal", SCORES)
-def test_each_score_decides_what_leaves(removal: str) -> None:
+def test_ssvi_scores_decide_what_is_removed(removal: str) -> None:
     torch.manual_seed(4)
     mean, std = torch.randn(20), torch.rand(20) + 0.01
     posterior = by_hand(mean.tolist(), std.tolist(), list(range(0, 40, 2)), weights=40)
@@ -68,7 +68,7 @@ def test_each_score_decides_what_leaves(removal: str) -> None:
     assert int((posterior.index % 2).sum()) == 6
 
 
-def test_new_stds_are_the_layers_mean_or_a_constant() -> None:
+def test_ssvi_new_stds_are_the_layers_mean_or_a_constant() -> None:
     layout = pb.Layout.of(nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 4)))
     start = (torch.tensor([0, 1, 4, 5]), torch.tensor([0.01, 1.0, 0.01, 1.0]), torch.tensor([1.0, 0.2, 1.0, 0.6]))
     gradient = torch.tensor([0.0, 0, 1, 0, 0, 0, 1, 0])
@@ -82,7 +82,7 @@ def test_new_stds_are_the_layers_mean_or_a_constant() -> None:
     torch.testing.assert_close(emptied.present_std(), torch.full((2,), 0.007))
 
 
-def test_global_layers_compete_and_dense_ones_stay_out() -> None:
+def test_ssvi_global_layers_compete_and_dense_ones_stay_out() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 6), nn.Linear(6, 5), nn.Linear(5, 2))
     method = pb.SSVI(density=0.4, distribution="global", dense_first=True, dense_last=True)
@@ -98,7 +98,7 @@ def test_global_layers_compete_and_dense_ones_stay_out() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @BOTH
-def test_optimiser_state_follows_swapped_weights(optimizer: str, method: type[SparseTraining]) -> None:
+def test_ssvi_optimiser_state_follows_swapped_weights(optimizer: str, method: type[SparseTraining]) -> None:
     net = pb.bayesianize(tiny_model(), method(density=0.4))
     steps = pb.Training(optimizer=optimizer).make_optimizer(net)  # type: ignore[arg-type]
     for _ in range(2):
@@ -134,7 +134,7 @@ def test_optimiser_state_follows_swapped_weights(optimizer: str, method: type[Sp
     st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3),
 )
 @settings(max_examples=40, deadline=None)
-def test_the_density_is_exact_after_any_swaps(
+def test_ssvi_density_is_exact_after_any_swaps(
     widths: list[int], density: float, distribution: str, dense: bool, fractions: list[float]
 ) -> None:
     model = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
@@ -155,7 +155,7 @@ def test_the_density_is_exact_after_any_swaps(
 
 @BOTH
 @pytest.mark.parametrize("distribution", ["uniform", "erdos-renyi-kernel", "global"])
-def test_the_density_is_exact_at_every_step_of_training(
+def test_ssvi_density_is_exact_at_every_training_step(
     method: type[SparseTraining], distribution: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
@@ -175,7 +175,7 @@ def test_the_density_is_exact_at_every_step_of_training(
 # -- the schedule -----------------------------------------------------------------------------------------------------
 
 
-def test_the_fraction_falls_by_a_cosine_until_the_end() -> None:
+def test_ssvi_fraction_falls_by_a_cosine() -> None:
     method = pb.SSVI(swap_every=100)
     assert method.fraction(0, 1000) == 0
     assert method.fraction(150, 1000) == 0
@@ -186,7 +186,7 @@ def test_the_fraction_falls_by_a_cosine_until_the_end() -> None:
 
 
 @pytest.mark.parametrize(("steps", "every"), [(10, 1), (150, 10), (1500, 100), (100_000, 100)])
-def test_swap_interval_follows_the_length_of_a_run(steps: int, every: int) -> None:
+def test_ssvi_swap_interval_follows_the_length_of_a_run(steps: int, every: int) -> None:
     swaps = [step for step in range(1, 10 * every) if pb.SSVI(swap_until=1.0).fraction(step, steps)]
     assert swaps == list(range(every, min(10 * every, steps), every))
 
@@ -212,7 +212,7 @@ class Recorded:
 @pytest.mark.parametrize("addition", ["sampled", "mean", "averaged"])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("layerwise", [False, True])
-def test_the_gradient_for_addition(addition: str, parts: int, layerwise: bool) -> None:
+def test_ssvi_gradient_for_addition_is_that_of_the_dense_weight(addition: str, parts: int, layerwise: bool) -> None:
     """1/K sum_k |g_k| at draws (or the mean), summed over the parts of a batch, batch norm left as it is."""
     method = pb.SSVI(density=0.3, addition=addition, addition_batches=3, mean_init="model")  # type: ignore[arg-type]
     net = pb.bayesianize(tiny_model().double(), method).train()
@@ -246,9 +246,7 @@ def test_the_gradient_for_addition(addition: str, parts: int, layerwise: bool) -
 @BOTH
 @pytest.mark.parametrize("distribution", ["uniform", "global"])
 @pytest.mark.parametrize("kernel", ["dense", "csr"])
-def test_layers_taken_one_by_one_swap_the_same_weights(
-    method: type[SparseTraining], distribution: str, kernel: str
-) -> None:
+def test_ssvi_layerwise_swaps_equal_joint_swaps(method: type[SparseTraining], distribution: str, kernel: str) -> None:
     settings = {"density": 0.3, "distribution": distribution, "swap_every": 2, "kernel": kernel, "mean_init": "model"}
     nets = [
         pb.fit(method(addition_layerwise=one_by_one, **settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
@@ -259,7 +257,7 @@ def test_layers_taken_one_by_one_swap_the_same_weights(
     torch.testing.assert_close(nets[0].posterior.mean, nets[1].posterior.mean)
 
 
-def test_layers_taken_one_by_one_need_the_memory_of_one() -> None:
+def test_ssvi_layerwise_swaps_need_the_memory_of_one_layer() -> None:
     width, depth = 200, 12
     model = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
     batch = torch.randn(2, width), torch.arange(2)
@@ -276,7 +274,7 @@ def test_layers_taken_one_by_one_need_the_memory_of_one() -> None:
     assert peaks[1] < 8  # of one, and of putting its gradients in order, at any depth
 
 
-def test_no_optimiser_step_in_a_swap_step_and_batch_norm_stays() -> None:
+def test_ssvi_swap_step_leaves_weights_and_batch_norm() -> None:
     method = pb.SSVI(density=0.3, swap_every=1, swap_until=1.0)
     net = pb.bayesianize(tiny_model(), method).train()
     net.likelihood = pb.Categorical()
@@ -293,7 +291,7 @@ def test_no_optimiser_step_in_a_swap_step_and_batch_norm_stays() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_swaps_are_recorded_with_densities_and_agreement(tmp_path: Path) -> None:
+def test_ssvi_records_swaps_densities_and_agreement(tmp_path: Path) -> None:
     method = pb.SSVI(density=0.3, swap_every=2, swap_until=1.0)
     pb.fit(method, tiny_model(), tiny_data(), epochs=3, out=tmp_path, **QUICK)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -306,7 +304,7 @@ def test_swaps_are_recorded_with_densities_and_agreement(tmp_path: Path) -> None
     assert all(row["nll"] > 0.1 for row in rows)  # swap steps report their NLL too
 
 
-def test_a_static_mask_never_moves() -> None:
+def test_ssvi_static_mask_never_moves() -> None:
     settings = {"density": 0.3, "swap_every": 2, "swap_until": 1.0}
     start = pb.fit(pb.SSVI(static=True, **settings), tiny_model(), tiny_data(), epochs=0, **QUICK)
     end = pb.fit(pb.SSVI(static=True, **settings), tiny_model(), tiny_data(), epochs=3, **QUICK)
@@ -316,7 +314,7 @@ def test_a_static_mask_never_moves() -> None:
     assert not torch.equal(start.posterior.index, moved.posterior.index)
 
 
-def test_the_largest_weights_of_a_trained_model_come_first() -> None:
+def test_ssvi_starts_from_the_largest_trained_weights() -> None:
     model = tiny_model()
     net = pb.bayesianize(model, pb.SSVI(density=0.3, first_choice="largest", mean_init="model"))
     assert isinstance(net, pb.Network)
@@ -356,14 +354,14 @@ def test_ssvi_starts_on_the_scale_of_the_weights() -> None:
     assert [pb.SSVI().kl_weight(progress) for progress in (0.0, 0.25, 0.75)] == [0.0, 0.01, 0.02]
 
 
-def test_means_may_be_the_models_own() -> None:
+def test_ssvi_may_keep_the_models_means() -> None:
     model = tiny_model()
     net = pb.bayesianize(model, pb.SSVI(mean_init="model", density=0.3))
     assert torch.equal(net.posterior.mean.detach(), net.layout.read(model)[net.posterior.index.long()])
 
 
 @pytest.mark.parametrize("choice", ["random", "largest"])
-def test_scaled_means_keep_the_size_of_a_layer(choice: str) -> None:
+def test_ssvi_scaled_means_keep_the_size_of_a_layer(choice: str) -> None:
     model = tiny_model()
     settings = {"density": 0.25, "distribution": "erdos-renyi", "mean_init": "scaled", "first_choice": choice}
     net = pb.bayesianize(model, pb.SSVI(**settings))  # type: ignore[arg-type]
@@ -375,7 +373,7 @@ def test_scaled_means_keep_the_size_of_a_layer(choice: str) -> None:
         torch.testing.assert_close(posterior.mean[first:last], factor * given[posterior.index[first:last].long()])
 
 
-def test_a_sparse_network_is_gone_on_with() -> None:
+def test_ssvi_trains_a_sparse_network_further() -> None:
     rigl = pb.fit(pb.RigL(density=0.3), tiny_model(), tiny_data(), epochs=2, **QUICK)
     net = pb.fit(pb.SSVI(std_init=0.05), rigl, tiny_data(), epochs=0, **QUICK)
     assert torch.equal(net.posterior.index, rigl.posterior.index)
@@ -393,7 +391,7 @@ def test_a_sparse_network_is_gone_on_with() -> None:
 @BOTH
 @pytest.mark.parametrize("addition", ["sampled", "averaged"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_run_resumed_amid_its_swaps_is_the_uninterrupted_run(
+def test_ssvi_resumes_between_swaps_exactly(
     method: type[SparseTraining], addition: str, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"density": 0.3, "swap_every": 2, "swap_until": 0.9, "addition": addition, "addition_batches": 2}
@@ -431,7 +429,7 @@ def trained_state() -> dict[str, Tensor]:
     return pb.fit(method, smooth(), tiny_data(), epochs=3, accelerator="cpu", **QUICK).state_dict()
 
 
-def test_two_ranks_swap_the_same_weights(tmp_path: Path) -> None:
+def test_ssvi_swaps_the_same_weights_on_two_ranks(tmp_path: Path) -> None:
     one, two = ranks.run(trained_state, 2, tmp_path)
     assert int(one["posterior.swapped"]) > 0
     for name, value in one.items():
@@ -439,7 +437,7 @@ def test_two_ranks_swap_the_same_weights(tmp_path: Path) -> None:
 
 
 @BOTH
-def test_sparse_training_learns(method: type[SparseTraining], learning_seed: int) -> None:
+def test_ssvi_learns(method: type[SparseTraining], learning_seed: int) -> None:
     x, y = tiny_data(96, learning_seed)
     model = tiny_model(learning_seed)
     net = pb.fit(method(density=0.2, swap_every=10), model, (x, y), epochs=25, seed=learning_seed, **QUICK)
@@ -463,17 +461,17 @@ def test_sparse_training_learns(method: type[SparseTraining], learning_seed: int
         ({"antithetic": True, "train_samples": 2}, "antithetic noise needs propagation='sample'"),
     ],
 )
-def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+def test_ssvi_names_wrong_settings(settings: dict[str, object], message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         pb.SSVI(**settings)  # type: ignore[arg-type]
 
 
-def test_a_wrong_kernel_is_named() -> None:
+def test_ssvi_names_a_wrong_kernel() -> None:
     with pytest.raises(pb.UserError, match="unknown kernel 'coo'"):
         pb.bayesianize(tiny_model(), pb.SSVI(kernel="coo"))  # type: ignore[arg-type]
 
 
-def test_two_steps_of_the_recipe_at_the_papers_scale() -> None:
+def test_ssvi_runs_two_steps_at_the_papers_scale() -> None:
     from pocketbayes import recipes as config
 
     large = config.read("cifar100-resnet18-ssvi")

@@ -27,7 +27,7 @@ def walk(steps: int, rank: int) -> tuple[Trajectory, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("steps", [3, 4, 9])
-def test_the_gaussian_is_the_papers(steps: int) -> None:
+def test_swag_gaussian_is_that_of_the_paper(steps: int) -> None:
     """Against Eq. 1 of Maddox et al. from all collected weights at once."""
     trajectory, weights, points = walk(steps, rank=4)
     deviations = torch.stack([weights[t] - weights[: t + 1].mean(0) for t in range(steps)])[-4:]
@@ -42,7 +42,7 @@ def test_the_gaussian_is_the_papers(steps: int) -> None:
     torch.testing.assert_close(wider.moments()[1], 2 * gaussian.moments()[1])
 
 
-def test_small_variances_of_large_weights_do_not_cancel() -> None:
+def test_swag_small_variances_of_large_weights_do_not_cancel() -> None:
     trajectory = Trajectory(LAYOUT, torch.zeros(12), 2, 0)
     values = 100 + 1e-3 * torch.randn(50, 12)
     for value in values:
@@ -52,7 +52,7 @@ def test_small_variances_of_large_weights_do_not_cancel() -> None:
     torch.testing.assert_close((trajectory.squares / 50).double(), var, rtol=0.05, atol=0)
 
 
-def test_the_weights_at_the_end_of_each_epoch_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swag_collects_weights_at_the_end_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Tensor, Tensor]] = []
     collect = Trajectory.collect
 
@@ -71,7 +71,7 @@ def test_the_weights_at_the_end_of_each_epoch_are_collected(monkeypatch: pytest.
     torch.testing.assert_close(points, torch.stack([point for _, point in seen]).mean(0))
 
 
-def test_the_collection_keeps_its_own_rate(tmp_path: Path) -> None:
+def test_swag_collects_at_its_own_learning_rate(tmp_path: Path) -> None:
     method = pb.SWAG(swag_epochs=2, swag_lr=0.003, rank=2)
     settings = {"epochs": 2, "lr": 0.01, "schedule": "cosine", "warmup_epochs": 1.0, "keep_best": True}
     data = {"train": tiny_data(), "val": tiny_data(20)}
@@ -82,14 +82,14 @@ def test_the_collection_keeps_its_own_rate(tmp_path: Path) -> None:
     assert rows[1]["lr"] < 0.01
 
 
-def test_a_trained_network_is_only_collected(tmp_path: Path) -> None:
+def test_swag_only_collects_from_a_trained_network(tmp_path: Path) -> None:
     start = pb.fit("map", tiny_model(), tiny_data(), epochs=1, progress=False)
     pb.fit(pb.SWAG(swag_epochs=2, rank=2), start, tiny_data(), out=tmp_path, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["stage"] for row in rows] == ["collect", "collect"]
 
 
-def test_mistakes_are_named() -> None:
+def test_swag_names_mistakes() -> None:
     with pytest.raises(pb.UserError, match="at least 2"):
         pb.SWAG(swag_epochs=1)
     with pytest.raises(pb.UserError, match="at least 2"):

@@ -86,7 +86,7 @@ def test_deterministic_training_finds_least_squares(learning_seed: int) -> None:
     torch.testing.assert_close(net.posterior.mean.detach().double(), expected, rtol=1e-3, atol=1e-3)
 
 
-def test_predictions_have_the_mean_field_variance() -> None:
+def test_predict_has_the_mean_field_variance() -> None:
     """Var(y) = sum x_i^2 / A_ii + s^2 at the best mean-field posterior, by 4000 weight samples."""
     x, y = regression()
     mean, precision = exact(x, y)
@@ -101,7 +101,7 @@ def test_predictions_have_the_mean_field_variance() -> None:
     torch.testing.assert_close(prediction.std.double(), (epistemic.square() + NOISE**2).sqrt(), rtol=0.02, atol=0)
 
 
-def test_posterior_without_data_goes_to_the_prior() -> None:
+def test_mean_field_without_data_returns_to_the_prior() -> None:
     """Inputs of 0 say nothing: the posterior goes to the prior, whatever it started from."""
     net = pb.fit(
         pb.MeanFieldVI(prior_std=0.5, std_init=0.05),

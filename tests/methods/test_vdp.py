@@ -25,7 +25,7 @@ def labels(shape: tuple[int, ...] = (6,)) -> Tensor:
     return torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(1))
 
 
-def test_cross_entropy_of_gaussian_logits_is_the_expected_nll() -> None:
+def test_vdp_cross_entropy_is_the_expected_nll() -> None:
     output, target = logits(), labels()
     noise = torch.randn(200_000, 6, 4, dtype=torch.float64)
     draws = output.loc + output.stddev * noise
@@ -33,7 +33,7 @@ def test_cross_entropy_of_gaussian_logits_is_the_expected_nll() -> None:
     assert float(pb.Categorical().nll(output, target)) == pytest.approx(float(expected), rel=2e-3)
 
 
-def test_gaussian_nll_is_the_density_of_the_one_hot_label() -> None:
+def test_vdp_gaussian_nll_is_the_density_of_the_label() -> None:
     output, target = logits(), labels()
     probs = output.loc.softmax(1)
     jacobian = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None]
@@ -44,7 +44,7 @@ def test_gaussian_nll_is_the_density_of_the_one_hot_label() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3, 3)], ids=["examples", "pixels"])
-def test_without_variance_cross_entropy_is_the_usual_one(shape: tuple[int, ...]) -> None:
+def test_vdp_cross_entropy_without_variance_is_the_usual(shape: tuple[int, ...]) -> None:
     output, target = logits(0.0, shape), labels((shape[0], *shape[2:]))
     weights = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
     for likelihood in (pb.Categorical(), pb.Categorical(weights), pb.Categorical(weights, ignore_index=2)):
@@ -54,7 +54,7 @@ def test_without_variance_cross_entropy_is_the_usual_one(shape: tuple[int, ...])
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "gaussian-nll"])
-def test_ignored_labels_do_not_count_and_wrong_ones_are_named(loss: Any) -> None:
+def test_vdp_ignores_ignored_labels_and_names_wrong_ones(loss: Any) -> None:
     output, target = logits(), labels()
     target[2:] = -1
     likelihood = pb.Categorical(ignore_index=-1, gaussian_loss=loss)
@@ -66,7 +66,7 @@ def test_ignored_labels_do_not_count_and_wrong_ones_are_named(loss: Any) -> None
 
 
 @pytest.mark.parametrize("noise", ["predicted", 0.3])
-def test_regression_losses_on_gaussian_outputs(noise: Any) -> None:
+def test_vdp_regression_losses_take_gaussian_outputs(noise: Any) -> None:
     output = logits(shape=(6, 2))
     size = 1 if noise == "predicted" else 2
     y = torch.randn(6, size, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_regression_losses_on_gaussian_outputs(noise: Any) -> None:
     torch.testing.assert_close(expected_loss.nll(output, y), plain + (var / (2 * std.square())).sum(1).mean())
 
 
-def test_an_unknown_loss_is_named() -> None:
+def test_vdp_names_an_unknown_loss() -> None:
     with pytest.raises(pb.UserError, match="unknown loss 'hinge'"):
         pb.VDP(loss="hinge")  # type: ignore[arg-type]
     with pytest.raises(pb.UserError, match="unknown activation"):
@@ -111,7 +111,7 @@ def test_vdp_learns_without_drawing(loss: Any, activation: Any, tmp_path: Path, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_both_parts_of_the_posterior_feel_the_data() -> None:
+def test_vdp_data_reach_means_and_stds() -> None:
     net = pb.bayesianize(tiny_model(), pb.VDP())
     x, y = tiny_data()
     for loss in ("cross-entropy", "gaussian-nll"):
@@ -121,7 +121,7 @@ def test_both_parts_of_the_posterior_feel_the_data() -> None:
         assert float(net.posterior.rho.grad.abs().sum()) > 0
 
 
-def test_noise_in_the_inputs_widens_the_answer() -> None:
+def test_vdp_input_noise_widens_the_answer() -> None:
     net = pb.bayesianize(tiny_model(), pb.VDP())
     x = tiny_data()[0]
     narrow = pb.predict(net, x)
@@ -169,7 +169,7 @@ def test_vdp_finds_the_best_mean_field_posterior() -> None:
     torch.testing.assert_close(got_std, precision.diag().rsqrt(), rtol=0.02, atol=0)
 
 
-def test_noise_in_the_inputs_of_a_linear_layer_is_exact() -> None:
+def test_vdp_input_noise_of_a_linear_layer_is_exact() -> None:
     model = nn.Linear(4, 2, bias=False)
     net = pb.bayesianize(model, pb.VDP(std_init=0.1, input_var=0.3))
     x = torch.randn(5, 4)
@@ -178,7 +178,7 @@ def test_noise_in_the_inputs_of_a_linear_layer_is_exact() -> None:
     torch.testing.assert_close(net(x).variance.detach(), expected)
 
 
-def test_row_variance_survives_the_file(tmp_path: Path) -> None:
+def test_vdp_row_variance_survives_the_file(tmp_path: Path) -> None:
     model = tiny_model()
     method = pb.VDP(variance="row", std_init=0.05)
     net = pb.fit(method, model, tiny_data(), epochs=2, batch_size=16, lr=1e-2, progress=False)
@@ -193,7 +193,7 @@ def test_row_variance_survives_the_file(tmp_path: Path) -> None:
     assert torch.equal(pb.predict(net, x).probs, pb.predict(again, x).probs)
 
 
-def test_rows_start_from_the_mean_of_their_stds() -> None:
+def test_vdp_rows_start_from_the_mean_of_their_stds() -> None:
     net = pb.bayesianize(tiny_model(), pb.VDP(std_init="xavier"))
     rows = pb.VDP(variance="row").init(net)
     for one, each in zip(net.layout.views(net.posterior.moments()[1]), rows.layout.views(rows.posterior.moments()[1])):
@@ -202,6 +202,6 @@ def test_rows_start_from_the_mean_of_their_stds() -> None:
 
 @pytest.mark.parametrize("start", [-1, 0, "xaver"])
 @pytest.mark.parametrize("method", [pb.VDP, pb.MeanFieldVI, pb.WeightSharing])
-def test_stds_that_cannot_be_are_refused(method: type, start: object) -> None:
+def test_vdp_refuses_impossible_stds(method: type, start: object) -> None:
     with pytest.raises(pb.UserError, match="std_init must be a positive number, 'relative', 'curvature' or 'xavier'"):
         method(std_init=start)

@@ -30,7 +30,7 @@ def stages_of(folder: Path) -> list[str]:
     return list(dict.fromkeys(row["stage"] for row in rows))
 
 
-def test_all_stages_from_a_plain_model(tmp_path: Path) -> None:
+def test_weight_sharing_runs_all_stages_from_a_plain_model(tmp_path: Path) -> None:
     net = pb.fit(pb.WeightSharing(**SMALL, pretrain_epochs=1), tiny_model(), tiny_data(), out=tmp_path, **QUICK)
     assert stages_of(tmp_path) == ["deterministic", "mean-field", "shared"]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -51,7 +51,7 @@ def test_weight_sharing_skips_stages_that_are_done(tmp_path: Path) -> None:
     assert stages_of(tmp_path / "b") == ["shared"]
 
 
-def test_the_shared_network_answers_like_the_one_it_came_from() -> None:
+def test_weight_sharing_answers_like_the_original_network() -> None:
     """With as many Gaussians as the cloud needs, sharing changes the mean prediction little."""
     trained = pb.fit("map", tiny_model(), tiny_data(), lr=1e-2, epochs=10, batch_size=16, progress=False)
     method = pb.WeightSharing(k=40, n_min=1, tau_w=None, gradient_fraction=0.0, merge=None, ellipse=None)
@@ -61,7 +61,7 @@ def test_the_shared_network_answers_like_the_one_it_came_from() -> None:
     assert float((before - after).abs().max()) < 0.1
 
 
-def test_outliers_keep_their_own_mean_and_std_exactly() -> None:
+def test_weight_sharing_keeps_outliers_exactly() -> None:
     model = tiny_model()
     start = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.02))
     net = pb.bayesianize(start, pb.WeightSharing(**{**SMALL, "tau_w": 0.1}))
@@ -74,7 +74,7 @@ def test_outliers_keep_their_own_mean_and_std_exactly() -> None:
 
 
 @pytest.mark.parametrize("off", [{"ellipse": None}, {"tau_w": None, "gradient_fraction": 0.0}, {"merge": None}])
-def test_each_step_can_be_switched_off(off: dict[str, object]) -> None:
+def test_weight_sharing_steps_can_be_switched_off(off: dict[str, object]) -> None:
     net = pb.fit(
         pb.WeightSharing(**{**SMALL, **off}, pretrain_epochs=0, meanfield_epochs=0), tiny_model(), tiny_data(), **QUICK
     )
@@ -87,7 +87,7 @@ def test_each_step_can_be_switched_off(off: dict[str, object]) -> None:
     assert bool(torch.cat([p.flatten() for p in posterior.parameters()]).isfinite().all())
 
 
-def test_one_plane_per_layer_keeps_layers_apart() -> None:
+def test_weight_sharing_separates_layers_with_one_plane_each() -> None:
     model = tiny_model()
     with torch.no_grad():
         model.head.weight.add_(0.25)
@@ -99,7 +99,7 @@ def test_one_plane_per_layer_keeps_layers_apart() -> None:
     assert not inside[0] & inside[1]
 
 
-def test_few_weights_all_become_outliers_with_a_warning() -> None:
+def test_weight_sharing_warns_when_all_weights_are_outliers() -> None:
     with pytest.warns(UserWarning, match="all weights are outliers"):
         net = pb.bayesianize(nn.Linear(10, 10), pb.WeightSharing(k=50, n_min=30))
     posterior = shared(net)
@@ -144,7 +144,7 @@ def test_weight_sharing_defaults_suit_weights_of_any_scale(scale: float) -> None
 
 @pytest.mark.parametrize("k", [2, 16, 200])
 @pytest.mark.parametrize("std", [1e-8, 1e-2])
-def test_training_is_finite_at_any_k_and_std(k: int, std: float) -> None:
+def test_weight_sharing_is_finite_at_any_k_and_std(k: int, std: float) -> None:
     method = pb.WeightSharing(
         k=k, n_min=1, std_init=std, pretrain_epochs=0, meanfield_epochs=0, draw="independent", gradient_batches=1
     )
@@ -155,7 +155,7 @@ def test_training_is_finite_at_any_k_and_std(k: int, std: float) -> None:
     assert bool((torch.linalg.eigvalsh(posterior.covariances()) > 0).all())
 
 
-def test_bits_per_weight_choose_the_number_of_gaussians() -> None:
+def test_weight_sharing_chooses_k_by_bits_per_weight() -> None:
     torch.manual_seed(0)
     model = nn.Linear(200, 100, bias=False)
     sizes = []
@@ -166,7 +166,7 @@ def test_bits_per_weight_choose_the_number_of_gaussians() -> None:
     assert sizes[0] < sizes[1]
 
 
-def test_refresh_moves_weights_to_the_gaussian_that_fits_them() -> None:
+def test_refresh_moves_weights_to_their_best_gaussian() -> None:
     torch.manual_seed(0)
     net = pb.bayesianize(
         nn.Linear(40, 30, bias=False), pb.WeightSharing(k=4, n_min=1, refresh_epochs=1, merge=None, tau_w=None)
@@ -187,7 +187,7 @@ def test_refresh_moves_weights_to_the_gaussian_that_fits_them() -> None:
     assert float(posterior.counts.sum()) == pytest.approx(1200 - posterior.outliers, abs=0.01)
 
 
-def test_posterior_of_a_plane_puts_every_weight_in_its_place() -> None:
+def test_plane_posterior_places_every_weight() -> None:
     torch.manual_seed(0)
     start = pb.bayesianize(nn.Linear(50, 20, bias=False), pb.MeanFieldVI())
     mean = start.posterior.moments()[0].detach()
@@ -204,7 +204,7 @@ def test_posterior_of_a_plane_puts_every_weight_in_its_place() -> None:
     torch.testing.assert_close(got[survey.ellipses], blended.float())
 
 
-def test_wrong_settings_say_so() -> None:
+def test_weight_sharing_names_wrong_settings() -> None:
     for settings, message in (
         ({"merge": "mean"}, "unknown merge rule 'mean'"),
         ({"k": 0}, "k=0"),
@@ -217,7 +217,7 @@ def test_wrong_settings_say_so() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"refresh_epochs": 0}, {"refresh_epochs": 1, "scope": "layer"}])
-def test_what_cannot_be_refreshed_is_refused(settings: dict[str, object]) -> None:
+def test_refresh_refuses_unsupported_networks(settings: dict[str, object]) -> None:
     with pytest.raises(pb.UserError, match="refresh_epochs"):
         pb.WeightSharing(**settings)
 
@@ -228,7 +228,7 @@ def test_weight_sharing_takes_stds_that_are_not_drawn() -> None:
     assert [stage.name for stage in pb.WeightSharing(k=2, n_min=1).stages(net)] == ["shared"]
 
 
-def test_sharing_continues_from_an_empirical_prior() -> None:
+def test_weight_sharing_continues_from_an_empirical_prior() -> None:
     """The prior of mean-field defaults belongs to layers, which Gaussians do not keep to."""
     start = pb.fit("lrt", tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
     method = pb.WeightSharing(k=4, n_min=2, tau_w=0.3)

@@ -43,12 +43,12 @@ def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_every_name_has_a_small_instance() -> None:
+def test_models_have_a_small_instance_for_every_name() -> None:
     assert set(SMALL) == set(models.names())
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_output_shape_gradients_and_spec(name: str) -> None:
+def test_models_have_output_shape_gradients_and_spec(name: str) -> None:
     args, shape = SMALL[name]
     model = models.build(name, **args)
     out = model(torch.randn(shape))
@@ -84,20 +84,20 @@ def test_output_shape_gradients_and_spec(name: str) -> None:
         ("unet", {"classes": 19}, 31.386003),
     ],
 )
-def test_parameter_counts(name: str, args: dict[str, object], millions: float) -> None:
+def test_models_have_the_published_parameter_counts(name: str, args: dict[str, object], millions: float) -> None:
     with torch.device("meta"):
         assert count(models.build(name, **args)) == pytest.approx(millions * 1e6, abs=0.5)
 
 
 @pytest.mark.parametrize("depth", [18, 50, 101])
-def test_resnets_have_the_names_and_shapes_of_torchvision(depth: int) -> None:
+def test_resnet_names_and_shapes_are_those_of_torchvision(depth: int) -> None:
     with torch.device("meta"):
         theirs = models.build(f"torchvision:resnet{depth}")
         assert list(shapes(models.build(f"resnet{depth}")).items()) == list(shapes(theirs).items())
 
 
 @pytest.mark.parametrize(("name", "size"), [("ti", "tiny"), ("s", "small"), ("b", "base")])
-def test_vits_have_the_names_and_shapes_of_timm(name: str, size: str) -> None:
+def test_vit_names_and_shapes_are_those_of_timm(name: str, size: str) -> None:
     with torch.device("meta"):
         assert shapes(models.build(f"vit-{name}")) == shapes(models.build(f"timm:vit_{size}_patch16_224"))
 
@@ -115,7 +115,7 @@ def test_vits_have_the_names_and_shapes_of_timm(name: str, size: str) -> None:
         ),
     ],
 )
-def test_the_same_weights_answer_as_the_library(
+def test_models_answer_like_the_library_with_its_weights(
     ours: str, args: dict[str, object], theirs: str, their_args: dict[str, object]
 ) -> None:
     mine, reference = models.build(ours, **args).eval(), models.build(theirs, **their_args).eval()
@@ -133,14 +133,14 @@ def test_the_same_weights_answer_as_the_library(
         ("resnet-small", {}, 2),
     ],
 )
-def test_size_of_the_last_map_for_a_cifar_image(name: str, args: dict[str, object], side: int) -> None:
+def test_models_have_the_right_last_map_for_cifar(name: str, args: dict[str, object], side: int) -> None:
     model = models.build(name, **args)
     assert isinstance(model, nn.Sequential)
     before_pooling = model[: list(dict(model.named_children())).index("avgpool")]
     assert before_pooling(torch.randn(2, 3, 32, 32)).shape == (2, 64, side, side)
 
 
-def test_option_a_shortcut_centres_the_old_channels() -> None:
+def test_resnet_option_a_shortcut_centres_the_old_channels() -> None:
     x = torch.randn(2, 4, 6, 6)
     out = SubsampleAndPad(4, 8, 2)(x)
     torch.testing.assert_close(out[:, 2:6], x[:, :, ::2, ::2])
@@ -169,7 +169,7 @@ def test_unet_pads_odd_sizes_with_the_last_row_and_column() -> None:
     torch.testing.assert_close(model(x), model(even)[..., :33, :33])
 
 
-def test_dropout_is_there_only_when_asked_for() -> None:
+def test_models_have_dropout_only_on_request() -> None:
     def rates(**args: float) -> list[float]:
         found: list[float] = []
         for name in ("resnet20", "resnet18", "resnet-small", "lenet300"):
@@ -202,7 +202,7 @@ def test_spec_survives_copies_and_holds_what_json_holds() -> None:
         ("timm:resnet10t", {"classes": 7, "in_channels": 2}, (2, 2, 64, 64)),
     ],
 )
-def test_models_of_others_take_our_argument_names(name: str, args: dict[str, object], shape: tuple[int, ...]) -> None:
+def test_library_models_take_our_argument_names(name: str, args: dict[str, object], shape: tuple[int, ...]) -> None:
     model = models.build(name, **args).eval()
     assert model(torch.randn(shape)).shape == (2, 7)
     spec = models.spec_of(model)
@@ -250,7 +250,7 @@ def test_models_download_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> Non
         ("resnet18", {"stem": "cifr"}, "unknown stem 'cifr': did you mean 'cifar'"),
     ],
 )
-def test_unknown_names_say_what_is_known(name: str, args: dict[str, object], message: str) -> None:
+def test_models_list_the_known_names(name: str, args: dict[str, object], message: str) -> None:
     with pytest.raises(UnknownNameError, match=message):
         models.build(name, **args)
 
@@ -271,7 +271,7 @@ def test_unknown_names_say_what_is_known(name: str, args: dict[str, object], mes
         ("timm:resnet10t", {"classes": 3, "num_classes": 4}, "one argument under two names"),
     ],
 )
-def test_wrong_arguments_are_refused_in_one_line(name: str, args: dict[str, object], message: str) -> None:
+def test_models_refuse_wrong_arguments_in_one_line(name: str, args: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         models.build(name, **args)
     assert "\n" not in str(caught.value)
@@ -312,7 +312,7 @@ def test_load_weights_reads_safetensors(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["conv1.weight"], state["conv1.weight"])
 
 
-def test_load_weights_does_without_batch_counters(tmp_path: Path) -> None:
+def test_load_weights_works_without_batch_counters(tmp_path: Path) -> None:
     state = models.build("resnet-small").state_dict()
     torch.save({k: v for k, v in state.items() if "num_batches" not in k}, tmp_path / "old.pt")
     model = models.build("resnet-small")
@@ -346,7 +346,7 @@ class Trap:
         return (Path.touch, (Path("trap"),))
 
 
-def test_load_weights_refuses_what_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_weights_refuses_what_is_not_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = models.build("lenet5")
     with pytest.raises(UserError, match=r"no checkpoint at .*absent.pt"):
@@ -387,7 +387,7 @@ def test_published_cifar_weights_reach_their_accuracy(
     assert int((guess == y).sum()) == pytest.approx(right, abs=1)
 
 
-def test_trained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pretrained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     timm = pytest.importorskip("timm")
 
     def offline(name: str, **_: object) -> nn.Module:

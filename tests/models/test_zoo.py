@@ -167,19 +167,19 @@ def check(model: nn.Module, size: int) -> None:
 
 
 @pytest.mark.parametrize("family", TIMM)
-def test_timm(family: str) -> None:
+def test_timm_models_convert(family: str) -> None:
     name, size = TIMM[family]
     check(timm_model(name, size), size)
 
 
 @pytest.mark.parametrize("family", SMALLER)
-def test_timm_at_a_fraction_of_its_width(family: str) -> None:
+def test_timm_models_convert_at_reduced_width(family: str) -> None:
     name, size, settings = SMALLER[family]
     check(timm_model(name, size, **settings), size)
 
 
 @pytest.mark.parametrize("family", TORCHVISION)
-def test_torchvision(family: str) -> None:
+def test_torchvision_models_convert(family: str) -> None:
     make, size = TORCHVISION[family]
     check(make(), size)
 
@@ -230,7 +230,7 @@ def check_any(makers: list[tuple[Callable[[], nn.Module], int]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families())
-def test_every_timm_family(name: str) -> None:
+def test_timm_families_all_convert(name: str) -> None:
     sizes = (64, 96, 128, 224, 240, 256, 299, 384)
     told = [(lambda size=size: timm_model(name, size), size) for size in sizes]
     check_any(told + [(lambda: timm.create_model(name, pretrained=False, num_classes=3), size) for size in sizes])
@@ -238,7 +238,7 @@ def test_every_timm_family(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tv.list_models(module=tv))
-def test_every_torchvision_classifier(name: str) -> None:
+def test_torchvision_classifiers_all_convert(name: str) -> None:
     settings = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     make = lambda: tv.get_model(name, weights=None, num_classes=3, **settings)  # noqa: E731
     check_any([(make, size) for size in (64, 96, 128, 224, 299)])

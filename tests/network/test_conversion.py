@@ -190,7 +190,7 @@ def gradients(
 @pytest.mark.parametrize("bayesian_bias", [False, True])
 @pytest.mark.parametrize("std", [0.0, 1e-30])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_without_noise_every_propagation_is_the_plain_model(name: str, std: float, bayesian_bias: bool) -> None:
+def test_convert_without_noise_is_the_plain_model(name: str, std: float, bayesian_bias: bool) -> None:
     example = EXAMPLES[name]
     plain = example.make().double().train(example.train)
     inputs = example.inputs()
@@ -210,7 +210,7 @@ def test_without_noise_every_propagation_is_the_plain_model(name: str, std: floa
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_model_comes_back_and_is_the_mean(name: str) -> None:
+def test_to_module_returns_the_mean_model(name: str) -> None:
     example = EXAMPLES[name]
     plain = example.make().double().eval()
     inputs = example.inputs()
@@ -225,13 +225,13 @@ def test_the_model_comes_back_and_is_the_mean(name: str) -> None:
     assert not set(dict(net.model.named_parameters())) & {s for slot in net.layout.slots for s in slot.sites}
 
 
-def test_a_drawn_module_is_a_draw() -> None:
+def test_to_module_returns_a_draw() -> None:
     net = pb.bayesianize(nn.Linear(300, 300, bias=False), pb.MeanFieldVI(std_init=0.5))
     noise = net.to_module("sample").weight - net.to_module().weight
     assert abs(float(noise.detach().std()) - 0.5) < 0.01
 
 
-def test_a_module_that_comes_back_trains_and_keeps_its_ties() -> None:
+def test_to_module_trains_and_keeps_tied_weights() -> None:
     module = pb.bayesianize(Tied(), pb.MeanFieldVI()).to_module()
     assert module.decoder.weight is module.embedding.weight
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
@@ -243,7 +243,7 @@ def test_a_module_that_comes_back_trains_and_keeps_its_ties() -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "attention", "weight norm", "tied"])
-def test_old_draws_do_not_live_on(name: str) -> None:
+def test_to_module_frees_old_draws(name: str) -> None:
     """After a pass the model holds no drawn weight, and copies."""
     example = EXAMPLES[name]
     net = pb.bayesianize(example.make().double(), pb.MeanFieldVI())
@@ -258,7 +258,7 @@ def test_old_draws_do_not_live_on(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one, two))
 
 
-def test_conversion_copies_the_model() -> None:
+def test_convert_copies_the_model() -> None:
     model = nn.Linear(3, 2)
     net = pb.bayesianize(model, pb.MeanFieldVI())
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_conversion_copies_the_model() -> None:
     assert float(model.bias.detach().abs().sum()) > 0
 
 
-def test_every_dtype_of_weights_is_kept() -> None:
+def test_convert_keeps_every_dtype() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         net = pb.bayesianize(nn.Linear(3, 2).to(dtype), pb.MeanFieldVI())
         for propagation in PROPAGATIONS:
@@ -276,7 +276,7 @@ def test_every_dtype_of_weights_is_kept() -> None:
                 assert net(torch.randn(4, 3, dtype=dtype)).dtype == dtype
 
 
-def test_every_method_selects_by_name() -> None:
+def test_convert_selects_weights_by_name() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
     for method in (pb.MeanFieldVI(select=r"^2\."), pb.Deterministic(select=r"^2\."), pb.PBN(select=r"^2\.", rate=0.5)):
         net = pb.bayesianize(model, method)
@@ -289,7 +289,7 @@ def test_every_method_selects_by_name() -> None:
         pb.bayesianize(pb.bayesianize(model, pb.Deterministic()), pb.MeanFieldVI(select="^0"))
 
 
-def test_tokens_stay_whole_numbers() -> None:
+def test_convert_keeps_tokens_as_integers() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -304,7 +304,7 @@ def test_tokens_stay_whole_numbers() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
-def test_old_weight_norm_is_refused_by_name_also_after_a_pass() -> None:
+def test_convert_refuses_old_weight_norm_even_after_a_pass() -> None:
     model = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 2)))
     model(torch.zeros(1, 3))
     with pytest.raises(pb.UserError, match=r"'0' \(Linear\) has a WeightNorm hook.*parametrizations"):

@@ -38,7 +38,7 @@ def images() -> Tensor:
 
 
 @pytest.mark.parametrize("propagation", ["local", "flipout"])
-def test_planning_moves_neither_buffers_nor_generators(propagation: str) -> None:
+def test_planning_changes_neither_buffers_nor_generators(propagation: str) -> None:
     x = images()
     planned, unplanned = tiny_network(propagation).train(), tiny_network(propagation).train()
     unplanned._plans = {(propagation, True): (True, True)}
@@ -53,7 +53,7 @@ def test_planning_moves_neither_buffers_nor_generators(propagation: str) -> None
         assert torch.equal(one, two)
 
 
-def test_batch_norm_sees_one_batch_in_the_first_local_call() -> None:
+def test_planning_shows_batch_norm_one_batch() -> None:
     """Without noise the statistics are exactly those of the plain model after one pass."""
     plain, x = TinyNet().train(), images()
     net = pb.bayesianize(plain, pb.MeanFieldVI(propagation="local")).train()
@@ -124,7 +124,7 @@ def test_planning_happens_once_per_mode() -> None:
     assert calls == 10
 
 
-def test_an_error_in_the_model_leaves_the_network_usable() -> None:
+def test_network_is_usable_after_an_error_in_the_model() -> None:
     net = tiny_network("local")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -144,7 +144,7 @@ def _fresh_compiler() -> None:
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("eager_first", [False, True])
 @pytest.mark.parametrize("propagation", PROPAGATIONS)
-def test_compiled_as_one_graph_draws_what_eager_draws(propagation: str, eager_first: bool) -> None:
+def test_compiled_graph_draws_like_eager(propagation: str, eager_first: bool) -> None:
     net, x = tiny_network(propagation).train(), images()
     reference = copy.deepcopy(net)
     if eager_first:
@@ -166,7 +166,7 @@ def test_compiled_as_one_graph_draws_what_eager_draws(propagation: str, eager_fi
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-def test_compiled_draws_anew_at_every_call_and_follows_the_mode() -> None:
+def test_compiled_graph_redraws_and_follows_the_mode() -> None:
     net, x = tiny_network("local"), images()
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_compiled_draws_anew_at_every_call_and_follows_the_mode() -> None:
 
 
 @pytest.mark.usefixtures("_fresh_compiler")
-def test_compiled_keeps_tied_weights_drawn() -> None:
+def test_compiled_graph_keeps_tied_weights_drawn() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -196,7 +196,7 @@ def test_compiled_keeps_tied_weights_drawn() -> None:
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("propagation", PROPAGATIONS)
-def test_inductor_compiles_one_graph(propagation: str) -> None:
+def test_compiled_graph_is_one_for_inductor(propagation: str) -> None:
     net, x = tiny_network(propagation, std=1e-6).train(), images()
     with net.using("mean"):
         expected = copy.deepcopy(net)(x)
@@ -236,7 +236,7 @@ def test_reentrant_checkpointing_fails_in_the_backward_pass(propagation: str) ->
 
 
 @pytest.mark.parametrize("propagation", PROPAGATIONS)
-def test_activation_checkpointing_repeats_the_noise(propagation: str) -> None:
+def test_checkpointing_repeats_the_noise(propagation: str) -> None:
     x = torch.randn(4, 3, requires_grad=True)
     grads = []
     for run in (lambda net: net(x), lambda net: checkpoint(net, x, use_reentrant=False)):
@@ -251,7 +251,7 @@ def test_activation_checkpointing_repeats_the_noise(propagation: str) -> None:
         assert torch.equal(one, two)
 
 
-def test_saved_tensors_on_the_cpu_are_allowed_around_the_network() -> None:
+def test_network_allows_saved_tensors_on_the_cpu() -> None:
     net = tiny_network()
     with torch.autograd.graph.save_on_cpu():
         net(images()).sum().backward()
@@ -272,7 +272,7 @@ def test_using_restores_even_after_an_error() -> None:
     assert not torch.equal(net(images()), net(images()))
 
 
-def test_given_noise_is_the_draw() -> None:
+def test_network_draws_from_given_noise() -> None:
     net, noise = tiny_network(), torch.randn(tiny_network().posterior.noise_size)
     mean, std = net.posterior.moments()
     expected = copy.deepcopy(net)
@@ -301,12 +301,12 @@ def test_run_at_leaves_no_weights_behind(make: object) -> None:
     assert copy.deepcopy(net) is not net  # drawn weights left behind could not be copied
 
 
-def test_unknown_propagation_lists_the_known() -> None:
+def test_network_lists_the_known_propagations() -> None:
     with pytest.raises(UserError, match=r"unknown propagation 'locl': did you mean 'local'\?"):
         tiny_network("sample").using("locl").__enter__()
 
 
-def test_only_a_network_with_noise_is_random() -> None:
+def test_network_is_random_only_with_noise() -> None:
     net = tiny_network()
     assert net.is_random
     with net.using("mean"):
@@ -315,7 +315,7 @@ def test_only_a_network_with_noise_is_random() -> None:
     assert not net.is_random
 
 
-def test_state_dict_round_trip() -> None:
+def test_network_state_dict_round_trip() -> None:
     one, two = tiny_network(), tiny_network(std=0.3)
     two.posterior.mean.data.zero_()
     two.load_state_dict(one.state_dict())
@@ -325,7 +325,7 @@ def test_state_dict_round_trip() -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_copies_are_independent(duplicate: object) -> None:
+def test_network_copies_are_independent(duplicate: object) -> None:
     net = tiny_network("local")
     net(images())
     other = duplicate(net)  # type: ignore[operator]
@@ -336,7 +336,7 @@ def test_copies_are_independent(duplicate: object) -> None:
     assert other(images()).shape == (8, 3)
 
 
-def test_a_network_is_freed_with_its_last_reference() -> None:
+def test_network_is_freed_with_its_last_reference() -> None:
     net = tiny_network("local")
     net(images())
     gone = weakref.ref(net)
@@ -345,7 +345,7 @@ def test_a_network_is_freed_with_its_last_reference() -> None:
     assert gone() is None
 
 
-def test_device_and_dtype_move_with_the_network() -> None:
+def test_network_moves_device_and_dtype() -> None:
     net = tiny_network().double()
     assert net(images().double()).dtype == torch.float64
     assert net.device == torch.device("cpu")
@@ -367,7 +367,7 @@ def test_census_counts_the_whole_network() -> None:
     assert doubled.stored == {"means": 342, "stds": 342}
 
 
-def test_a_mixture_answers_with_all_its_networks() -> None:
+def test_mixture_answers_with_all_its_networks() -> None:
     nets = [tiny_network("mean") for _ in range(3)]
     for number, net in enumerate(nets):
         net.posterior.mean.data.mul_(number)
@@ -381,7 +381,7 @@ def test_a_mixture_answers_with_all_its_networks() -> None:
         pb.Mixture([])
 
 
-def test_frozen_normalisation_does_not_record_the_batch() -> None:
+def test_frozen_normalisation_ignores_the_batch() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 2, 3),
         nn.BatchNorm2d(2),
@@ -412,7 +412,7 @@ class Bank(nn.Module):
         return self.head(x @ self.bank[0])
 
 
-def test_a_network_has_a_text_whatever_holds_its_weights() -> None:
+def test_network_text_works_for_every_storage() -> None:
     net = pb.bayesianize(Bank(), pb.MeanFieldVI(select="bank|head"))
     assert "ParameterList" in repr(net)
     assert net(torch.ones(1, 3)).shape == (1, 2)
@@ -432,6 +432,6 @@ def test_a_network_has_a_text_whatever_holds_its_weights() -> None:
         ),
     ],
 )
-def test_arguments_that_are_not_a_method_and_a_model_are_named(call: Any, fragment: str) -> None:
+def test_convert_names_a_wrong_method_or_model(call: Any, fragment: str) -> None:
     with pytest.raises(pb.UserError, match=fragment):
         call(Bank())

@@ -14,7 +14,7 @@ def costs(values: torch.Tensor, codebook: Codebook) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("lam", [0.01, 0.1, 1.0])
-def test_assignment_minimises_distance_and_code_length(lam: float) -> None:
+def test_codes_minimise_distance_and_code_length(lam: float) -> None:
     torch.manual_seed(0)
     centres = torch.randn(20).sort().values
     codebook = Codebook(centres, 8 * torch.rand(20), lam)
@@ -24,12 +24,12 @@ def test_assignment_minimises_distance_and_code_length(lam: float) -> None:
     torch.testing.assert_close(taken, every.min(1).values, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_centres_take_the_shorter_code() -> None:
+def test_codes_prefer_the_shorter_of_equal_centres() -> None:
     codebook = Codebook(torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([3.0, 1.0, 2.0, 1.0]), 0.1)
     assert codebook.assign(torch.tensor([-1.0, 0.1, 2.0])).tolist() == [1, 1, 3]
 
 
-def test_fit_trades_bits_for_distance() -> None:
+def test_codes_trade_bits_for_distance() -> None:
     torch.manual_seed(0)
     values = 0.05 * torch.randn(20_000)
     found = []
@@ -47,7 +47,7 @@ def test_fit_trades_bits_for_distance() -> None:
         assert rate < 0.5 * torch.log2(torch.tensor(1 / error)) + 0.27
 
 
-def test_outliers_keep_codes_of_their_own() -> None:
+def test_codes_keep_outliers_separately() -> None:
     torch.manual_seed(0)
     values = torch.cat([torch.randn(10_000), torch.tensor([80.0, -200.0])])
     codebook = fit_codebook(values, 0.001)
@@ -55,7 +55,7 @@ def test_outliers_keep_codes_of_their_own() -> None:
     torch.testing.assert_close(back[-2:], values[-2:], rtol=0.05, atol=0)
 
 
-def test_fit_does_not_depend_on_the_scale() -> None:
+def test_codes_are_independent_of_the_scale() -> None:
     torch.manual_seed(0)
     values = torch.randn(2000).double()
     one, other = fit_codebook(values, 0.1), fit_codebook(1e-4 * values, 0.1)
@@ -64,7 +64,7 @@ def test_fit_does_not_depend_on_the_scale() -> None:
 
 
 @pytest.mark.parametrize("values", [torch.zeros(10), torch.ones(10), torch.tensor([3.0])])
-def test_constant_values_take_one_code(values: torch.Tensor) -> None:
+def test_codes_of_constant_values_are_one_code(values: torch.Tensor) -> None:
     codebook = fit_codebook(values, 0.1)
     torch.testing.assert_close(codebook.centres[codebook.assign(values)], values)
     assert entropy(torch.bincount(codebook.assign(values))) == 0

@@ -100,7 +100,7 @@ def test_barycenter_lies_on_the_geodesic() -> None:
     torch.testing.assert_close(w2_squared(mean, cov, m2, S2).sqrt(), 3 * whole / 4, rtol=1e-5, atol=1e-8)
 
 
-def test_the_paper_s_formula_as_printed() -> None:
+def test_barycenter_printed_formula_is_that_of_the_paper() -> None:
     m1, S1 = gaussians(5, 8)
     m2, S2 = gaussians(5, 9)
     mean, cov, _ = merge(m1, S1, 7, m2, S2, 1, how="paper")
@@ -115,7 +115,7 @@ def test_the_paper_s_formula_as_printed() -> None:
 
 @pytest.mark.parametrize(("how", "factor"), [("moments", 1.0), ("barycenter", 1.0), ("paper", 1.5)])
 @pytest.mark.parametrize("std", [1.0, 1e-8])
-def test_only_the_printed_formula_inflates_two_equal_gaussians(how: str, factor: float, std: float) -> None:
+def test_barycenter_printed_formula_inflates_equal_gaussians(how: str, factor: float, std: float) -> None:
     means, covs = gaussians(4, 10, std)
     mean, cov, _ = merge(means, covs, 5, means, covs, 2, how=how)  # type: ignore[arg-type]
     torch.testing.assert_close(mean, means)
@@ -123,7 +123,7 @@ def test_only_the_printed_formula_inflates_two_equal_gaussians(how: str, factor:
 
 
 @pytest.mark.parametrize("how", ["moments", "barycenter", "paper"])
-def test_merged_covariances_are_positive_definite_and_symmetric(how: str) -> None:
+def test_barycenter_covariances_are_positive_definite(how: str) -> None:
     m1, S1 = gaussians(50, 11, 1e-8)
     m2, S2 = gaussians(50, 12, 1.0)
     _, cov, _ = merge(m1, S1, 1, m2, S2, 1, how=how)  # type: ignore[arg-type]
@@ -131,13 +131,13 @@ def test_merged_covariances_are_positive_definite_and_symmetric(how: str) -> Non
     assert bool((torch.linalg.eigvalsh(cov) > 0).all())
 
 
-def test_an_unknown_rule_is_named() -> None:
+def test_barycenter_names_an_unknown_rule() -> None:
     means, covs = gaussians(2)
     with pytest.raises(UnknownNameError, match="did you mean 'moments'"):
         merge(means[0], covs[0], 1, means[1], covs[1], 1, how="moment")  # type: ignore[arg-type]
 
 
-def test_mahalanobis_against_a_linear_solve_and_by_candidates() -> None:
+def test_mahalanobis_agrees_with_a_linear_solve() -> None:
     means, covs = gaussians(7, 13, 1e-6)
     points, _ = gaussians(11, 14, 1e-6)
     distance = mahalanobis_squared(points, means, covs)
@@ -149,7 +149,7 @@ def test_mahalanobis_against_a_linear_solve_and_by_candidates() -> None:
 
 
 @pytest.mark.parametrize("std", [1.0, 1e-8])
-def test_five_percent_of_a_gaussian_lie_outside_the_ellipse(std: float) -> None:
+def test_mahalanobis_ellipse_excludes_five_percent(std: float) -> None:
     _, covs = gaussians(1, 15, std)
     n = 100_000
     points = torch.randn(n, 2, dtype=torch.float64) @ torch.linalg.cholesky(covs[0]).mT

@@ -27,7 +27,7 @@ def moments(grid: Grid, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("cells", [10, 1000])
-def test_mean_and_covariance_survive_the_binning(cells: int) -> None:
+def test_histogram_keeps_mean_and_covariance(cells: int) -> None:
     points = cloud(20_000)
     centre, cov = moments(make_grid(points, cells), points)
     exact = torch.cov(points.double().mT, correction=0)
@@ -42,7 +42,7 @@ def test_histogram_counts_every_point_once() -> None:
     assert 2000 <= len(weight) <= 3000
 
 
-def test_with_enough_cells_every_point_has_its_own() -> None:
+def test_histogram_gives_points_own_cells_with_enough_cells() -> None:
     points = cloud(500)
     weight, mean, cov = make_histogram(points, make_grid(points, 500)).cells()
     assert len(weight) == 500
@@ -51,7 +51,7 @@ def test_with_enough_cells_every_point_has_its_own() -> None:
     torch.testing.assert_close(mean[order], expected, rtol=1e-12, atol=0)
 
 
-def test_cells_resolve_stds_of_1e_8_beside_those_of_1e_3() -> None:
+def test_histogram_resolves_stds_of_1e_8_beside_1e_3() -> None:
     points = cloud(50_000)
     _, mean, _ = make_histogram(points, make_grid(points, 4000)).cells()
     tiny = mean[mean[:, 1] < 1e-6, 1]
@@ -60,7 +60,7 @@ def test_cells_resolve_stds_of_1e_8_beside_those_of_1e_3() -> None:
     assert float(tiny.log().std()) > 0.2
 
 
-def test_parts_add_up_to_the_whole() -> None:
+def test_histogram_parts_add_up_to_the_whole() -> None:
     points = cloud(30_000)
     grid = make_grid(points[:5000], 3000)
     whole = make_histogram(points, grid)
@@ -69,7 +69,7 @@ def test_parts_add_up_to_the_whole() -> None:
     assert torch.equal(parts.sums[:, 0], whole.sums[:, 0])
 
 
-def test_a_fit_to_merged_histograms_is_the_fit_to_all_points() -> None:
+def test_histogram_merged_fit_equals_the_fit_to_all_points() -> None:
     points = cloud(30_000)
     grid = make_grid(points, 3000)
     whole = fit_mixture(make_histogram(points, grid), 8)
@@ -77,7 +77,7 @@ def test_a_fit_to_merged_histograms_is_the_fit_to_all_points() -> None:
     torch.testing.assert_close(merged.means, whole.means, rtol=1e-6, atol=1e-9)
 
 
-def test_weights_count_like_copies() -> None:
+def test_histogram_weights_count_like_copies() -> None:
     points = cloud(2000)
     grid = make_grid(points, 300)
     copies = torch.arange(2000) % 3
@@ -85,7 +85,7 @@ def test_weights_count_like_copies() -> None:
     torch.testing.assert_close(weighted.sums, make_histogram(points.repeat_interleave(copies, 0), grid).sums)
 
 
-def test_histograms_of_different_grids_are_refused() -> None:
+def test_histogram_refuses_different_grids() -> None:
     points = cloud(1000)
     one, other = make_grid(points, 100), make_grid(points + 1, 100)
     with pytest.raises(UserError, match="different grids"):
@@ -93,7 +93,7 @@ def test_histograms_of_different_grids_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_levels_grow_with_the_value_even_far_outside_the_sample(dtype: torch.dtype) -> None:
+def test_histogram_levels_grow_far_outside_the_sample(dtype: torch.dtype) -> None:
     points = cloud(5000).to(dtype)
     grid = make_grid(points, 100)
     far = torch.tensor([-1e30, -1.0, -0.0, 0.0, 1e-30, 1.0, 1e30], dtype=dtype)
@@ -103,7 +103,7 @@ def test_levels_grow_with_the_value_even_far_outside_the_sample(dtype: torch.dty
     assert (int(levels[0]), int(levels[-1])) == (0, 65535)
 
 
-def test_points_outside_the_grid_s_sample_are_kept() -> None:
+def test_histogram_keeps_points_outside_the_grid() -> None:
     points = cloud(5000)
     grid = make_grid(points, 100)
     far = torch.tensor([[1e6, 1e6], [-1e6, 0.0]])
@@ -113,7 +113,7 @@ def test_points_outside_the_grid_s_sample_are_kept() -> None:
     torch.testing.assert_close((weight[:, None] * mean).sum(0) / 5002, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_equal_points_share_one_cell() -> None:
+def test_histogram_puts_equal_points_in_one_cell() -> None:
     points = torch.full((100, 2), 0.1)
     weight, mean, cov = make_histogram(points, make_grid(points, 50)).cells()
     assert weight.tolist() == [100.0]

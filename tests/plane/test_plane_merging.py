@@ -24,20 +24,20 @@ def scattered(k: int, seed: int = 0) -> tuple[PlaneMixture, Tensor]:
     return PlaneMixture(means, covs, counts / counts.sum()), counts
 
 
-def test_small_clusters_are_dissolved_and_the_rest_renumbered() -> None:
+def test_merging_dissolves_small_clusters_and_renumbers() -> None:
     mixture, mapping = dissolve(row([0.0, 1.0, 2.0, 3.0]), torch.tensor([40, 29, 30, 0]), 30)
     assert mapping.tolist() == [0, -1, 1, -1]
     assert mixture.means[:, 0].tolist() == [0.0, 2.0]
     assert float(mixture.weights.sum()) == pytest.approx(1)
 
 
-def test_all_clusters_may_go() -> None:
+def test_merging_may_dissolve_all_clusters() -> None:
     mixture, mapping = dissolve(row([0.0, 1.0]), torch.tensor([1, 2]), 30)
     assert len(mixture) == 0
     assert mapping.tolist() == [-1, -1]
 
 
-def test_a_pair_that_is_close_is_merged_as_merge_says() -> None:
+def test_merging_merges_a_close_pair() -> None:
     mixture = row([0.0, 0.01, 5.0])
     merged, counts, mapping = merge_all(mixture, torch.tensor([30, 10, 50]), tau_d=1e-3, tau_v=1.0)
     (m1, m2, _), (S1, S2, _) = mixture.means, mixture.covs
@@ -50,7 +50,7 @@ def test_a_pair_that_is_close_is_merged_as_merge_says() -> None:
 
 
 @pytest.mark.parametrize("how", ["moments", "barycenter", "paper"])
-def test_no_pair_is_left_that_qualifies(how: str) -> None:
+def test_merging_leaves_no_pair_that_qualifies(how: str) -> None:
     mixture, counts = scattered(300)
     merged, totals, mapping = merge_all(mixture, counts, tau_d=2e-3, tau_v=1.0, how=how)  # type: ignore[arg-type]
     assert 1 < len(merged) < 300
@@ -92,7 +92,7 @@ def test_merge_all_obeys_gradient_and_variance() -> None:
     assert left(tau_g=1.0, tau_v=1e-6, reading="difference") == 1
 
 
-def test_merged_gradients_are_averaged_by_count() -> None:
+def test_merging_averages_gradients_by_count() -> None:
     mixture, counts = row([0.0, 0.01, 0.02]), torch.tensor([10, 30, 40])
     gradients = torch.tensor([0.5, 0.1, 0.1], dtype=torch.float64)
     # 0.5 alone is above the limit, so the other two merge, and their mean of 0.1 stays below it.
@@ -100,7 +100,7 @@ def test_merged_gradients_are_averaged_by_count() -> None:
     assert (len(merged), totals.tolist(), mapping.tolist()) == (2, [10, 70], [0, 1, 1])
 
 
-def test_the_default_distance_scales_with_the_cloud() -> None:
+def test_merging_default_distance_scales_with_the_cloud() -> None:
     mixture, counts = scattered(2000)
     small = PlaneMixture(mixture.means * 1e-6, mixture.covs * 1e-12, mixture.weights)
     one, other = (merge_all(m, counts, tau_v=1.0)[2] for m in (mixture, small))
@@ -108,11 +108,11 @@ def test_the_default_distance_scales_with_the_cloud() -> None:
     assert 1 < int(one.max()) + 1 < 2000
 
 
-def test_equal_gaussians_become_one() -> None:
+def test_merging_unites_equal_gaussians() -> None:
     merged, counts, mapping = merge_all(row([0.3] * 50), torch.full((50,), 30), tau_d=1e-6, tau_v=1.0)
     assert (len(merged), counts.tolist(), int(mapping.max())) == (1, [1500], 0)
 
 
-def test_an_unknown_reading_is_named() -> None:
+def test_merging_names_an_unknown_rule() -> None:
     with pytest.raises(UnknownNameError, match="reading"):
         merge_all(row([0.0, 1.0]), torch.tensor([30, 30]), reading="values")  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def draw(mixture: PlaneMixture, n: int) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
-def test_a_known_mixture_is_recovered(scale: float) -> None:
+def test_mixture_fit_recovers_a_known_mixture(scale: float) -> None:
     truth = known()
     n = 60_000
     points = draw(truth, n) * scale
@@ -51,7 +51,7 @@ def test_a_known_mixture_is_recovered(scale: float) -> None:
     torch.testing.assert_close(found.weights[order], truth.weights, rtol=0, atol=0.01)
 
 
-def test_log_density_and_assignment_are_those_of_torch() -> None:
+def test_mixture_density_and_assignment_agree_with_torch() -> None:
     truth = known()
     points = draw(truth, 500)
     parts = torch.distributions.MultivariateNormal(truth.means, truth.covs)
@@ -60,19 +60,19 @@ def test_log_density_and_assignment_are_those_of_torch() -> None:
     assert torch.equal(truth.assign(points), joint.argmax(1))
 
 
-def test_log_likelihood_is_that_of_the_points() -> None:
+def test_mixture_log_likelihood_is_that_of_the_points() -> None:
     points = layers(10_000)
     mixture = fit_mixture(points, 20, bins=10_000)
     assert mixture.log_likelihood == pytest.approx(float(mixture.log_density(points).mean()), abs=2e-3)
 
 
-def test_em_raises_the_likelihood_from_the_k_means_start() -> None:
+def test_mixture_em_improves_on_the_k_means_start() -> None:
     points = layers(10_000)
     start, fitted = fit_mixture(points, 20, bins=4000, iterations=0), fit_mixture(points, 20, bins=4000)
     assert float(fitted.log_density(points).mean()) > float(start.log_density(points).mean()) + 0.05
 
 
-def test_the_fit_is_as_good_as_scikit_learn_s() -> None:
+def test_mixture_fit_is_as_good_as_scikit_learn() -> None:
     from sklearn.cluster import KMeans
     from sklearn.mixture import GaussianMixture
 
@@ -87,7 +87,7 @@ def test_the_fit_is_as_good_as_scikit_learn_s() -> None:
     assert float(cost) < 1.02 * inertia
 
 
-def test_weighted_points_count_like_copies() -> None:
+def test_mixture_weighted_points_count_like_copies() -> None:
     points = layers(3000)
     copies = torch.arange(3000) % 3
     repeated = points.repeat_interleave(copies, 0)
@@ -97,7 +97,7 @@ def test_weighted_points_count_like_copies() -> None:
     torch.testing.assert_close((weighted.weights[:, None] * weighted.means).sum(0), repeated.double().mean(0))
 
 
-def test_threads_do_not_change_a_bit() -> None:
+def test_mixture_fit_is_bitwise_equal_with_threads() -> None:
     points = layers(40_000)
     found = []
     before = torch.get_num_threads()
@@ -116,7 +116,7 @@ def test_threads_do_not_change_a_bit() -> None:
         assert torch.equal(index, found[0][1])
 
 
-def test_seeds_matter_and_repeat() -> None:
+def test_mixture_fit_depends_on_the_seed_alone() -> None:
     points = layers(5000)
     one, same, other = (fit_mixture(points, 30, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.means, same.means)
@@ -125,7 +125,7 @@ def test_seeds_matter_and_repeat() -> None:
 
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_the_search_finds_the_best_of_all(k: int, weighted: bool) -> None:
+def test_mixture_search_finds_the_best_of_all(k: int, weighted: bool) -> None:
     points = layers(40_000)
     mixture = fit_mixture(points, 200, bins=5000, iterations=3)
     components = mixture.components(weighted)
@@ -136,7 +136,7 @@ def test_the_search_finds_the_best_of_all(k: int, weighted: bool) -> None:
     assert torch.equal(found[rows], _best_of_all(points[rows], components, k))
 
 
-def test_bounds_hold_everywhere_in_a_box() -> None:
+def test_mixture_bounds_hold_everywhere_in_a_box() -> None:
     mixture = known()
     components = mixture.components()
     low = torch.tensor([[-0.06, 5e-4], [0.05, 1e-3]], dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_bounds_hold_everywhere_in_a_box() -> None:
     assert bool((highest >= lowest).all())
 
 
-def test_a_sweep_is_the_textbook_em_step() -> None:
+def test_mixture_sweep_is_the_textbook_em_step() -> None:
     mixture = known()
     points = draw(mixture, 300)
     blocks = Blocks(torch.ones(300, dtype=torch.float64), points, torch.zeros(300, 3, dtype=torch.float64), size=16)
@@ -166,7 +166,7 @@ def test_a_sweep_is_the_textbook_em_step() -> None:
     assert likelihood == pytest.approx(float(mixture.log_density(points).mean()), rel=1e-9)
 
 
-def test_distances_without_a_tree_are_the_same() -> None:
+def test_mixture_distances_without_a_tree_are_equal() -> None:
     points, centres = layers(500).double(), layers(40, seed=1).double()
     by_tree = centres_module.nearest(points, centres, 3)
     by_matrix = centres_module.nearest_by_matrix(points, centres, 3)
@@ -186,7 +186,7 @@ def test_distances_without_a_tree_are_the_same() -> None:
     ],
 )
 @pytest.mark.parametrize("k", [1, 7, 300])
-def test_covariances_are_positive_definite_whatever_the_points(points: Tensor, k: int) -> None:
+def test_mixture_covariances_are_positive_definite(points: Tensor, k: int) -> None:
     mixture = fit_mixture(points, k)
     assert 1 <= len(mixture) <= k
     assert bool(torch.isfinite(mixture.means).all())
@@ -196,7 +196,7 @@ def test_covariances_are_positive_definite_whatever_the_points(points: Tensor, k
     assert int(mixture.assign(points).max()) < len(mixture)
 
 
-def test_tiny_stds_keep_their_scale_beside_large_ones() -> None:
+def test_mixture_tiny_stds_keep_their_scale() -> None:
     n = 20_000
     scale = torch.where(torch.arange(n) % 2 == 0, 1e-8, 1e-2)
     points = torch.stack((0.05 * torch.randn(n), scale * (1 + 0.1 * torch.randn(n))), 1)
@@ -207,13 +207,13 @@ def test_tiny_stds_keep_their_scale_beside_large_ones() -> None:
     torch.testing.assert_close(std, torch.full_like(std, 1e-9), rtol=0.5, atol=0)
 
 
-def test_no_gaussian_is_lost_in_heavy_tails() -> None:
+def test_mixture_keeps_every_gaussian_in_heavy_tails() -> None:
     tail = torch.randn(30_000).exp()
     points = torch.stack((0.02 * tail * torch.randn(30_000), 1e-3 * torch.randn(30_000).exp()), 1)
     assert len(fit_mixture(points, 500, bins=10_000)) == 500
 
 
-def test_mistakes_are_named() -> None:
+def test_mixture_fit_names_mistakes() -> None:
     with pytest.raises(UserError, match="at least one Gaussian"):
         fit_mixture(torch.rand(10, 2), 0)
     with pytest.raises(UserError, match=r"\(n, 2\)"):

@@ -16,7 +16,7 @@ def pairs(n: int = 4000) -> tuple[Tensor, Tensor]:
     return means, 0.02 + 0.05 * torch.exp(-30 * means.abs()) * torch.rand(n)
 
 
-def test_assignment_minimises_distance_and_code_length() -> None:
+def test_pairs_minimise_distance_and_code_length() -> None:
     means, stds = pairs(300)
     importance = importance_of(stds)
     codebook = fit_plane_codebook(means, stds, importance, 0.05)
@@ -26,7 +26,7 @@ def test_assignment_minimises_distance_and_code_length() -> None:
     torch.testing.assert_close(taken, every.min(1).values, rtol=1e-3, atol=1e-6)
 
 
-def test_constant_stds_give_codes_on_a_line() -> None:
+def test_pairs_of_constant_stds_lie_on_a_line() -> None:
     means, _ = pairs()
     stds = torch.full_like(means, 0.03)
     plane = fit_plane_codebook(means, stds, importance_of(stds), 0.05)
@@ -39,7 +39,7 @@ def test_constant_stds_give_codes_on_a_line() -> None:
     torch.testing.assert_close(plane.stds, torch.full_like(plane.stds, 0.03))
 
 
-def test_codes_follow_stds_as_bits_become_cheap() -> None:
+def test_pairs_follow_stds_as_bits_become_cheap() -> None:
     means, stds = pairs()
     importance = importance_of(stds)
     errors = []
@@ -50,7 +50,7 @@ def test_codes_follow_stds_as_bits_become_cheap() -> None:
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_weights_without_stds_keep_none() -> None:
+def test_pairs_keep_no_stds_without_stds() -> None:
     """Of a sparse or partial posterior most stds are 0."""
     means, stds = pairs()
     stds = torch.where(torch.arange(len(means)) % 10 == 0, stds, 0)

@@ -52,7 +52,7 @@ def check(plane: Plane, n: int) -> None:
     torch.testing.assert_close(plane.blend_alpha.sum(1), torch.ones(len(plane.ellipses), dtype=torch.float64))
 
 
-def test_outliers_by_cause() -> None:
+def test_survey_counts_outliers_by_cause() -> None:
     mean = torch.tensor([0.1, -0.3, 0.2, 0.25])
     gradient = torch.tensor([0.0, 5.0, -9.0, 1.0])
     masks = outliers(mean, gradient, tau_w=0.2, gradient_fraction=0.25)
@@ -60,7 +60,7 @@ def test_outliers_by_cause() -> None:
     assert masks["gradient"].tolist() == [False, False, True, False]
 
 
-def test_gradient_outliers_are_the_largest_share() -> None:
+def test_survey_gradient_outliers_have_the_largest_gradients() -> None:
     mean, _, gradient = weights(10_000)
     mask = outliers(mean, gradient, None, 0.01)["gradient"]
     assert int(mask.sum()) == 100
@@ -68,7 +68,7 @@ def test_gradient_outliers_are_the_largest_share() -> None:
     assert not bool(outliers(mean, torch.zeros(10_000), None, 0.01)["gradient"].any())
 
 
-def test_ellipse_points_are_those_outside_every_ellipse() -> None:
+def test_survey_ellipse_outliers_lie_outside_every_ellipse() -> None:
     mean, std, _ = weights(20_000)
     points = torch.stack((mean, std), 1)
     mixture = fit_mixture(points, 30, bins=3000, iterations=5)
@@ -84,7 +84,7 @@ def test_ellipse_points_are_those_outside_every_ellipse() -> None:
     assert torch.equal(ellipse_points(points, mixture, index=passed), outside_all[2:])
 
 
-def test_ellipses_leave_out_five_percent() -> None:
+def test_survey_ellipses_exclude_five_percent() -> None:
     centres = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     covs = 1e-4 * torch.eye(2, dtype=torch.float64).repeat(2, 1, 1)
     n = 40_000
@@ -95,7 +95,7 @@ def test_ellipses_leave_out_five_percent() -> None:
         assert abs(share - 0.05) < 4 * (0.05 * 0.95 / n) ** 0.5
 
 
-def test_blending_shares_are_normalised_densities_of_the_nearest() -> None:
+def test_blending_shares_are_densities_of_the_nearest() -> None:
     mean, std, _ = weights(5000)
     points = torch.stack((mean, std), 1).double()
     mixture = fit_mixture(points, 20, bins=2000, iterations=5)
@@ -118,7 +118,7 @@ def test_blending_shares_stay_finite_far_away() -> None:
     torch.testing.assert_close(alpha.sum(1), torch.ones(2, dtype=torch.float64))
 
 
-def test_a_survey_accounts_for_every_weight() -> None:
+def test_survey_accounts_for_every_weight() -> None:
     mean, std, gradient = weights(30_000)
     plane = survey(mean, std, gradient, SMALL)
     check(plane, 30_000)
@@ -129,7 +129,7 @@ def test_a_survey_accounts_for_every_weight() -> None:
     assert len(plane.ellipses) > 0
 
 
-def test_a_weight_s_gaussian_is_near_it() -> None:
+def test_survey_assigns_a_nearby_gaussian() -> None:
     mean, std, _ = weights(30_000)
     plane = survey(mean, std, None, dataclasses.replace(SMALL, k=200, n_min=0))
     shared = plane.index >= 0
@@ -146,7 +146,7 @@ def test_a_weight_s_gaussian_is_near_it() -> None:
         ({"ellipse": None}, "ellipses"),
     ],
 )
-def test_each_step_can_be_switched_off(changes: dict[str, object], empty: str) -> None:
+def test_survey_steps_can_be_switched_off(changes: dict[str, object], empty: str) -> None:
     mean, std, gradient = weights(6000)
     settings = dataclasses.replace(SMALL, k=60, n_min=30)
     with_it = survey(mean, std, gradient, settings)
@@ -156,7 +156,7 @@ def test_each_step_can_be_switched_off(changes: dict[str, object], empty: str) -
     check(without, 6000)
 
 
-def test_merging_can_be_switched_off() -> None:
+def test_survey_merging_can_be_switched_off() -> None:
     mean, std, _ = weights(20_000)
     settings = dataclasses.replace(SMALL, k=400, n_min=0, tau_d=1e-6)
     merged = survey(mean, std, None, settings)
@@ -166,20 +166,20 @@ def test_merging_can_be_switched_off() -> None:
     check(without, 20_000)
 
 
-def test_the_number_of_gaussians_for_a_number_of_bits() -> None:
+def test_survey_chooses_k_by_bits() -> None:
     mean, std, _ = weights(20_000)
     plane = survey(mean, std, None, dataclasses.replace(SMALL, bits_per_weight=5.0, n_min=0, merge=None))
     assert 4.7 < plane.index_bits <= 5.0
     assert plane.k_fitted > 32
 
 
-def test_bic_finds_two_clusters() -> None:
+def test_survey_bic_finds_two_clusters() -> None:
     mean = torch.cat((0.01 * torch.randn(4000) - 0.1, 0.01 * torch.randn(4000) + 0.1))
     std = 1e-4 * torch.randn(8000) + 1e-2
     assert survey(mean, std, None, dataclasses.replace(SMALL, k="bic")).k_fitted == 2
 
 
-def test_threads_do_not_change_a_survey() -> None:
+def test_survey_is_equal_with_threads() -> None:
     mean, std, gradient = weights(30_000)
     before = torch.get_num_threads()
     planes = []
@@ -205,7 +205,7 @@ def test_survey_warns_where_all_clusters_are_too_small() -> None:
     assert len(plane.outliers) == 100
 
 
-def test_where_all_are_outliers_by_value_too() -> None:
+def test_survey_warns_where_all_weights_are_outliers_by_value() -> None:
     with pytest.warns(UserWarning, match="all 50 weights are outliers by value or gradient: raise tau_w"):
         plane = survey(torch.ones(50), torch.ones(50), settings=PlaneSettings(tau_w=0.2))
     check(plane, 50)
@@ -213,7 +213,7 @@ def test_where_all_are_outliers_by_value_too() -> None:
 
 
 @pytest.mark.parametrize(("n", "k", "n_min"), [(1, 1, 3), (100, 10, 3), (10_000, 100, 10), (5_000_000, 2000, 30)])
-def test_plane_settings_follow_the_number_of_weights(n: int, k: int, n_min: int) -> None:
+def test_survey_settings_follow_the_number_of_weights(n: int, k: int, n_min: int) -> None:
     settings = PlaneSettings().for_cloud(torch.full((n,), 0.3))
     assert (settings.k, settings.n_min, settings.tau_w) == (k, n_min, pytest.approx(1.2))
     assert PlaneSettings(k=7, n_min=2, tau_w=None).for_cloud(torch.ones(n)) == PlaneSettings(k=7, n_min=2, tau_w=None)
@@ -221,7 +221,7 @@ def test_plane_settings_follow_the_number_of_weights(n: int, k: int, n_min: int)
 
 @pytest.mark.parametrize("k", [2, 6000])
 @pytest.mark.parametrize("case", ["equal", "tiny stds", "two scales", "no std", "cauchy"])
-def test_edges(k: int, case: str) -> None:
+def test_survey_handles_edge_cases(k: int, case: str) -> None:
     mean, _, gradient = weights(7000)
     noise = torch.randn(7000)
     mean, std = {
@@ -236,7 +236,7 @@ def test_edges(k: int, case: str) -> None:
     assert len(plane.mixture) >= 1
 
 
-def test_parameters_may_require_gradients() -> None:
+def test_survey_takes_parameters_that_require_gradients() -> None:
     mean, std, _ = weights(500)
     check(survey(mean.requires_grad_(), std.requires_grad_(), None, dataclasses.replace(SMALL, k=3)), 500)
 
@@ -253,12 +253,12 @@ def test_parameters_may_require_gradients() -> None:
         ({"reading": "both"}, "reading"),
     ],
 )
-def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> None:
+def test_survey_names_wrong_settings(changes: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         PlaneSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_wrong_weights_are_named() -> None:
+def test_survey_names_wrong_weights() -> None:
     with pytest.raises(UserError, match="equally long"):
         survey(torch.zeros(3), torch.zeros(4))
     with pytest.raises(UserError, match="finite"):

@@ -70,7 +70,7 @@ def test_load_refuses_entries_outside_the_table(bad):
     assert "'index'" in refusal("shared", "index", index)
 
 
-def test_load_refuses_a_position_twice():
+def test_load_refuses_a_duplicate_position():
     index = tables()["partial"][0]["index"].clone()
     index[1] = index[0]
     assert "twice" in refusal("partial", "index", index)
@@ -110,7 +110,7 @@ def relative() -> pb.Network:
     return pb.Network(model, Relative(layout, layout.read(model), 0.1), likelihood=pb.Categorical()).eval()
 
 
-def test_posterior_joins_the_registry_by_being_defined():
+def test_posterior_subclass_is_registered():
     assert POSTERIORS["Relative"] is Relative
 
 

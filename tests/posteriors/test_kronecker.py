@@ -34,7 +34,7 @@ def pair() -> tuple[Kronecker, LowRank]:
     return factored, LowRank(LAYOUT, mean, torch.zeros(15), factor, torch.arange(FIRST, 27))
 
 
-def test_the_dense_covariance(pair: tuple[Kronecker, LowRank]) -> None:
+def test_kronecker_dense_covariance_is_the_product(pair: tuple[Kronecker, LowRank]) -> None:
     factored, dense = pair
     directions = factored.project(torch.eye(27))
     expected = torch.zeros(27, 27)
@@ -44,7 +44,7 @@ def test_the_dense_covariance(pair: tuple[Kronecker, LowRank]) -> None:
     torch.testing.assert_close(factored.project(torch.eye(27)[:, FIRST:], FIRST), directions)
 
 
-def test_draws_are_those_of_the_dense_form_with_the_same_noise(pair: tuple[Kronecker, LowRank]) -> None:
+def test_kronecker_draws_equal_the_dense_form(pair: tuple[Kronecker, LowRank]) -> None:
     factored, dense = pair
     noise = torch.randn(6, 15)
     expected = torch.stack([dense.sample(torch.cat([torch.zeros(15), row])) for row in noise])
@@ -56,7 +56,7 @@ def test_draws_are_those_of_the_dense_form_with_the_same_noise(pair: tuple[Krone
         torch.testing.assert_close(dense.draws(padded, start, stop), expected[:, start:stop])
 
 
-def test_kl_is_that_of_the_multivariate_normal(pair: tuple[Kronecker, LowRank]) -> None:
+def test_kronecker_kl_is_that_of_the_multivariate_normal(pair: tuple[Kronecker, LowRank]) -> None:
     factored, dense = pair
     covariance = (dense.factor @ dense.factor.T).double()
     prior = MultivariateNormal(torch.zeros(15).double(), 0.7**2 * torch.eye(15).double())
@@ -64,7 +64,7 @@ def test_kl_is_that_of_the_multivariate_normal(pair: tuple[Kronecker, LowRank]) 
     torch.testing.assert_close(factored.kl(Normal(0.7)).double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_stored(pair: tuple[Kronecker, LowRank]) -> None:
+def test_kronecker_stores_its_factors(pair: tuple[Kronecker, LowRank]) -> None:
     factored, _ = pair
     assert factored.stored() == {"means": 27, "stds": 15, "factors": 9 + 16 + 9 + 1}
     assert factored.census().random == 15
@@ -74,6 +74,6 @@ def test_what_is_stored(pair: tuple[Kronecker, LowRank]) -> None:
 
 
 @pytest.mark.parametrize("slots", [[-1, 2], [2, 2], [3, 2], [2, 4]])
-def test_slots_that_a_layout_does_not_have(slots: list[int], pair: tuple[Kronecker, LowRank]) -> None:
+def test_kronecker_refuses_unknown_slots(slots: list[int], pair: tuple[Kronecker, LowRank]) -> None:
     with pytest.raises(pb.UserError, match="layout with 4"):
         Kronecker.restore(LAYOUT, pair[0].state_dict(), {"slots": slots})

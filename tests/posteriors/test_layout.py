@@ -54,7 +54,7 @@ def models(draw: st.DrawFn) -> nn.Module:
 
 
 @given(shapes)
-def test_flatten_and_views_are_inverse(sizes: list[tuple[int, ...]]) -> None:
+def test_layout_flatten_and_views_are_inverse(sizes: list[tuple[int, ...]]) -> None:
     layout = layout_of_shapes(sizes)
     tensors = {slot.name: torch.randn(slot.shape) for slot in layout.slots}
     flat = layout.flatten(tensors)
@@ -66,21 +66,21 @@ def test_flatten_and_views_are_inverse(sizes: list[tuple[int, ...]]) -> None:
 
 
 @given(shapes)
-def test_segments_name_the_slot_of_every_weight(sizes: list[tuple[int, ...]]) -> None:
+def test_layout_segments_name_the_slot_of_every_weight(sizes: list[tuple[int, ...]]) -> None:
     layout = layout_of_shapes(sizes)
     numbers = layout.flatten({s.name: torch.full(s.shape, i) for i, s in enumerate(layout.slots)})
     assert torch.equal(layout.segments(), numbers)
 
 
 @given(shapes)
-def test_json_round_trip_of_any_shapes(sizes: list[tuple[int, ...]]) -> None:
+def test_layout_json_round_trip_of_any_shapes(sizes: list[tuple[int, ...]]) -> None:
     layout = layout_of_shapes(sizes)
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
 @settings(deadline=None, max_examples=40)
 @given(models(), st.booleans())
-def test_any_model_comes_back_as_it_was(model: nn.Module, bayesian_bias: bool) -> None:
+def test_layout_restores_any_model(model: nn.Module, bayesian_bias: bool) -> None:
     layout = Layout.of(model, bayesian_bias=bayesian_bias)
     assert Layout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -99,7 +99,7 @@ def test_any_model_comes_back_as_it_was(model: nn.Module, bayesian_bias: bool) -
 
 @settings(deadline=None, max_examples=20)
 @given(models())
-def test_placed_weights_are_there_within_the_block_only(model: nn.Module) -> None:
+def test_weights_in_place_hold_within_the_block_only(model: nn.Module) -> None:
     layout = Layout.of(model)
     names = [name for name, _ in model.named_parameters()]
     flat = layout.read(model)
@@ -117,7 +117,7 @@ def test_placed_weights_are_there_within_the_block_only(model: nn.Module) -> Non
             assert all(any(weight is own for own in module.parameters()) for weight in held)
 
 
-def test_placed_weights_go_out_again_after_an_error() -> None:
+def test_weights_in_place_are_restored_after_an_error() -> None:
     model = nn.Linear(2, 2)
     layout = Layout.of(model)
     layout.strip(model)
@@ -126,7 +126,7 @@ def test_placed_weights_go_out_again_after_an_error() -> None:
     assert list(model.state_dict()) == ["bias"]
 
 
-def test_tied_weights_are_one_slot_with_several_sites() -> None:
+def test_layout_gives_tied_weights_one_slot() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -140,19 +140,19 @@ def test_tied_weights_are_one_slot_with_several_sites() -> None:
     assert layout.size == 15
 
 
-def test_an_embedding_alone_stays_a_point() -> None:
+def test_layout_keeps_an_embedding_alone_as_a_point() -> None:
     layout = Layout.of(nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)))
     assert [slot.name for slot in layout.slots] == ["1.weight"]
     assert dict(layout.points)["0.weight"].startswith("embedding table")
 
 
-def test_a_shared_module_is_one_site() -> None:
+def test_layout_gives_a_shared_module_one_site() -> None:
     linear = nn.Linear(3, 3)
     layout = Layout.of(nn.Sequential(linear, nn.ReLU(), linear))
     assert [slot.sites for slot in layout.slots] == [("0.weight",)]
 
 
-def test_report_of_points_gives_every_reason() -> None:
+def test_layout_report_of_points_gives_every_reason() -> None:
     frozen = nn.Linear(2, 2)
     frozen.weight.requires_grad_(False)
     model = nn.ModuleDict(
@@ -191,7 +191,7 @@ def test_report_of_points_gives_every_reason() -> None:
     assert covered == {name for name, _ in model.named_parameters()}
 
 
-def test_bayesian_bias_takes_the_biases_of_layers_only() -> None:
+def test_layout_bayesian_bias_takes_layer_biases_only() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -203,7 +203,7 @@ def test_bayesian_bias_takes_the_biases_of_layers_only() -> None:
     assert [slot.name for slot in layout.slots] == ["qkv.weight", "qkv.bias"]
 
 
-def test_a_matrix_is_a_weight_even_in_a_class_called_norm() -> None:
+def test_layout_takes_a_matrix_in_a_class_called_norm() -> None:
     class NormedLinear(nn.Linear):
         pass
 
@@ -217,7 +217,7 @@ def test_a_matrix_is_a_weight_even_in_a_class_called_norm() -> None:
     assert dict(layout.points)["1.weight"] == "normalisation parameter"
 
 
-def test_select_decides_by_name_and_parameter() -> None:
+def test_layout_select_decides_by_name_and_parameter() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     model[0].weight.requires_grad_(False)
     layout = Layout.of(model, select=lambda name, parameter: name in ("0.weight", "1.bias") and parameter.numel() < 9)
@@ -225,7 +225,7 @@ def test_select_decides_by_name_and_parameter() -> None:
     assert set(layout.points) == {(n, "not chosen by select") for n in ("0.bias", "1.weight", "2.weight", "2.bias")}
 
 
-def test_a_bare_root_linear() -> None:
+def test_layout_takes_a_bare_linear() -> None:
     model = nn.Linear(3, 2)
     layout = Layout.of(model)
     assert layout.slots == (Slot("weight", (2, 3), 0, ("weight",)),)
@@ -244,7 +244,7 @@ def test_layout_selects_weights_before_parametrisation(normalise: object) -> Non
     assert slot.shape == (3, 2, 3, 3)
 
 
-def test_check_names_the_weight_that_differs() -> None:
+def test_layout_check_names_the_weight_that_differs() -> None:
     layout = Layout.of(nn.Sequential(nn.Linear(2, 3)))
     with pytest.raises(UserError, match=r"'0.weight' has shape \(4, 2\) in the model, \(3, 2\) in the layout"):
         layout.check(nn.Sequential(nn.Linear(2, 4)))
@@ -252,7 +252,7 @@ def test_check_names_the_weight_that_differs() -> None:
         layout.check(nn.Sequential(nn.ReLU()))
 
 
-def test_json_with_a_negative_size_is_refused() -> None:
+def test_layout_refuses_json_with_a_negative_size() -> None:
     value = Layout.of(nn.Linear(2, 3)).to_json()
     value["slots"][0]["shape"] = [-2, 3]
     with pytest.raises(UserError, match="negative size"):
@@ -299,13 +299,13 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_converted_is_refused_by_name(case: str) -> None:
+def test_layout_names_what_cannot_be_converted(case: str) -> None:
     make, message = REFUSED[case]
     with pytest.raises(UserError, match=message):
         Layout.of(make())
 
 
-def test_the_vector_keeps_type_and_is_detached() -> None:
+def test_layout_vector_keeps_dtype_and_is_detached() -> None:
     model = nn.Linear(2, 2).double()
     flat: Tensor = Layout.of(model).read(model)
     assert flat.dtype == torch.float64

@@ -34,7 +34,7 @@ def make(name: str) -> tuple[LowRank, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_draws_have_the_covariance(name: str) -> None:
+def test_lowrank_draws_have_the_covariance(name: str) -> None:
     posterior, covariance, _ = make(name)
     draws = torch.stack([posterior.sample() for _ in range(8000)])
     full = torch.zeros(12, 12)
@@ -48,7 +48,7 @@ def test_draws_have_the_covariance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kl_is_that_of_the_multivariate_normal(name: str) -> None:
+def test_lowrank_kl_is_that_of_the_multivariate_normal(name: str) -> None:
     posterior, covariance, mean = make(name)
     centre = torch.randn(12)
     for prior in (Normal(0.7), Normal(1.3, centre)):
@@ -61,7 +61,7 @@ def test_kl_is_that_of_the_multivariate_normal(name: str) -> None:
         torch.testing.assert_close(posterior.kl(prior).double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_kl_to_another_independent_prior_by_monte_carlo() -> None:
+def test_lowrank_kl_to_another_prior_agrees_with_monte_carlo() -> None:
     posterior, covariance, mean = make("both")
     prior = ScaleMixture(0.5, 1.0, 0.2)
     q = MultivariateNormal(mean, covariance.float())
@@ -80,7 +80,7 @@ def test_lowrank_kl_of_a_singular_covariance_is_infinite() -> None:
     torch.testing.assert_close(half.kl(Normal()), Normal().kl(torch.tensor(0.0), torch.tensor(0.5**0.5)))
 
 
-def test_what_is_stored() -> None:
+def test_lowrank_stores_its_factors() -> None:
     posterior, _, _ = make("some")
     assert posterior.stored() == {"means": 12, "stds": 5, "factors": 10, "positions": 5}
     assert posterior.census().random == 5

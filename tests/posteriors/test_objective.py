@@ -36,14 +36,14 @@ def test_categorical_per_pixel_is_the_mean_over_pixels() -> None:
     torch.testing.assert_close(Categorical().nll(logits, labels), expected)
 
 
-def test_ignored_labels_do_not_count() -> None:
+def test_categorical_ignores_ignored_labels() -> None:
     logits, labels = torch.randn(6, 4), torch.tensor([0, 255, 1, 255, 3, 2])
     kept = labels != 255
     expected = Categorical().nll(logits[kept], labels[kept])
     torch.testing.assert_close(Categorical(ignore_index=255).nll(logits, labels), expected)
 
 
-def test_class_weights_give_the_weighted_mean() -> None:
+def test_categorical_class_weights_give_the_weighted_mean() -> None:
     weights = torch.tensor([1.0, 2.0, 0.0, 5.0])
     logits, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 255, 3, 3])
     kept = labels != 255
@@ -57,7 +57,7 @@ def test_class_weights_give_the_weighted_mean() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(4)])
-def test_a_batch_in_which_nothing_counts_has_loss_and_gradient_0(weights: Tensor | None) -> None:
+def test_categorical_without_labels_has_zero_loss_and_gradient(weights: Tensor | None) -> None:
     logits = torch.randn(2, 4, 3, 3, requires_grad=True)
     loss = Categorical(class_weights=weights, ignore_index=255).nll(logits, torch.full((2, 3, 3), 255))
     loss.backward()
@@ -65,7 +65,7 @@ def test_a_batch_in_which_nothing_counts_has_loss_and_gradient_0(weights: Tensor
     assert float(logits.grad.abs().max()) == 0
 
 
-def test_probabilities_in_place_of_labels() -> None:
+def test_categorical_takes_probabilities() -> None:
     logits, probs = torch.randn(5, 4), torch.randn(5, 4).softmax(1)
     expected = -(probs * logits.log_softmax(1)).sum(1).mean()
     torch.testing.assert_close(Categorical().nll(logits, probs), expected)
@@ -75,7 +75,7 @@ def test_probabilities_in_place_of_labels() -> None:
     )
 
 
-def test_a_label_out_of_range_is_an_error() -> None:
+def test_categorical_refuses_a_label_out_of_range() -> None:
     with pytest.raises(IndexError, match="out of bounds"):
         Categorical().nll(torch.randn(2, 3), torch.tensor([0, 3]))
 
@@ -83,13 +83,13 @@ def test_a_label_out_of_range_is_an_error() -> None:
 # -- Gaussian ---------------------------------------------------------------------------------------------------------
 
 
-def test_known_noise_is_the_normal_log_density() -> None:
+def test_gaussian_known_noise_is_the_normal_log_density() -> None:
     output, target = torch.randn(5, 3), torch.randn(5, 3)
     expected = -D.Normal(output, 0.7).log_prob(target).sum(1).mean()
     torch.testing.assert_close(GaussianNoise(0.7).nll(output, target), expected)
 
 
-def test_learned_noise_finds_the_residuals_std() -> None:
+def test_gaussian_learned_noise_finds_the_residuals_std() -> None:
     likelihood = GaussianNoise("learned")
     output, target = torch.zeros(1000, 1), 2.0 * torch.randn(1000, 1)
     expected = -D.Normal(output, 0.5 + 1e-6).log_prob(target).mean()
@@ -102,7 +102,7 @@ def test_learned_noise_finds_the_residuals_std() -> None:
     torch.testing.assert_close(likelihood.moments(output)[1][0], target.square().mean().sqrt()[None], rtol=0.01, atol=0)
 
 
-def test_predicted_noise_is_the_outputs_second_half() -> None:
+def test_gaussian_predicted_noise_is_the_outputs_second_half() -> None:
     output, target = torch.randn(5, 4), torch.randn(5, 2)
     noise = F.softplus(output[:, 2:]) + 1e-6
     expected = -D.Normal(output[:, :2], noise).log_prob(target).sum(1).mean()
@@ -110,28 +110,26 @@ def test_predicted_noise_is_the_outputs_second_half() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (6,)])
-def test_predicted_noise_needs_pairs_on_an_axis_of_their_own(shape: tuple[int, ...]) -> None:
+def test_gaussian_predicted_noise_needs_an_axis_of_pairs(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="noise='predicted' needs outputs"):
         GaussianNoise("predicted").moments(torch.randn(shape))
 
 
 @pytest.mark.parametrize("noise", [0.0, -1.0, "lerned", math.nan])
-def test_impossible_noise_is_refused(noise: object) -> None:
+def test_gaussian_refuses_impossible_noise(noise: object) -> None:
     with pytest.raises(UserError, match="noise must be"):
         GaussianNoise(noise)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("output", "target"), [((5, 1), (5,)), ((5,), (5, 1)), ((5, 1), (5, 1)), ((1, 1), (1,))])
-def test_targets_may_lack_an_axis_of_length_one(output: tuple[int, ...], target: tuple[int, ...]) -> None:
+def test_gaussian_targets_may_lack_an_axis_of_length_one(output: tuple[int, ...], target: tuple[int, ...]) -> None:
     mean, y = torch.randn(output), torch.randn(target)
     expected = -D.Normal(mean.reshape(-1), 0.3).log_prob(y.reshape(-1)).mean()
     torch.testing.assert_close(GaussianNoise(0.3).nll(mean, y), expected)
 
 
 @pytest.mark.parametrize(("output", "target"), [((5, 2), (2, 5)), ((5, 1), (4,)), ((6, 1), (2, 3)), ((5, 2), (5,))])
-def test_other_targets_are_refused_never_reshaped_or_broadcast(
-    output: tuple[int, ...], target: tuple[int, ...]
-) -> None:
+def test_gaussian_refuses_targets_of_another_shape(output: tuple[int, ...], target: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="do not fit outputs of shape"):
         match_target(torch.randn(output), torch.randn(target))
 
@@ -140,7 +138,7 @@ def test_other_targets_are_refused_never_reshaped_or_broadcast(
     "likelihood",
     [Categorical(), Categorical(torch.tensor([1.0, 2.0, 3.0]), 255), GaussianNoise(0.3), GaussianNoise("predicted")],
 )
-def test_likelihoods_are_restored(likelihood: Categorical | GaussianNoise) -> None:
+def test_likelihood_json_round_trip(likelihood: Categorical | GaussianNoise) -> None:
     again = restore(likelihood.name, likelihood.config(), likelihood.state_dict())
     output = torch.randn(4, 3) if isinstance(likelihood, Categorical) else torch.randn(4, 2)
     target = torch.randint(3, (4,)) if isinstance(likelihood, Categorical) else output[:, :1].clone()
@@ -149,7 +147,7 @@ def test_likelihoods_are_restored(likelihood: Categorical | GaussianNoise) -> No
     assert torch.equal(likelihood.nll(output, target), again.nll(output, target))
 
 
-def test_learned_noise_is_restored() -> None:
+def test_likelihood_learned_noise_is_restored() -> None:
     likelihood = GaussianNoise("learned")
     likelihood.raw.data.fill_(0.123)
     again = restore("gaussian", likelihood.config(), likelihood.state_dict())
@@ -167,7 +165,7 @@ def mean_field(mean: Tensor, std: Tensor) -> MeanField:
 @pytest.mark.parametrize(
     "method", [pb.MeanFieldVI(prior_std=std, std_init=first) for std, first in ((1.0, 0.05), (0.1, 0.003), (1.0, 0.7))]
 )
-def test_kl_of_a_large_layer_is_the_closed_form_to_1e_6(method: pb.MeanFieldVI) -> None:
+def test_kl_of_a_large_layer_is_exact_to_1e_6(method: pb.MeanFieldVI) -> None:
     net = pb.bayesianize(nn.Linear(784, 400), method)
     mean, std = (moment.detach().double() for moment in net.posterior.moments())
     expected = D.kl_divergence(D.Normal(mean, std), D.Normal(0.0, method.prior_std)).sum()
@@ -231,7 +229,7 @@ def test_kl_gradients_are_those_of_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize("prior", [Normal(1.0), ScaleMixture()])
-def test_a_weight_without_std_has_neither_kl_nor_gradient(prior: Normal | ScaleMixture) -> None:
+def test_kl_of_a_weight_without_std_is_zero_without_gradient(prior: Normal | ScaleMixture) -> None:
     mean, std = torch.randn(6), torch.tensor([0.0, 0.1, 0.0, 0.2, 0.0, 0.3])
     posterior = mean_field(mean, std)
     torch.manual_seed(1)
@@ -254,7 +252,7 @@ def test_kl_of_millions_of_equal_weights_keeps_its_digits() -> None:
     assert float(Normal(1.0).total_kl(mean, std)) == pytest.approx(expected, rel=2e-5)
 
 
-def test_kl_is_0_only_at_the_prior() -> None:
+def test_kl_is_zero_only_at_the_prior() -> None:
     assert float(mean_field(torch.zeros(4), torch.full((4,), 0.3)).kl(Normal(0.3)).detach()) == pytest.approx(
         0, abs=1e-6
     )
@@ -281,13 +279,13 @@ def test_kl_to_a_scale_mixture_is_unbiased(mean: float, std: float) -> None:
     assert error < 0.1
 
 
-def test_kl_to_a_scale_mixture_of_one_scale_is_the_normals() -> None:
+def test_kl_to_a_mixture_of_one_scale_is_the_normals() -> None:
     mean, std = torch.randn(1000).double(), torch.rand(1000).double()
     found = ScaleMixture(0.5, 0.4, 0.4).kl(mean, std).sum()
     torch.testing.assert_close(found, Normal(0.4).kl(mean, std).sum(), rtol=0.1, atol=0)
 
 
-def test_priors_are_restored() -> None:
+def test_prior_json_round_trip() -> None:
     mean, std = torch.randn(4), torch.rand(4)
     for prior in (Normal(0.3), Normal(0.3, torch.randn(4)), ScaleMixture(0.2, 0.5, 0.01)):
         again = restore_prior(prior.name, prior.config(), prior.state_dict())
@@ -298,7 +296,7 @@ def test_priors_are_restored() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Normal(0.0), lambda: Normal(-1.0), lambda: ScaleMixture(p=1.0)])
-def test_impossible_priors_are_refused(make: object) -> None:
+def test_prior_refuses_impossible_values(make: object) -> None:
     with pytest.raises(UserError):
         make()  # type: ignore[operator]
 
@@ -309,7 +307,7 @@ def test_softplus_inverse_is_exact_over_all_scales(std: float) -> None:
     torch.testing.assert_close(F.softplus(softplus_inverse(value)), value, rtol=1e-9, atol=0)
 
 
-def test_std_0_is_kept_and_stays_0() -> None:
+def test_softplus_keeps_a_std_of_zero() -> None:
     posterior = mean_field(torch.randn(3), torch.zeros(3))
     assert torch.equal(posterior.moments()[1].detach(), torch.zeros(3))
     posterior.sample().sum().backward()
@@ -341,12 +339,12 @@ def test_annealing_of_the_papers() -> None:
     assert [kl_weight(e / 10, 0.01, "warm-up") for e in (0, 2, 5, 9)] == pytest.approx([0, 0.004, 0.01, 0.01])
 
 
-def test_unknown_annealing_is_refused_when_the_method_is_made() -> None:
+def test_annealing_refuses_unknown_names_early() -> None:
     with pytest.raises(UserError, match="unknown annealing 'linear'"):
         pb.MeanFieldVI(annealing="linear")  # type: ignore[arg-type]
 
 
-def test_an_output_that_is_no_tensor_is_named() -> None:
+def test_likelihood_names_an_output_that_is_not_a_tensor() -> None:
     for likelihood, target in ((pb.Categorical(), torch.zeros(2).long()), (pb.GaussianNoise(), torch.zeros(2))):
         with pytest.raises(pb.UserError, match="returns a tuple, not a tensor: wrap it"):
             likelihood.nll((torch.zeros(2, 3), None), target)  # type: ignore[arg-type]

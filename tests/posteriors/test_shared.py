@@ -41,7 +41,7 @@ def draws(posterior: Shared, count: int = 100_000) -> Tensor:
 
 @pytest.mark.parametrize("blend", ["convex", "mixture"])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_draws_have_the_marginal_moments(draw: str, blend: str) -> None:
+def test_shared_draws_have_the_marginal_moments(draw: str, blend: str) -> None:
     posterior = make(draw, blend)
     sampled = draws(posterior)
     mean, std = (m.detach() for m in posterior.moments())
@@ -50,7 +50,7 @@ def test_draws_have_the_marginal_moments(draw: str, blend: str) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_weights_of_one_gaussian_move_together_only_if_shared(draw: str) -> None:
+def test_shared_weights_move_together_only_if_shared(draw: str) -> None:
     sampled = draws(make(draw), 20_000)
     together = torch.corrcoef(sampled[:, [0, 4]].T)[0, 1]  # both of Gaussian 0
     apart = torch.corrcoef(sampled[:, [0, 1]].T)[0, 1]
@@ -62,7 +62,7 @@ def test_weights_of_one_gaussian_move_together_only_if_shared(draw: str) -> None
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_gradient_reaches_every_trained_parameter(draw: str) -> None:
+def test_shared_gradient_reaches_every_trained_parameter(draw: str) -> None:
     posterior = make(draw)
     (posterior.sample() ** 2).sum().backward()
     for name, parameter in posterior.named_parameters():
@@ -75,7 +75,7 @@ def test_the_gradient_reaches_every_trained_parameter(draw: str) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_the_gradient_reaches_a_gaussian_through_a_blend_alone(draw: str) -> None:
+def test_shared_gradient_reaches_a_gaussian_through_a_blend(draw: str) -> None:
     posterior = make(draw)
     posterior.sample()[posterior.index == 6].sum().backward()  # the first blend: 0.7 and 0.3 of Gaussians 0 and 1
     torch.testing.assert_close(posterior.centre_mean.grad, torch.tensor([0.7, 0.3, 0.0]))
@@ -104,7 +104,7 @@ def test_shared_training_moves_the_gaussians(draw: str) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_kl_is_the_counted_sum_of_marginals(draw: str) -> None:
+def test_shared_kl_is_the_counted_sum_of_marginals(draw: str) -> None:
     posterior = make(draw, dtype=torch.float64)
     mean, var = posterior.centre_mean, posterior.variances()
     prior = torch.distributions.Normal(torch.zeros(3, dtype=torch.float64), 0.5)
@@ -120,7 +120,7 @@ def test_kl_is_the_counted_sum_of_marginals(draw: str) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_kl_to_a_centre_of_each_weight_is_the_sum_over_weights(draw: str) -> None:
+def test_shared_kl_to_individual_centres_sums_over_weights(draw: str) -> None:
     posterior = make(draw, dtype=torch.float64)
     prior = Normal(0.5, centre=torch.linspace(-1, 1, 14, dtype=torch.float64))
 
@@ -151,7 +151,7 @@ def test_kl_to_a_centre_of_each_weight_is_the_sum_over_weights(draw: str) -> Non
     torch.testing.assert_close(posterior.kl(prior), by_weight())
 
 
-def test_a_centre_moves_the_kl() -> None:
+def test_shared_kl_depends_on_the_centre() -> None:
     posterior = make(dtype=torch.float64)
     centre = posterior.moments()[0].detach()
     assert float(posterior.kl(Normal(0.5, centre=centre)).detach()) < float(posterior.kl(Normal(0.5)).detach())
@@ -160,7 +160,7 @@ def test_a_centre_moves_the_kl() -> None:
 
 @pytest.mark.parametrize("std", [1e-8, 1e-4, 10.0])
 @pytest.mark.parametrize("draw", DRAWS)
-def test_tiny_and_large_stds_stay_finite(draw: str, std: float) -> None:
+def test_shared_tiny_and_large_stds_stay_finite(draw: str, std: float) -> None:
     layout = Layout.of(nn.Linear(3, 2, bias=False))
     posterior = Shared(
         layout,
@@ -178,7 +178,7 @@ def test_tiny_and_large_stds_stay_finite(draw: str, std: float) -> None:
     assert all(bool(p.grad.isfinite().all()) for p in posterior.parameters() if p.grad is not None)
 
 
-def test_restored_bit_for_bit() -> None:
+def test_shared_is_restored_bit_for_bit() -> None:
     for draw in DRAWS:
         posterior = make(draw, "mixture")
         again = Shared.restore(posterior.layout, posterior.state_dict(), posterior.config())
@@ -187,7 +187,7 @@ def test_restored_bit_for_bit() -> None:
         assert [p.requires_grad for p in again.parameters()] == [p.requires_grad for p in posterior.parameters()]
 
 
-def test_census_counts_index_and_says_what_the_paper_counts() -> None:
+def test_shared_census_counts_the_index_and_the_papers_count() -> None:
     census = make().census()
     assert census.stored == {"gaussians": 6, "outliers": 6, "indices": 14, "blend indices": 6, "blend alphas": 6}
     assert census.trainable == 12
@@ -198,7 +198,7 @@ def test_census_counts_index_and_says_what_the_paper_counts() -> None:
 
 @pytest.mark.parametrize("blend", ["convex", "mixture"])
 @pytest.mark.parametrize("draw", ["shared", "shared-noise"])
-def test_projected_gradients_are_those_of_the_draw(draw: str, blend: str) -> None:
+def test_shared_projected_gradients_are_those_of_the_draw(draw: str, blend: str) -> None:
     posterior = make(draw, blend, torch.float64)
     gradient = torch.randn(3, posterior.layout.size, dtype=torch.float64)
     origin = torch.zeros(posterior.noise_size, dtype=torch.float64)

@@ -89,7 +89,7 @@ def test_scores_are_finite_at_every_extreme(name: str, dtype: torch.dtype) -> No
         assert not removal_score(name, mean, std, scale, log=True).isnan().any()
 
 
-def test_ranking_survives_where_scores_overflow_or_underflow() -> None:
+def test_scores_rank_correctly_beyond_float_range() -> None:
     """Large l: E exp(l|w|) overflows from |w| = 0.1 on, its signal-to-noise ratio underflows."""
     mean = torch.linspace(0.1, 1.0, 50)
     std = torch.full_like(mean, 0.05)
@@ -103,19 +103,19 @@ def test_ranking_survives_where_scores_overflow_or_underflow() -> None:
         assert bool((removal_score("exp-snr", ratio * tiny, tiny).diff() < 0).all()), ratio
 
 
-def test_score_far_from_zero_is_lognormal() -> None:
+def test_scores_far_from_zero_are_lognormal() -> None:
     """Var exp(l w) / (E exp(l w))^2 = exp((l std)^2) - 1."""
     for std in (9e-5, 1e-6):  # below the width at which the series takes over
         score = removal_score("exp-snr", *(torch.tensor([v], dtype=torch.float64) for v in (40 * std, std)), log=True)
         assert float(score) == pytest.approx(-0.5 * math.log(math.expm1(std**2)), abs=1e-11)
 
 
-def test_both_ratios_of_the_absolute_value_rank_alike() -> None:
+def test_scores_by_both_ratios_rank_equally() -> None:
     ratio = torch.linspace(0, 40, 2001, dtype=torch.float64)
     assert bool((removal_score("abs-snr", ratio, torch.ones_like(ratio)).diff() > 0).all())
 
 
-def test_an_unknown_score_is_named() -> None:
+def test_scores_name_an_unknown_score() -> None:
     with pytest.raises(pb.UserError, match="unknown removal score 'sNR': "):
         removal_score("sNR", torch.zeros(1), torch.ones(1))
 
@@ -135,7 +135,7 @@ distributions = st.sampled_from(["uniform", "erdos-renyi", "erdos-renyi-kernel",
 
 @given(shapes, st.floats(0.005, 1.0), distributions, st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_counts_are_exact(
+def test_density_counts_are_exact(
     shapes: list[tuple[int, ...]], density: float, distribution: str, first: bool, last: bool
 ) -> None:
     dense = [(first and i == 0) or (last and i == len(shapes) - 1) for i in range(len(shapes))]
@@ -150,7 +150,7 @@ def test_counts_are_exact(
         assert all(abs(counts[i] - density * sizes[i]) <= 1 + crowd for i in free)
 
 
-def test_erdos_renyi_densities_follow_the_fans() -> None:
+def test_density_by_erdos_renyi_follows_the_fans() -> None:
     shapes = [(64, 3, 3, 3), (128, 64, 3, 3), (256, 512), (10, 256)]
     for distribution, fans in (("erdos-renyi", [67, 192, 768, 266]), ("erdos-renyi-kernel", [73, 198, 768, 266])):
         counts = layer_counts(shapes, 0.05, distribution)  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def lenet(
     return net
 
 
-def test_moments_draws_and_kl_are_those_of_the_present_weights() -> None:
+def test_sparse_moments_draws_and_kl_cover_present_weights() -> None:
     net = lenet()
     posterior = net.posterior
     mean, std = (moment.detach() for moment in posterior.moments())
@@ -184,7 +184,7 @@ def test_moments_draws_and_kl_are_those_of_the_present_weights() -> None:
     torch.testing.assert_close(pb.kl(net), super(Sparse, posterior).kl(net.prior))
 
 
-def test_density_one_is_mean_field() -> None:
+def test_sparse_at_density_one_is_mean_field() -> None:
     model = tiny_model()
     sparse = pb.bayesianize(model, pb.SSVI(density=1.0, prior_std=0.1))
     field = pb.bayesianize(model, pb.MeanFieldVI(prior_std=0.1))
@@ -194,7 +194,7 @@ def test_density_one_is_mean_field() -> None:
     torch.testing.assert_close(pb.kl(sparse), pb.kl(field))
 
 
-def test_a_swap_by_hand() -> None:
+def test_sparse_swap_agrees_with_a_hand_calculation() -> None:
     """Weights 1, 4, 5, 8 of nine: 4 and 8 leave, 0 and 6 come in, and everything stays with its weight."""
     layout = pb.Layout.of(nn.Linear(3, 3))
     posterior = Sparse(
@@ -211,7 +211,7 @@ def test_a_swap_by_hand() -> None:
         posterior.swap(torch.tensor([0]), torch.tensor([2, 3]), torch.ones(2))
 
 
-def test_positions_out_of_order_or_range_are_refused() -> None:
+def test_sparse_refuses_positions_out_of_order_or_range() -> None:
     layout = pb.Layout.of(nn.Linear(3, 3))
     for index in ([1, 1], [2, 1], [0, 9], [-1, 3]):
         with pytest.raises(pb.UserError, match=r"must ascend within \[0, 9\)"):
@@ -255,14 +255,14 @@ def test_sparse_products_are_the_dense_matrixs(rows: int, columns: int, seed: in
             torch.testing.assert_close(F.linear(x, sparse, *terms), two)
 
 
-def test_a_sparse_matrix_refuses_other_operations() -> None:
+def test_sparse_matrix_refuses_other_operations() -> None:
     matrix = SparseMatrix(Pattern.of(torch.tensor([1]), (2, 2)), torch.ones(1))
     with pytest.raises(RuntimeError, match=r"planned for F\.linear, but matmul uses it"):
         torch.matmul(matrix, torch.ones(2, 2))
 
 
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout"])
-def test_both_kernels_answer_alike(propagation: str) -> None:
+def test_sparse_kernels_agree(propagation: str) -> None:
     x = torch.randn(16, 1, 28, 28, dtype=torch.float64)
     results = []
     for kernel in ("csr", "dense"):
@@ -292,7 +292,7 @@ class Odd(nn.Module):
         return self.plain(self.Hidden.apply(x, self.hidden.weight))
 
 
-def test_only_weights_used_once_by_linear_become_sparse_matrices() -> None:
+def test_sparse_matrices_are_weights_used_once_by_linear() -> None:
     torch.manual_seed(0)
     model, x = Odd(), torch.randn(5, 6)
     nets = [
@@ -309,7 +309,7 @@ def test_only_weights_used_once_by_linear_become_sparse_matrices() -> None:
         torch.testing.assert_close(one, two)
 
 
-def test_the_rule_takes_large_sparse_matrices_and_says_so() -> None:
+def test_sparse_rule_takes_large_matrices_and_reports_it() -> None:
     assert lenet().posterior.fast_slots() == ["linear1.weight"]
     assert lenet(density=0.5).posterior.fast_slots() == []
     assert lenet("csr", density=0.5).posterior.fast_slots() == ["linear1.weight", "linear2.weight", "head.weight"]
@@ -317,7 +317,7 @@ def test_the_rule_takes_large_sparse_matrices_and_says_so() -> None:
     assert pb.census(lenet("dense")).notes == ("dense products of scattered values for all layers",)
 
 
-def test_tables_follow_a_change_of_places() -> None:
+def test_sparse_tables_follow_swapped_positions() -> None:
     net = lenet("csr")
     x = torch.randn(4, 1, 28, 28)
     before = pb.predict(net, x, propagation="mean").mean
@@ -339,7 +339,7 @@ def absent(posterior: Sparse, count: int) -> Tensor:
     return free.nonzero().flatten()[:count]
 
 
-def test_a_compiled_network_needs_no_sparse_matrix() -> None:
+def test_sparse_compiled_network_needs_no_sparse_matrix() -> None:
     net = lenet("csr")
     x = torch.randn(4, 1, 28, 28)
     with torch.no_grad(), net.using("mean"):
@@ -359,7 +359,7 @@ def one_step(net: Network, optimizer: torch.optim.Optimizer, batch: int = 8) -> 
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_memory_at_density_005_is_below_015_of_dense_vi(optimizer: str) -> None:
+def test_sparse_memory_is_below_015_of_dense_vi(optimizer: str) -> None:
     used = []
     for net in (lenet(density=0.05), pb.bayesianize(pb.models.build("lenet300"), pb.MeanFieldVI(propagation="local"))):
         steps = pb.Training(optimizer=optimizer).make_optimizer(net)
@@ -373,7 +373,7 @@ def test_memory_at_density_005_is_below_015_of_dense_vi(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["csr", "dense"])
-def test_nothing_dense_outlives_a_step(kernel: str) -> None:
+def test_sparse_step_leaves_nothing_dense(kernel: str) -> None:
     net = lenet(kernel)
     optimizer = pb.Training().make_optimizer(net)
     largest_layer = 784 * 300
@@ -394,14 +394,14 @@ def test_nothing_dense_outlives_a_step(kernel: str) -> None:
     assert dense_tensors() == before + 1, held.shape
 
 
-def test_the_file_at_density_005_is_below_012_of_the_dense_file(tmp_path: Path) -> None:
+def test_sparse_file_is_below_012_of_the_dense_file(tmp_path: Path) -> None:
     dense = pb.bayesianize(pb.models.build("lenet300"), pb.MeanFieldVI())
     sizes = [pb.save(net, tmp_path / "net.pocket") for net in (lenet(density=0.05), dense)]
     assert sizes[0] <= 0.12 * sizes[1]
 
 
 @pytest.mark.parametrize("propagation", ["local", "sample"])
-def test_executed_flops_are_what_a_step_executes(propagation: str) -> None:
+def test_executed_flops_match_a_step(propagation: str) -> None:
     net = pb.bayesianize(tiny_model(), pb.SSVI(density=0.5, kernel="dense", propagation=propagation)).train()
     x = tiny_data(8)[0]
     net(x)  # plans
@@ -423,7 +423,7 @@ def test_sparse_products_execute_the_present_weights_only() -> None:
 # -- agreement of the criteria ----------------------------------------------------------------------------------------
 
 
-def test_overlap_of_what_criteria_would_remove() -> None:
+def test_overlap_compares_removal_criteria() -> None:
     layout = pb.Layout.of(nn.Linear(4, 1))
     mean, std = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0.1, 1.0, 3.0, 0.1])
     overlap = removal_overlap(Sparse(layout, torch.arange(4), mean, std), fraction=0.5)
@@ -437,7 +437,7 @@ def test_overlap_of_what_criteria_would_remove() -> None:
     assert float(steep[0, 4]) == pytest.approx(1 / 3)  # l^2 std^2 / 2 decides: {0, 3}
 
 
-def test_draws_do_not_depend_on_absent_weights() -> None:
+def test_sparse_draws_are_independent_of_absent_weights() -> None:
     """s random numbers a draw, however large the network."""
     net = lenet()
     state = torch.get_rng_state()

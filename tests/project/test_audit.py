@@ -12,7 +12,7 @@ if sys.version_info < (3, 11):
 audit = __import__("audit")
 
 
-def test_nothing_is_wrong_with_the_dependencies() -> None:
+def test_audit_finds_nothing_wrong() -> None:
     rows, wrong = audit.audit()
     assert wrong == []
     assert {"torch", "safetensors", "pyyaml", "timm", "matplotlib"} <= rows.keys()
@@ -21,13 +21,13 @@ def test_nothing_is_wrong_with_the_dependencies() -> None:
 
 
 @pytest.mark.parametrize("terms", ["GPL-3.0-or-later", "GNU General Public License v3", "AGPL-3.0", "MIT AND GPL"])
-def test_the_gpl_is_found(terms: str) -> None:
+def test_audit_finds_the_gpl(terms: str) -> None:
     (problem,) = [line for line in audit.problems({"blitz": ("1", terms, "core")}, audit.declared()) if "blitz" in line]
     assert "must not import it" in problem
 
 
 @pytest.mark.parametrize("terms", ["LGPL-3.0", "GNU Lesser General Public License v3", "MIT", "BSD License"])
-def test_other_licences_pass(terms: str) -> None:
+def test_audit_passes_other_licences(terms: str) -> None:
     assert audit.problems({"numpy": ("1", terms, "core")}, audit.declared()) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readmes_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
@@ -24,7 +24,7 @@ def test_the_readmes_python_runs_as_it_stands(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("page", ["index.md", "trust.md", "convert.md"])
-def test_a_pages_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     if importlib.util.find_spec("transformers") is None:  # no extra of ours brings it
         blocks = [block for block in blocks if "from transformers" not in block]
@@ -33,21 +33,21 @@ def test_a_pages_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monke
     exec(compile("\n".join(blocks), page, "exec"), {})
 
 
-def test_tables_are_what_their_results_say() -> None:
+def test_docs_tables_match_their_results() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_page_is_in_the_navigation() -> None:
+def test_docs_pages_are_all_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text()
     for page in (ROOT / "docs").rglob("*.md"):
         assert str(page.relative_to(ROOT / "docs")) in nav, page
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md")))
-def test_equations_point_at_code_that_is_there(page: str) -> None:
+def test_docs_equations_point_at_existing_code(page: str) -> None:
     text = (ROOT / "docs" / "methods" / page).read_text()
     source = ROOT / "src" / "pocketbayes"
     pointed = re.findall(r"`([\w/]+\.py)`((?:, `[\w.]+`)*)", text)
@@ -63,7 +63,7 @@ def test_equations_point_at_code_that_is_there(page: str) -> None:
                 assert re.search(rf"(def|class) {part}\b", path.read_text()), f"{file} has no {name}"
 
 
-def test_pictures_show_what_the_results_say() -> None:
+def test_docs_pictures_match_the_results() -> None:
     import pictures
 
     rows = json.loads((ROOT / "benchmarks" / "results" / "pocket-curve.json").read_text())["rows"]
@@ -75,7 +75,7 @@ def test_pictures_show_what_the_results_say() -> None:
     assert "2dgbnn" in [text.get_text() for text in panel.texts]
 
 
-def test_numbers_in_prose_stand_in_generated_tables() -> None:
+def test_docs_numbers_stand_in_generated_tables() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "check_numbers.py")], capture_output=True, text=True, check=False
     )

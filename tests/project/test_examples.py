@@ -39,7 +39,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
         ("my_counts", "the truth: 4.48"),
     ],
 )
-def test_skeletons_for_extensions(
+def test_extension_skeletons_run(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied = shutil.copy(EXAMPLES / "extend" / f"{name}.py", tmp_path)  # a user's folder knows nothing of this one
@@ -48,7 +48,7 @@ def test_skeletons_for_extensions(
     assert said in capsys.readouterr().out
 
 
-def test_five_networks_in_the_bytes_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_packs_five_networks_into_the_bytes_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(EXAMPLES / "ensemble" / "five_in_one.py"))["main"]
     threads = torch.get_num_threads()
     main(members=2, epochs=2)

@@ -47,7 +47,7 @@ def _service(net: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return client.TestClient(module.app)
 
 
-def test_the_service_answers_with_its_uncertainty(service: Any, digits: Path) -> None:
+def test_service_answers_with_its_uncertainty(service: Any, digits: Path) -> None:
     x, _ = _batch(20)
     info = pb.load(digits).info
     pixels = x * info.std[0] + info.mean[0]
@@ -64,7 +64,7 @@ def _batch(count: int) -> tuple[Any, Any]:
     return pb.data.load("digits", "test").__getitems__(list(range(count)))
 
 
-def test_the_service_bounds_what_it_is_asked(service: Any) -> None:
+def test_service_bounds_its_requests(service: Any) -> None:
     row = [0.0] * 64
     for question in (
         {"x": []},
@@ -95,12 +95,12 @@ def test_the_service_bounds_what_it_is_asked(service: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "text/plain; charset=\xff", ""])
-def test_the_service_refuses_any_bytes(service: Any, body: bytes, kind: str) -> None:
+def test_service_refuses_any_bytes(service: Any, body: bytes, kind: str) -> None:
     answer = service.post("/predict", content=body, headers={"content-type": kind.encode("latin1")})
     assert answer.status_code in (400, 411, 415, 422), answer.text
 
 
-def test_the_edge_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Path) -> None:
+def test_edge_example_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     graph = tmp_path / "digits.onnx"
@@ -130,7 +130,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_service_answers_adaptively(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_answers_adaptively(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = _service(three, monkeypatch)
     pixels = pb.data.load("digits", "test").images[:20].float() / 255
     question = {"x": pixels.reshape(20, -1).tolist(), "adaptive": True}
@@ -139,13 +139,13 @@ def test_the_service_answers_adaptively(three: Path, monkeypatch: pytest.MonkeyP
     assert [answer["passes"] for answer in answers] == expected.passes.tolist()
 
 
-def test_the_service_refuses_adaptive_without_a_rule(service: Any) -> None:
+def test_service_refuses_adaptive_without_a_rule(service: Any) -> None:
     answer = service.post("/predict", json={"x": [[0.0] * 64], "adaptive": True})
     assert answer.status_code == 422
     assert "fit_stopping" in answer.text
 
 
-def test_the_edge_answers_adaptively(three: Path, tmp_path: Path) -> None:
+def test_edge_example_answers_adaptively(three: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     net = pb.load(three)
@@ -165,7 +165,7 @@ def test_the_edge_answers_adaptively(three: Path, tmp_path: Path) -> None:
     assert "of 3 on average" in done.stdout
 
 
-def test_the_edge_answers_a_regression_in_its_own_units(tmp_path: Path) -> None:
+def test_edge_example_answers_regressions_in_original_units(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     x = np.random.default_rng(0).normal(100, 20, (60, 2))
@@ -187,7 +187,7 @@ def test_the_edge_answers_a_regression_in_its_own_units(tmp_path: Path) -> None:
         assert [float(row[2]), float(row[5])] == pytest.approx(expected.tolist(), rel=0.1)
 
 
-def test_the_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
+def test_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     inbox = tmp_path / "inbox"
     inbox.mkdir()
@@ -212,7 +212,7 @@ def test_the_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
     assert lines("0")[0]["why"] == "more than 0 nats of doubt"
 
 
-def test_the_watcher_waits_for_a_file_that_grows(tmp_path: Path) -> None:
+def test_watcher_waits_for_a_growing_file(tmp_path: Path) -> None:
     namespace = runpy.run_path(str(EXAMPLES / "watch" / "watch.py"))
     file = tmp_path / "a.png"
     file.write_bytes(b"1")

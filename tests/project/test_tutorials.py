@@ -19,7 +19,7 @@ def said(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", tutorials.names())
-def test_a_page_has_its_scripts_prose_and_code(name: str) -> None:
+def test_tutorial_page_has_its_scripts_prose_and_code(name: str) -> None:
     page = (tutorials.PAGES / f"{name}.md").read_text()
     for cell in tutorials.cells(name):
         assert (f"```python\n{cell.text}\n```" if cell.is_code else cell.text) in page, "run tools/tutorials.py"
@@ -29,7 +29,7 @@ def test_a_page_has_its_scripts_prose_and_code(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:x holds values")
 @pytest.mark.parametrize("name", [name for name in tutorials.names() if name not in tutorials.HEAVY])
-def test_a_light_tutorial_says_what_its_page_shows(name: str, tmp_path: Path) -> None:
+def test_tutorial_light_output_matches_its_page(name: str, tmp_path: Path) -> None:
     page = tutorials.page(name, tutorials.run(name, tmp_path))
     assert said(page) == said((tutorials.PAGES / f"{name}.md").read_text())
 
@@ -37,7 +37,7 @@ def test_a_light_tutorial_says_what_its_page_shows(name: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize("name", tutorials.HEAVY)
-def test_a_tutorial_on_real_data_says_what_its_page_shows(
+def test_tutorial_on_real_data_matches_its_page(
     name: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POCKETBAYES_DATA", str(data_dir))
@@ -45,7 +45,7 @@ def test_a_tutorial_on_real_data_says_what_its_page_shows(
     assert said(page) == said((tutorials.PAGES / f"{name}.md").read_text())
 
 
-def test_cells_are_prose_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tutorial_cells_are_prose_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tutorials, "SCRIPTS", tmp_path)
     script = "# %% [markdown]\n# # Title\n#\n# text\n\n# %%\nx = 2\nprint(x)\n\n# %%\nprint(x + 1)\n"
     (tmp_path / "small.py").write_text(script)

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"pocketbayes", f"{wheel.name.split('-py3')[0]}.dist-info"}
     packed = {name for name in names if name.startswith("pocketbayes/")}
@@ -41,7 +41,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_runs_the_readme(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_runs_the_readme(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "clean", with_pip=False)
     python = tmp_path / "clean" / "bin" / "python"
     (site,) = (tmp_path / "clean" / "lib").glob("python*/site-packages")

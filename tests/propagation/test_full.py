@@ -42,7 +42,7 @@ def first_order(function: Callable[[Tensor], Tensor], x: Correlated) -> Tensor:
     return jacobian @ x.covariance @ jacobian.mT
 
 
-def test_the_whole_covariance_has_the_blocks_on_its_diagonal() -> None:
+def test_full_covariance_has_the_blocks_on_its_diagonal() -> None:
     x = correlated(2, 6, groups=3)
     expected = torch.stack([torch.block_diag(*blocks) for blocks in x.blocks])
     assert torch.equal(x.covariance, expected)
@@ -70,7 +70,7 @@ IMAGES = {
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("groups", [1, 2, 4], ids=["full", "pairs of channels", "channels"])
-def test_image_operations_have_their_derivatives_covariance(name: str, groups: int) -> None:
+def test_full_covariance_of_image_operations_follows_jacobians(name: str, groups: int) -> None:
     x = correlated(2, 4, 4, 4, groups=groups)
     result = IMAGES[name](x)
     torch.testing.assert_close(result.loc, IMAGES[name](torch.Tensor(x.loc)))
@@ -78,7 +78,7 @@ def test_image_operations_have_their_derivatives_covariance(name: str, groups: i
 
 
 @pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
-def test_softmax_has_the_covariance_of_its_derivative(function: Callable[..., Tensor]) -> None:
+def test_full_covariance_of_softmax_follows_its_jacobian(function: Callable[..., Tensor]) -> None:
     x = correlated(3, 5)
     torch.testing.assert_close(function(x, 1).covariance, first_order(lambda z: function(z, 1), x))
 
@@ -92,7 +92,7 @@ CONVOLUTIONS = {
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("random_input", [False, True], ids=["plain input", "random input"])
-def test_a_random_convolution_has_the_covariance_of_draws(name: str, random_input: bool) -> None:
+def test_full_covariance_of_a_convolution_matches_draws(name: str, random_input: bool) -> None:
     """10^5 draws of kernel, bias and input; within a channel and between channels."""
     settings = CONVOLUTIONS[name]
     x = correlated(1, 2, 5, 5, groups=2) if random_input else None
@@ -119,7 +119,7 @@ def test_a_random_convolution_has_the_covariance_of_draws(name: str, random_inpu
     torch.testing.assert_close(torch.cat(outputs).mean(0), result.loc.flatten(), atol=0.1, rtol=0)
 
 
-def test_a_random_linear_layer_has_the_covariance_of_draws() -> None:
+def test_full_covariance_of_a_linear_layer_matches_draws() -> None:
     x, matrix = correlated(1, 6, groups=2), weight(4, 6)
     result = F.linear(x, matrix, weight(4, seed=3))
     bias = weight(4, seed=3)
@@ -163,7 +163,7 @@ def test_full_covariance_beats_the_diagonal_after_pooling() -> None:
     assert float((diagonal.stddev / full.stddev).mean()) < 0.97
 
 
-def test_lenet5_has_the_stds_and_correlations_of_weight_samples() -> None:
+def test_full_covariance_of_lenet5_matches_weight_samples() -> None:
     torch.manual_seed(0)
     net = small_network(pb.models.build("lenet5"), 0.005)
     x = torch.rand(1, 1, 28, 28)
@@ -217,7 +217,7 @@ def test_full_covariance_has_the_right_gradients() -> None:
     assert torch.autograd.gradcheck(spread, values)
 
 
-def test_losses_with_covariance_are_expectation_and_density() -> None:
+def test_full_losses_are_expectation_and_density() -> None:
     output, target = correlated(4, 3), torch.tensor([0, 2, 1, 1])
     output = Correlated(output.loc, 0.1 * output.blocks)
     torch.manual_seed(0)
@@ -232,7 +232,7 @@ def test_losses_with_covariance_are_expectation_and_density() -> None:
     torch.testing.assert_close(loss, -density.log_prob(F.one_hot(target, 3).double()).mean())
 
 
-def test_noise_in_the_inputs_counts() -> None:
+def test_full_covariance_includes_input_noise() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
     net = pb.bayesianize(model, pb.VDP(covariance="full", input_var=0.3, std_init=1e-6))
@@ -261,24 +261,24 @@ class Residual(nn.Module):
     ],
     ids=["residual sum", "layer norm", "groups", "tokens"],
 )
-def test_what_it_does_not_know_is_refused_by_name(model: nn.Module, shape: tuple[int, ...], said: str) -> None:
+def test_full_covariance_names_unknown_operations(model: nn.Module, shape: tuple[int, ...], said: str) -> None:
     net = pb.bayesianize(copy.deepcopy(model), pb.FullCovarianceVDP())
     with pytest.raises(NoFullRuleError, match=said):
         net(torch.randn(shape))
 
 
-def test_a_covariance_too_large_is_refused_before_it_is_made() -> None:
+def test_full_covariance_refuses_a_large_layer_early() -> None:
     net = pb.bayesianize(nn.Sequential(nn.Conv2d(3, 64, 3, padding=1)), pb.FullCovarianceVDP())
     with pytest.raises(TooLargeError, match=r"GiB, more than 1 GiB, for 8 examples.*'0' \(Conv2d\).*batch_size"):
         net(torch.randn(8, 3, 64, 64))
 
 
-def test_exact_activations_need_diagonal_covariance() -> None:
+def test_full_covariance_refuses_exact_activations() -> None:
     with pytest.raises(pb.UserError, match="taylor"):
         pb.VDP(covariance="full", activation="exact")
 
 
-def test_predictions_come_in_parts() -> None:
+def test_full_covariance_predicts_in_chunks() -> None:
     """More images than memory would hold at once."""
     net = small_network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), 0.01)
     x = torch.rand(35, 1, 4, 4)

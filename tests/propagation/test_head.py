@@ -76,7 +76,7 @@ def without_head(net: pb.Network, x: Tensor, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_rest_runs_once_and_the_answer_is_the_same(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_runs_the_rest_once_with_the_same_answer(bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net, x = last_layer_only(Body(lambda layer, h: layer(h)), bias), torch.randn(9, 6)
     slow = without_head(net, x, monkeypatch)
@@ -89,9 +89,7 @@ def test_the_rest_runs_once_and_the_answer_is_the_same(bias: bool, monkeypatch: 
 
 @pytest.mark.parametrize("hessian", ["full", "kron", "diag"])
 @pytest.mark.parametrize("at_once", [1 << 22, 1])
-def test_a_last_layer_among_point_weights_of_a_layout(
-    hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_is_found_among_point_weights(hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All draws at once, or one after the other where memory holds no more."""
     monkeypatch.setattr("pocketbayes.propagation.head._AT_ONCE", at_once)
     torch.manual_seed(0)
@@ -105,7 +103,7 @@ def test_a_last_layer_among_point_weights_of_a_layout(
 @pytest.mark.parametrize(
     "end", [twice, noisy, changed, lambda layer, h: layer(h).relu(), lambda layer, h: F.normalize(layer.weight) @ h.T]
 )
-def test_layers_that_are_not_the_end_of_one_flow_run_in_full(
+def test_head_is_not_used_for_inner_layers(
     end: Callable[[nn.Linear, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -114,13 +112,13 @@ def test_layers_that_are_not_the_end_of_one_flow_run_in_full(
     assert torch.equal(pb.predict(net, x, samples=7).std, without_head(net, x, monkeypatch).std)
 
 
-def test_several_random_layers_have_no_head() -> None:
+def test_head_needs_a_single_random_layer() -> None:
     net = pb.bayesianize(Body(lambda layer, h: layer(h)), pb.MeanFieldVI()).eval()
     assert Head.find(net, torch.randn(2, 6)) is None
     assert net.model.features.runs == 0
 
 
-def test_gradients_are_taken_where_weights_are_random_only() -> None:
+def test_head_gradients_stop_at_point_weights() -> None:
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h))), torch.randn(4, 6)
     plan = make_plan(net.model, net.posterior, x)

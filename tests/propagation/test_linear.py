@@ -145,7 +145,7 @@ class View(nn.Module):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_the_variance_is_that_of_gradients_taken_one_by_one(name: str) -> None:
+def test_linear_variance_agrees_with_single_gradients(name: str) -> None:
     make, shape, planned = MODELS[name]
     torch.manual_seed(0)
     model, x = make().eval(), torch.randn(shape)
@@ -159,7 +159,7 @@ def test_the_variance_is_that_of_gradients_taken_one_by_one(name: str) -> None:
         torch.testing.assert_close(result.variance[:, c], expected_variance(net, x, direction), rtol=1e-4, atol=1e-9)
 
 
-def test_what_is_asked_for_is_what_is_computed() -> None:
+def test_linear_computes_only_what_is_requested() -> None:
     net = network_of(pb.models.build("mlp", in_features=6, out_features=5, hidden=(7,)))
     x = torch.randn(9, 6)
     full, everything = net.linear(x, "covariance"), net.linear(x, "all")
@@ -178,7 +178,7 @@ def test_what_is_asked_for_is_what_is_computed() -> None:
         net.linear(x, "best")
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_is_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network_of(pb.models.build("lenet5"))
     x = torch.randn(5, 1, 28, 28)
     for classes in ("top-2", "covariance"):
@@ -189,7 +189,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-4, atol=1e-9)
 
 
-def test_it_agrees_with_weight_samples_where_noise_is_small() -> None:
+def test_linear_agrees_with_samples_at_small_noise() -> None:
     """A convolution whose positions share their weights: what moments cannot see."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -228,7 +228,7 @@ def shared(net: pb.Network, draw: str) -> Any:
 
 
 @pytest.mark.parametrize("storage", ["lowrank", "shared", "shared-noise", "independent", "dropped"])
-def test_correlated_weights_give_the_variance_of_their_draws(storage: str) -> None:
+def test_linear_variance_of_correlated_weights_matches_draws(storage: str) -> None:
     """A linear model, so that first order is exact; the weights of an output move together."""
     torch.manual_seed(0)
     model = nn.Linear(6, 4, bias=False)
@@ -252,7 +252,7 @@ def test_correlated_weights_give_the_variance_of_their_draws(storage: str) -> No
     torch.testing.assert_close(result.covariance, empirical, rtol=0.1, atol=0.05 * scale)
 
 
-def test_tokens_and_deterministic_networks() -> None:
+def test_linear_takes_tokens_and_deterministic_networks() -> None:
     net = network_of(Words())
     x = torch.randint(0, 7, (3, 5))
     direction = F.one_hot(net.linear(x).index[:, 0], 2).float()
@@ -261,7 +261,7 @@ def test_tokens_and_deterministic_networks() -> None:
     assert bool((point.linear(torch.randn(4, 3)).variance == 0).all())
 
 
-def test_outputs_per_pixel_by_directional_derivatives() -> None:
+def test_linear_takes_outputs_per_pixel() -> None:
     """Of a network that is linear in its weights, the variance of every pixel is known."""
     net = network_of(nn.Conv2d(2, 3, 3, padding=1), std=0.1)
     x = torch.randn(2, 2, 6, 6)
@@ -273,12 +273,12 @@ def test_outputs_per_pixel_by_directional_derivatives() -> None:
         net.linear(x, "margin")
 
 
-def test_a_layer_whose_input_changes_later_is_refused() -> None:
+def test_linear_refuses_a_layer_whose_input_changes_later() -> None:
     with pytest.raises(pb.UserError, match="changed in place"):
         network_of(ChangesItsInput()).linear(torch.randn(3, 4))
 
 
-def test_the_network_keeps_its_mode_and_its_gradients() -> None:
+def test_linear_keeps_mode_and_gradients() -> None:
     net = network_of(pb.models.build("lenet300", batch_norm=True)).train()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     x = torch.randn(3, 1, 28, 28)
@@ -301,7 +301,7 @@ def logits(scale: float) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("correlated", [False, True])
 @pytest.mark.parametrize("how", ["probit", "taylor", "sample"])
-def test_probabilities_of_gaussian_logits_match_draws(how: Any, correlated: bool) -> None:
+def test_readout_of_gaussian_logits_matches_draws(how: Any, correlated: bool) -> None:
     mean, var, covariance = logits(0.3)
     read = read_out(mean, var, covariance if correlated else None, how=how, draws=20_000)
     factor = torch.linalg.cholesky(covariance) if correlated else torch.diag_embed(var.sqrt())
@@ -338,7 +338,7 @@ def test_readout_of_certain_logits_is_their_softmax(how: Any) -> None:
 
 @pytest.mark.parametrize("propagation", ["moments", "moments-exact", "linear"])
 @pytest.mark.parametrize("readout", ["probit", "taylor", "sample"])
-def test_predictions_without_sampling_are_close_to_sampled_ones(propagation: str, readout: Any) -> None:
+def test_linear_predictions_are_close_to_sampled_ones(propagation: str, readout: Any) -> None:
     torch.manual_seed(0)
     net = network_of(pb.models.build("mlp", in_features=6, out_features=3, hidden=(20,)), std=0.05)
     x = torch.randn(10, 6)
@@ -356,7 +356,7 @@ def test_predictions_without_sampling_are_close_to_sampled_ones(propagation: str
 
 @pytest.mark.parametrize("propagation", ["moments", "linear"])
 @pytest.mark.parametrize("noise", ["learned", "predicted"])
-def test_regression_without_sampling(propagation: str, noise: Any) -> None:
+def test_linear_predicts_regressions(propagation: str, noise: Any) -> None:
     torch.manual_seed(0)
     net = network_of(pb.models.build("mlp", in_features=4, out_features=2, hidden=(20,)), std=0.05)
     net.likelihood = pb.GaussianNoise(noise)
@@ -370,7 +370,7 @@ def test_regression_without_sampling(propagation: str, noise: Any) -> None:
     assert measures[0] == pytest.approx(measures[1], abs=0.05)
 
 
-def test_segmentation_without_sampling() -> None:
+def test_linear_predicts_segmentations() -> None:
     net = network_of(pb.models.build("unet-small", classes=3), std=0.01)
     x = torch.randn(2, 3, 16, 16)
     for propagation in ("moments", "linear"):
@@ -379,7 +379,7 @@ def test_segmentation_without_sampling() -> None:
         assert bool((prediction.std > 0).all())
 
 
-def test_mixtures_add_what_lies_between_their_networks() -> None:
+def test_linear_mixtures_add_the_variance_between_networks() -> None:
     networks = [
         network_of(pb.models.build("mlp", in_features=4, out_features=3, hidden=(8,)), std=0.02) for _ in range(3)
     ]
@@ -406,7 +406,7 @@ class Rounded(nn.Module):
 
 
 @pytest.mark.parametrize("stop", [torch.round, torch.Tensor.detach, lambda h: torch.from_numpy(h.detach().numpy())])
-def test_uncertainty_without_a_gradient_is_named(stop: Callable[[Tensor], Tensor]) -> None:
+def test_linear_names_uncertainty_without_a_gradient(stop: Callable[[Tensor], Tensor]) -> None:
     net = pb.bayesianize(Rounded(stop), pb.MeanFieldVI(std_init=0.1)).eval()
     with pytest.warns(UserWarning, match=r"no gradient of the output with respect to 'first.weight'"):
         net.linear(torch.randn(16, 3))

@@ -149,7 +149,7 @@ RULES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_sums_and_products_are_exact(name: str) -> None:
+def test_moments_of_sums_and_products_are_exact(name: str) -> None:
     function, inputs = RULES[name]
     result = function(*inputs)
     assert isinstance(result, Gaussian)
@@ -167,7 +167,7 @@ def test_sums_and_products_are_exact(name: str) -> None:
     ],
     ids=["linear", "conv2d", "mul", "average"],
 )
-def test_single_layers_match_draws(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+def test_moments_of_single_layers_match_draws(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
     """6 standard errors around 10^5 draws, the convolution drawn as the product it is."""
     result = function(*inputs)
     if len(inputs) == 2 and inputs[1].ndim == 4:
@@ -204,7 +204,7 @@ COUPLED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", [*ACTIVATIONS, *OF_POSITIVE, *COUPLED])
-def test_first_order_rules_are_the_squared_jacobian(name: str) -> None:
+def test_moments_first_order_rules_are_the_squared_jacobian(name: str) -> None:
     function = {**ACTIVATIONS, **OF_POSITIVE, **COUPLED}[name]
     a = positive if name in OF_POSITIVE else gaussian(3, 4, seed=5)
     result = function(a)
@@ -214,21 +214,21 @@ def test_first_order_rules_are_the_squared_jacobian(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_slopes_at_kinks_are_those_of_torch(name: str) -> None:
+def test_moments_slopes_at_kinks_are_those_of_torch(name: str) -> None:
     """Means of exactly 0 are common: padding, and whatever a ReLU has cut off."""
     kinks = torch.tensor([0.0, -3.0, 3.0, 6.0, -0.5, 0.5, -0.3, 0.4, 0.1], dtype=torch.float64)
     a = Gaussian(kinks, torch.full_like(kinks, 0.2), rules=MOMENTS)
     torch.testing.assert_close(ACTIVATIONS[name](a).variance, expected_variance(ACTIVATIONS[name], a))
 
 
-def test_weight_norm_is_a_length_times_a_direction() -> None:
+def test_moments_of_weight_norm_are_a_length_times_a_direction() -> None:
     v, g = gaussian(3, 4), plain(3, 1)
     result = torch._weight_norm(v, g, 0)
     torch.testing.assert_close(result.loc, torch._weight_norm(v.loc, g, 0))
     torch.testing.assert_close(result.variance, expected_variance(lambda a: g * a / a.norm(dim=1, keepdim=True), v))
 
 
-def test_a_quotient_to_first_order() -> None:
+def test_moments_of_a_quotient_are_first_order() -> None:
     a, b = gaussian(2, 3), gaussian(2, 3, seed=1, low=1.0)
     result = a / b
     torch.testing.assert_close(result.loc, a.loc / b.loc)
@@ -259,7 +259,7 @@ def spread_in_groups(mean: Tensor) -> Tensor:
     ],
     ids=["layer", "batch", "instance", "group"],
 )
-def test_normalisation_scales_variance_by_the_means(function: Any, gamma: Tensor, spread: Any) -> None:
+def test_moments_of_normalisation_scale_by_the_means(function: Any, gamma: Tensor, spread: Any) -> None:
     """Gamma^2 v / (Var(m) + eps), the statistics being those of the means."""
     a = gaussian(3, 4, 4, 2)
     result = function(a, gamma)
@@ -267,7 +267,7 @@ def test_normalisation_scales_variance_by_the_means(function: Any, gamma: Tensor
     torch.testing.assert_close(result.variance, a.variance * gamma**2 / (spread(a.loc) + 1e-5))
 
 
-def test_batch_norm_in_training_records_the_means() -> None:
+def test_moments_of_batch_norm_record_the_means() -> None:
     norm = torch.nn.BatchNorm1d(3).double().train()
     twin = torch.nn.BatchNorm1d(3).double().train()
     a = gaussian(5, 3)
@@ -277,14 +277,14 @@ def test_batch_norm_in_training_records_the_means() -> None:
     assert torch.equal(norm.running_mean, twin.running_mean)
 
 
-def test_rms_norm_by_its_formula() -> None:
+def test_moments_of_rms_norm_follow_its_formula() -> None:
     a, gamma = gaussian(3, 4), plain(4)
     result = F.rms_norm(a, (4,), gamma, 1e-6)
     torch.testing.assert_close(result.loc, F.rms_norm(a.loc, (4,), gamma, 1e-6))
     torch.testing.assert_close(result.variance, a.variance * gamma**2 / (a.loc.square().mean(1, keepdim=True) + 1e-6))
 
 
-def test_dropout_in_training_drops_mean_and_variance_together() -> None:
+def test_moments_of_dropout_drop_mean_and_variance_together() -> None:
     a = gaussian(40, 50)
     result = F.dropout(a, 0.25, training=True)
     kept = result.loc != 0
@@ -294,7 +294,7 @@ def test_dropout_in_training_drops_mean_and_variance_together() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": plain(5, 5) > 0.5}, {"scale": 0.3}])
-def test_attention_is_composed_of_products_and_softmax(options: dict[str, Any]) -> None:
+def test_moments_of_attention_combine_products_and_softmax(options: dict[str, Any]) -> None:
     q, k, v = (gaussian(2, 2, 5, 3, seed=seed) for seed in range(3))
     result = F.scaled_dot_product_attention(q, k, v, **options)
     torch.testing.assert_close(result.loc, F.scaled_dot_product_attention(q.loc, k.loc, v.loc, **options))
@@ -307,7 +307,7 @@ def test_attention_is_composed_of_products_and_softmax(options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_multi_head_attention_agrees_with_its_parts(need_weights: bool) -> None:
+def test_moments_of_multi_head_attention_agree_with_parts(need_weights: bool) -> None:
     layer = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64).eval()
     a = gaussian(3, 5, 6)
     out, _ = layer(a, a, a, need_weights=need_weights)
@@ -320,7 +320,7 @@ def test_multi_head_attention_agrees_with_its_parts(need_weights: bool) -> None:
 
 
 @pytest.mark.parametrize("function", [F.gelu, F.silu, lambda a: torch.clamp(a, max=torch.linspace(-1, 1, 9))])
-def test_functions_by_parts_are_the_functions(function: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
+def test_moments_of_composed_functions_agree_with_parts(function: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
     a = gaussian(7, 5, 9)
     whole = function(a)
     monkeypatch.setattr("pocketbayes.propagation.moments.activations.PART", 32)
@@ -407,7 +407,7 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Tensor]]] 
 
 @pytest.mark.parametrize("rules", [MOMENTS, MOMENTS_EXACT], ids=["taylor", "exact"])
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_in_place_operations_keep_gradients(name: str, rules: Any) -> None:
+def test_moments_in_place_operations_keep_gradients(name: str, rules: Any) -> None:
     change, function = IN_PLACE[name]
     start = gaussian(3, 4)
     leaves = [start.loc.clone().requires_grad_(), start.variance.clone().requires_grad_()]
@@ -420,7 +420,7 @@ def test_in_place_operations_keep_gradients(name: str, rules: Any) -> None:
     torch.testing.assert_close(got, torch.autograd.grad(expected.loc.sum() + expected.variance.sum(), leaves))
 
 
-def test_view_changes_reach_what_they_view() -> None:
+def test_moments_view_changes_reach_the_base() -> None:
     a = gaussian(3, 4)
     b = a + 1
     before = b.variance.clone()
@@ -432,7 +432,7 @@ def test_view_changes_reach_what_they_view() -> None:
     assert bool((a.loc[1] == 5).all() and (a.variance[1] == 0).all())
 
 
-def test_a_plain_tensor_is_not_changed_into_a_random_one() -> None:
+def test_moments_never_change_a_plain_tensor_in_place() -> None:
     from pocketbayes import UserError
 
     with pytest.raises(UserError, match="plain tensor of shape"):
@@ -441,7 +441,7 @@ def test_a_plain_tensor_is_not_changed_into_a_random_one() -> None:
         plain(3, 4)[0] = gaussian(4)
 
 
-def test_shapes_types_and_likenesses_need_no_rule() -> None:
+def test_moments_need_no_rule_for_shapes_and_types() -> None:
     a = gaussian(3, 4)
     assert a.shape == (3, 4)
     assert a.new_zeros(2).equal(torch.zeros(2, dtype=torch.float64))

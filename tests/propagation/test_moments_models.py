@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
 @pytest.mark.parametrize("name", MODELS)
-def test_at_std_zero_it_is_the_plain_model_with_its_gradients(name: str, training: bool) -> None:
+def test_moments_at_std_zero_are_the_plain_model(name: str, training: bool) -> None:
     make, shape = MODELS[name]
     torch.manual_seed(1)
     model = make().double().train(training)
@@ -73,7 +73,7 @@ def test_at_std_zero_it_is_the_plain_model_with_its_gradients(name: str, trainin
             torch.testing.assert_close(view, expected[slot.name], msg=slot.name)
 
 
-def test_an_mlp_matches_weight_samples() -> None:
+def test_moments_of_an_mlp_match_weight_samples() -> None:
     """Independent weights and inputs: the output's std is that of 10^4 draws within 15 %."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(20, 60), nn.ReLU(), nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 4))
@@ -126,7 +126,7 @@ class Tied(nn.Module):
         return self.layer(self.layer(x).relu())
 
 
-def test_a_weight_used_twice_is_refused_by_name() -> None:
+def test_moments_refuse_a_weight_used_twice() -> None:
     network = pb.bayesianize(Tied(), pb.MeanFieldVI())
     with network.using("moments"), pytest.raises(pb.UserError, match=r"'layer\.weight' is used 2 times"):
         network(torch.randn(2, 3))
@@ -153,7 +153,7 @@ class Hidden(nn.Module):
         return _Product.apply(self.first(x), self.second.weight)
 
 
-def test_a_weight_that_a_function_hides_is_refused_by_name() -> None:
+def test_moments_refuse_a_weight_hidden_in_a_function() -> None:
     network = pb.bayesianize(Hidden(), pb.MeanFieldVI())
     with network.using("moments"), pytest.raises(pb.UserError, match=r"cannot see what becomes of 'second\.weight'"):
         network(torch.randn(2, 3))
@@ -169,7 +169,7 @@ class WithBranch(nn.Module):
         return (self.main(x), self.auxiliary(x)) if self.training else self.main(x)
 
 
-def test_a_branch_that_does_not_run_is_no_mistake() -> None:
+def test_moments_accept_a_branch_that_does_not_run() -> None:
     network = pb.bayesianize(WithBranch(), pb.MeanFieldVI())
     with network.using("moments"):
         assert network(torch.randn(2, 3)).variance.shape == (2, 2)
@@ -198,7 +198,7 @@ def test_moments_of_a_plain_model_take_random_inputs() -> None:
         *(pytest.param(n, p, marks=pytest.mark.slow) for n in ("resnet20", "unet") for p in MOMENTS),
     ],
 )
-def test_it_compiles_into_one_graph(name: str, propagation: str) -> None:
+def test_moments_compile_into_one_graph(name: str, propagation: str) -> None:
     make, shape = MODELS[name]
     network = pb.bayesianize(make(), pb.MeanFieldVI())
     x = torch.randn(shape)
@@ -211,7 +211,7 @@ def test_it_compiles_into_one_graph(name: str, propagation: str) -> None:
     torch.testing.assert_close(output.variance, expected.variance)
 
 
-def test_a_rule_that_a_tracer_would_pass_over_is_refused() -> None:
+def test_moments_refuse_a_rule_that_a_tracer_would_miss() -> None:
     class Attends(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -226,7 +226,7 @@ def test_a_rule_that_a_tracer_would_pass_over_is_refused() -> None:
         torch.compile(network, fullgraph=True, backend="aot_eager")(torch.randn(2, 5, 8))
 
 
-def test_the_uncertainty_of_every_storage_passes() -> None:
+def test_moments_carry_the_uncertainty_of_every_storage() -> None:
     """A point has none, and one random weight is enough."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     x = torch.randn(5, 3)
@@ -238,7 +238,7 @@ def test_the_uncertainty_of_every_storage_passes() -> None:
         assert bool((output.variance > 0).any()) == bool((network.posterior.moments()[1] > 0).any())
 
 
-def test_functional_models_need_no_modules() -> None:
+def test_moments_take_functional_models() -> None:
     class Functional(nn.Module):
         def __init__(self) -> None:
             super().__init__()

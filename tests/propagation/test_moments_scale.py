@@ -15,7 +15,7 @@ CLASSES = 200
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit-s", "vit-b"])
-def test_a_vision_transformer_at_224_runs_and_trains_by_moments(name: str) -> None:
+def test_moments_train_a_vision_transformer_at_224(name: str) -> None:
     torch.manual_seed(0)
     net = pb.bayesianize(pb.models.build(name, classes=CLASSES), pb.VDP(std_init=1e-3))
     assert isinstance(net, pb.Network)

@@ -53,7 +53,7 @@ def network() -> pb.Network:
     return net
 
 
-def test_own_propagation_predicts_from_a_seed() -> None:
+def test_propagation_subclass_predicts_from_a_seed() -> None:
     net, x = network(), torch.randn(5, 3)
     before = torch.get_rng_state()
     one, two, other = (pb.predict(net, x, 20, propagation="halfway", seed=seed) for seed in (1, 1, 2))
@@ -63,12 +63,12 @@ def test_own_propagation_predicts_from_a_seed() -> None:
     assert float(one.epistemic.mean()) < float(pb.predict(net, x, 20, propagation="sample").epistemic.mean())
 
 
-def test_own_propagation_answers_with_a_gaussian() -> None:
+def test_propagation_subclass_answers_with_a_gaussian() -> None:
     prediction = pb.predict(network(), torch.randn(5, 3), propagation="certain", readout="probit")
     assert bool((prediction.epistemic > 0).all())
 
 
-def test_own_propagation_measures_and_trains() -> None:
+def test_propagation_subclass_evaluates_and_trains() -> None:
     x = torch.randn(40, 3)
     y = (x[:, 0] > 0).long()
     assert 0 <= pb.evaluate(network(), (x, y), samples=2, propagation="halfway")["accuracy"] <= 1
@@ -78,7 +78,7 @@ def test_own_propagation_measures_and_trains() -> None:
     assert bool(net.posterior.mean.grad.abs().sum() > 0)
 
 
-def test_taken_name_is_refused() -> None:
+def test_propagation_refuses_a_taken_name() -> None:
     with pytest.raises(pb.UserError, match="the propagation name 'mean' is taken"):
 
         class Again(pb.Propagation):

@@ -64,7 +64,7 @@ LAYERS = {
 @pytest.mark.parametrize("bayesian_bias", [False, True])
 @pytest.mark.parametrize("propagation", ["sample", "local", "flipout"])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_marginals_are_the_closed_form(layer: str, propagation: str, bayesian_bias: bool) -> None:
+def test_local_marginals_are_the_closed_form(layer: str, propagation: str, bayesian_bias: bool) -> None:
     make, shape = LAYERS[layer]
     net = network(make(), propagation, bayesian_bias=bayesian_bias)
     x = torch.randn(1, *shape)
@@ -73,7 +73,7 @@ def test_marginals_are_the_closed_form(layer: str, propagation: str, bayesian_bi
 
 @pytest.mark.parametrize("propagation", ["local", "flipout"])
 @pytest.mark.parametrize("layer", ["linear", "conv2d"])
-def test_examples_of_a_batch_have_noise_of_their_own(layer: str, propagation: str) -> None:
+def test_local_examples_have_independent_noise(layer: str, propagation: str) -> None:
     make, shape = LAYERS[layer]
     net = network(make(), propagation)
     outputs = draws(net, torch.randn(shape).expand(2, *shape), 10_000).flatten(2)
@@ -82,7 +82,7 @@ def test_examples_of_a_batch_have_noise_of_their_own(layer: str, propagation: st
     assert float(correlation.abs().max()) < 6 / 10_000**0.5
 
 
-def test_sampled_weights_are_shared_by_the_batch() -> None:
+def test_sample_shares_weights_within_a_batch() -> None:
     net = network(nn.Linear(5, 4), "sample")
     output = net(torch.randn(5).expand(2, 5))
     torch.testing.assert_close(output[0], output[1])
@@ -233,7 +233,7 @@ def test_gradients_reach_every_mean_and_std(case: str, propagation: str) -> None
 
 @pytest.mark.parametrize("propagation", ["mean", "sample", "local", "flipout"])
 @pytest.mark.parametrize("std", [0.0, 1e-30])
-def test_no_nan_gradients_without_noise(propagation: str, std: float) -> None:
+def test_rules_without_noise_have_no_nan_gradients(propagation: str, std: float) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
     net = network(model, propagation, std, bayesian_bias=True)
     x = torch.zeros(2, 1, 4, 4, requires_grad=True)  # zero inputs: the variance is 0 whatever the stds
@@ -255,7 +255,7 @@ def test_local_gradient_of_mean_and_variance() -> None:
 
 
 @pytest.mark.parametrize("propagation", ["local", "flipout"])
-def test_channels_last_stays_channels_last_and_keeps_its_moments(propagation: str) -> None:
+def test_local_keeps_channels_last_and_its_moments(propagation: str) -> None:
     net = network(nn.Conv2d(2, 3, 3), propagation).to(memory_format=torch.channels_last)
     x = torch.randn(2, 2, 6, 6).contiguous(memory_format=torch.channels_last)
     output = net(x)
@@ -285,7 +285,7 @@ def test_safe_sqrt_is_exact_and_flat_at_zero() -> None:
 
 
 @pytest.mark.parametrize("propagation", ["local", "flipout"])
-def test_half_precision_keeps_small_stds_and_large_inputs(propagation: str) -> None:
+def test_local_half_precision_keeps_small_stds(propagation: str) -> None:
     """In float16 1e-4 squared is 0 and 300 squared is infinite."""
     net = network(nn.Linear(4, 3, bias=False), propagation)
     net.posterior = MeanField(net.layout, torch.zeros(12), torch.full((12,), 1e-4))
@@ -295,7 +295,7 @@ def test_half_precision_keeps_small_stds_and_large_inputs(propagation: str) -> N
     torch.testing.assert_close(outputs.std(0), torch.full((1, 3), 0.03, dtype=torch.float64), rtol=0.1, atol=0)
 
 
-def test_a_changed_flow_is_an_error_not_a_wrong_answer() -> None:
+def test_plan_reports_a_changed_flow() -> None:
     class Flow(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -319,7 +319,7 @@ def test_a_changed_flow_is_an_error_not_a_wrong_answer() -> None:
         assert net.plan(x, how=how) == (False,)
 
 
-def test_a_gaussian_poses_as_its_mean() -> None:
+def test_gaussian_reads_as_its_mean() -> None:
     mean, std = torch.randn(2, 3), torch.rand(2, 3)
     gaussian = Gaussian(mean, std=std)
     assert gaussian.shape == (2, 3)

@@ -32,7 +32,7 @@ def write_npz(path: Path, n: int = 20, features: int = 3, targets: int | None = 
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_every_shipped_recipe_is_valid_and_says_what_it_is(name: str) -> None:
+def test_recipes_are_valid_and_describe_themselves(name: str) -> None:
     recipe = config.read(name)
     assert recipe.about
     assert recipe.method.make().name
@@ -40,21 +40,21 @@ def test_every_shipped_recipe_is_valid_and_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in config.names() if name.startswith("digits-")])
-def test_shipped_digit_recipes_fit_their_data(name: str) -> None:
+def test_recipes_for_digits_fit_their_data(name: str) -> None:
     recipe = config.read(name)
     model = recipe.model.build(recipe.data.load("train"))
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", config.names())
-def test_a_recipe_survives_being_written(name: str, tmp_path: Path) -> None:
+def test_recipe_survives_being_written(name: str, tmp_path: Path) -> None:
     recipe = config.read(name)
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
     assert config.read(tmp_path / "again.yaml") == recipe
 
 
 @pytest.mark.data
-def test_the_pretrained_recipe_loads_its_weights(data_dir: Path) -> None:
+def test_recipe_with_pretrained_weights_loads_them(data_dir: Path) -> None:
     recipe = config.read("cifar10-resnet20-bbb", ["data.subset=64"])
     test = recipe.data.load("test", data_dir)
     net = pb.bayesianize(recipe.model.build(test, None, data_dir), "map")
@@ -63,7 +63,7 @@ def test_the_pretrained_recipe_loads_its_weights(data_dir: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.data
-def test_lenet300_on_mnist_reaches_98_percent(data_dir: Path, tmp_path: Path) -> None:
+def test_recipe_lenet300_on_mnist_reaches_98_percent(data_dir: Path, tmp_path: Path) -> None:
     from pocketbayes.recipes.experiment import run
 
     recipe = config.read("mnist-lenet300-lrt")
@@ -75,7 +75,7 @@ def test_lenet300_on_mnist_reaches_98_percent(data_dir: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", "+1e-3", "1.0e-3"])
-def test_numbers_without_a_point_are_numbers(text: str) -> None:
+def test_recipe_reads_numbers_without_a_point(text: str) -> None:
     tree = dict(BASE)
     config.override(tree, f"training.lr={text}")
     assert tree["training"] == {"lr": 0.001}
@@ -104,13 +104,13 @@ def test_overrides_reach_every_part() -> None:
     assert recipe.likelihood is not None
 
 
-def test_setting_a_whole_part_drops_what_belonged_to_the_old_one() -> None:
+def test_override_of_a_section_drops_its_old_settings() -> None:
     tree = {**BASE, "method": {"name": "bbb", "prior_std": 0.1}}
     config.override(tree, "method=map")
     assert config.check(tree).method.settings == {}
 
 
-def test_only_chosen_training_settings_are_kept() -> None:
+def test_recipe_keeps_only_chosen_training_settings() -> None:
     """What a recipe leaves out is the stages' to choose: writing out defaults would override them."""
     recipe = checked(training={"lr": "1e-2"})
     assert recipe.training == {"lr": 0.01}
@@ -129,14 +129,14 @@ def test_only_chosen_training_settings_are_kept() -> None:
         ("!!python/object:os.system {}", "not YAML"),
     ],
 )
-def test_files_that_are_no_recipe(text: str, fragment: str, tmp_path: Path) -> None:
+def test_recipe_refuses_other_files(text: str, fragment: str, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=fragment):
         config.read(path)
 
 
-def test_a_binary_file_is_no_recipe(tmp_path: Path) -> None:
+def test_recipe_refuses_a_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(UserError, match="not a text file"):
@@ -144,12 +144,12 @@ def test_a_binary_file_is_no_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("item", ["training.lr", "=3", "training..lr=3", ""])
-def test_malformed_overrides(item: str) -> None:
+def test_override_refuses_malformed_text(item: str) -> None:
     with pytest.raises(UserError, match="key=value"):
         config.override(dict(BASE), item)
 
 
-def test_an_override_below_a_number() -> None:
+def test_override_refuses_a_key_below_a_number() -> None:
     with pytest.raises(UserError, match="seed is 3, which has no settings"):
         config.override({**BASE, "seed": 3}, "seed.x=1")
 
@@ -185,7 +185,7 @@ def test_an_override_below_a_number() -> None:
         ({"samples": 0}, "samples"),
     ],
 )
-def test_mistakes_are_named(changes: dict[str, object], fragment: str) -> None:
+def test_recipe_names_mistakes(changes: dict[str, object], fragment: str) -> None:
     with pytest.raises(UserError) as caught:
         checked(**changes)
     message = str(caught.value)
@@ -194,12 +194,12 @@ def test_mistakes_are_named(changes: dict[str, object], fragment: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["method", "model", "data"])
-def test_missing_parts_name_their_option(part: str) -> None:
+def test_recipe_names_the_option_of_a_missing_section(part: str) -> None:
     with pytest.raises(UserError, match=f"--{part}"):
         config.check({key: value for key, value in BASE.items() if key != part})
 
 
-def test_an_unknown_recipe_lists_the_known_ones() -> None:
+def test_recipe_lists_the_known_recipes() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'digits-bbb'"):
         config.read("digits-bb")
 
@@ -217,7 +217,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
         ("unet-small", (1, 16, 16), 2, {"in_channels": 1, "classes": 2}),
     ],
 )
-def test_models_take_from_the_data_what_is_left_open(
+def test_recipe_model_takes_open_sizes_from_the_data(
     name: str, shape: tuple[int, ...], outputs: int, expected: dict[str, int]
 ) -> None:
     extra = {"depth": 1, "patch_size": 8} if name == "vit-ti" else {}
@@ -226,7 +226,7 @@ def test_models_take_from_the_data_what_is_left_open(
     assert spec.args == {**expected, **extra}
 
 
-def test_given_arguments_are_kept_and_resolved_ones_written_out() -> None:
+def test_recipe_keeps_given_and_writes_resolved_arguments() -> None:
     recipe = checked(model={"name": "mlp", "hidden": [4]})
     model = recipe.model.build(recipe.data.load("train"))
     assert recipe.resolved(model).model.settings == {"in_features": 64, "out_features": 10, "hidden": [4]}
@@ -237,33 +237,33 @@ def test_given_arguments_are_kept_and_resolved_ones_written_out() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"hidden": "wide"}, {"hidden": [-4]}, {"depth": 3}, {"activation": "step"}])
-def test_wrong_arguments_of_a_model(arguments: dict[str, object]) -> None:
+def test_recipe_refuses_wrong_model_arguments(arguments: dict[str, object]) -> None:
     with pytest.raises(UserError, match=r"mlp|activation"):
         checked(model={"name": "mlp", **arguments}).model.build(pb.data.load("digits"))
 
 
-def test_a_model_for_images_refuses_tables(tmp_path: Path) -> None:
+def test_recipe_refuses_tables_for_image_models(tmp_path: Path) -> None:
     recipe = checked(model="lenet5", data=str(write_npz(tmp_path / "d.npz")))
     with pytest.raises(UserError, match="cannot take data set 'npz'"):
         recipe.model.build(recipe.data.load("train"))
 
 
 @pytest.mark.parametrize(("likelihood", "outputs"), [(None, 2), ({"name": "gaussian", "noise": "predicted"}, 4)])
-def test_regression_outputs(likelihood: object, outputs: int, tmp_path: Path) -> None:
+def test_recipe_sets_regression_outputs(likelihood: object, outputs: int, tmp_path: Path) -> None:
     recipe = checked(data=str(write_npz(tmp_path / "d.npz", targets=2)), likelihood=likelihood)
     train = recipe.data.load("train")
     model = recipe.model.build(train, recipe.likelihood and recipe.likelihood.make(train))
     assert model(torch.zeros(1, 3)).shape == (1, outputs)
 
 
-def test_class_weights() -> None:
+def test_recipe_sets_class_weights() -> None:
     recipe = checked(likelihood={"name": "categorical", "class_weights": [1, 2.5]})
     assert recipe.likelihood is not None
     likelihood = recipe.likelihood.make(recipe.data.load("train"))
     assert torch.equal(likelihood.class_weights, torch.tensor([1.0, 2.5]))
 
 
-def test_class_weights_by_frequency_come_from_the_training_data() -> None:
+def test_recipe_class_weights_come_from_the_training_data() -> None:
     recipe = checked(likelihood={"name": "categorical", "class_weights": "frequency"})
     assert recipe.likelihood is not None
     train = recipe.data.load("train")
@@ -271,7 +271,7 @@ def test_class_weights_by_frequency_come_from_the_training_data() -> None:
     torch.testing.assert_close(recipe.likelihood.make(train).class_weights, 1 / torch.log(1.02 + share))
 
 
-def test_weights_are_found_in_the_data_folder_or_anywhere(tmp_path: Path) -> None:
+def test_recipe_finds_weights_in_the_data_folder_or_anywhere(tmp_path: Path) -> None:
     source = pb.models.build("mlp", in_features=64, out_features=10)
     (tmp_path / "data").mkdir()
     torch.save(source.state_dict(), tmp_path / "data" / "w.pt")
@@ -283,7 +283,7 @@ def test_weights_are_found_in_the_data_folder_or_anywhere(tmp_path: Path) -> Non
         checked(model={"name": "mlp", "weights": "none.pt"}).model.build(train, None, tmp_path)
 
 
-def test_a_trained_network_may_stand_in_for_a_model(tmp_path: Path) -> None:
+def test_recipe_takes_a_trained_network_for_a_model(tmp_path: Path) -> None:
     net = pb.bayesianize(pb.models.build("mlp", in_features=64, out_features=10), "bbb")
     pb.save(net, tmp_path / "a.pocket")
     model = checked(model=str(tmp_path / "a.pocket")).model.build(pb.data.load("digits"))
@@ -292,7 +292,7 @@ def test_a_trained_network_may_stand_in_for_a_model(tmp_path: Path) -> None:
         checked(model={"name": str(tmp_path / "a.pocket"), "hidden": [3]})
 
 
-def test_a_model_without_weights_is_refused() -> None:
+def test_recipe_refuses_a_model_without_weights() -> None:
     with pytest.raises(UserError, match="no weights to make Bayesian"):
         pb.fit("bbb", torch.nn.ReLU(), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), epochs=1, progress=False)
 
@@ -302,7 +302,7 @@ def test_recipe_names_misspelt_keys_before_missing_ones() -> None:
         config.check({"methd": "bbb", "model": "mlp", "data": "digits"})
 
 
-def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
+def test_other_data_are_normalised_like_the_networks_own(tmp_path: Path) -> None:
     """The same image, in a data set with statistics of its own, must reach the network as the same numbers."""
     own = pb.data.load("digits", "test", mean=[0.1], std=[0.7])
     np.savez(tmp_path / "same.npz", x=own.images.numpy(), y=own.labels.numpy())
@@ -312,14 +312,14 @@ def test_other_data_are_normalised_as_the_network_s_own(tmp_path: Path) -> None:
     assert len(config.load_like(own, "digits", subset=5)) == 5
 
 
-def test_a_data_set_s_name_is_no_folder_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_distinguish_names_from_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path)
     own = pb.data.load("digits", "test")
     assert len(config.load_like(own, "digits")) == len(own)
 
 
-def test_other_tables_are_scaled_as_the_network_s_own(tmp_path: Path) -> None:
+def test_other_tables_are_scaled_like_the_networks_own(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(100, 20, (50, 3)).astype(np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(50) % 2)
     np.savez(tmp_path / "other.npz", x=x[:9])
@@ -329,7 +329,7 @@ def test_other_tables_are_scaled_as_the_network_s_own(tmp_path: Path) -> None:
     torch.testing.assert_close(other[:][0] * std + mean, torch.from_numpy(x[:9]))
 
 
-def test_other_data_come_in_the_size_of_the_network_s_own(tmp_path: Path) -> None:
+def test_other_data_take_the_size_of_the_networks_own(tmp_path: Path) -> None:
     own = pb.data.load("digits", "test")
     images = np.random.default_rng(0).integers(0, 256, (6, 1, 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "larger.npz", x=images)
@@ -348,6 +348,6 @@ def test_other_data_come_in_the_size_of_the_network_s_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "training: {lr: 1, lr: 2}\n", "a: {b: [{c: 1, c: 1}]}\n"])
-def test_parse_yaml_refuses_a_key_that_stands_twice(text: str) -> None:
+def test_parse_yaml_refuses_a_duplicate_key(text: str) -> None:
     with pytest.raises(pb.UserError, match="stands there twice"):
         parse_yaml(text, "recipe.yaml")

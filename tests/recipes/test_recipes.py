@@ -94,27 +94,27 @@ def by_weight(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", [by_weight(name) for name in config.names() if name not in SMALL_ONES])
-def test_two_steps_of_every_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_run_two_steps_of_every_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fewer = ["method.k=16"] if name.endswith("-2dgbnn") else []  # thousands of Gaussians are for the plane's tests
     train_briefly(name, tmp_path / "run", monkeypatch, *fewer)
 
 
 @pytest.mark.parametrize("name", ["cifar10-resnet-small-pbn", "svhn-resnet-small-pbn"])
 @pytest.mark.parametrize("rate", PBN_RATES)
-def test_the_small_resnet_at_every_rate_of_the_paper(
+def test_recipe_resnet_runs_at_every_rate_of_the_paper(
     name: str, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net = train_briefly(name, tmp_path / "run", monkeypatch, f"method.rate={rate}", "method.train_samples=1")
     assert net.posterior.noise_size == round(rate * net.layout.size)
 
 
-def test_top_5_is_among_the_measures_of_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_for_imagenet_measures_top_5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "load", made_up)
     net = pb.bayesianize(pb.models.build("resnet18", classes=1000), "map")
     assert "top5" in pb.evaluate(net, data.load("imagenet", "test"), samples=1)
 
 
-def test_run_is_measured_on_validation_data_as_a_last_resort(tmp_path: Path) -> None:
+def test_run_is_evaluated_on_validation_data_without_test_data(tmp_path: Path) -> None:
     """Data without a test split are measured on the validation split; a test file that is damaged is an error."""
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
     np.savez(tmp_path / "all.npz", x=x, y=y)

@@ -42,7 +42,7 @@ def work_of(folder: Path, study: str, row: str) -> Path:
 
 
 @pytest.mark.parametrize("name", studies.names())
-def test_every_shipped_study_is_valid(name: str) -> None:
+def test_studies_shipped_are_valid(name: str) -> None:
     study = studies.read(name)
     assert study.about
     assert study.stands_for
@@ -50,7 +50,7 @@ def test_every_shipped_study_is_valid(name: str) -> None:
         assert study.recipe(row, 3, quick=True).seed == 3
 
 
-def test_settings_of_a_row_are_merged_into_the_base() -> None:
+def test_study_row_settings_are_merged_into_the_base() -> None:
     base = {"method": {"name": "bbb", "beta": 1}, "training": {"lr": 1, "epochs": 2}}
     assert merged(base, {"training": {"lr": 3}})["training"] == {"lr": 3, "epochs": 2}
     assert merged(base, {"method": {"name": "lrt"}})["method"] == {"name": "lrt"}  # another method: nothing is kept
@@ -58,7 +58,7 @@ def test_settings_of_a_row_are_merged_into_the_base() -> None:
     assert base["training"] == {"lr": 1, "epochs": 2}
 
 
-def test_rows_seeds_and_what_is_done_stays_done(tmp_path: Path) -> None:
+def test_study_skips_finished_rows_and_seeds(tmp_path: Path) -> None:
     study = studies.Study.model_validate(SMALL)
     done: list[tuple[str, int]] = []
 
@@ -90,12 +90,12 @@ def test_rows_seeds_and_what_is_done_stays_done(tmp_path: Path) -> None:
     assert again["rows"]["map"]["seeds"]["0"]["nll"] != first["rows"]["map"]["seeds"]["0"]["nll"]
 
 
-def test_a_row_of_an_unknown_row_is_refused() -> None:
+def test_study_refuses_an_unknown_row() -> None:
     with pytest.raises(ValueError, match="bbb"):
         studies.Study.model_validate(merged(SMALL, {"rows": {"x": {"of": "bb"}}}))
 
 
-def test_a_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
+def test_study_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
     rows = {
         "map": SMALL["rows"]["map"],
         "int8": {"start": "bbb", "recipe": {"method": "int8", "training": {"epochs": 0}}},
@@ -115,14 +115,14 @@ def test_a_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
             studies.Study.model_validate(merged(tree, {"rows": {"int8": {"start": wrong}}}))
 
 
-def test_a_file_can_hold_a_study_for_each_of_several_sets() -> None:
+def test_study_file_holds_a_study_per_data_set() -> None:
     yacht, energy = studies.read("uci-yacht"), studies.read("uci-energy")
     assert yacht.recipe("map", 3).data.settings == {"val_fraction": 0.0, "set": "yacht", "index": 3}  # a seed, a split
     assert energy.recipe("map", 0).data.settings["set"] == "energy"
     assert "uci" not in studies.names()
 
 
-def test_fewer_images_and_seeds(tmp_path: Path) -> None:
+def test_study_quick_takes_fewer_images_and_seeds(tmp_path: Path) -> None:
     study = studies.Study.model_validate({**SMALL, "test_images": 40, "shift": ["noise"], "shift_images": 20})
     result = studies.reproduce("small", study, tmp_path, tmp_path / "work", seeds=1, rows=("map",), progress=False)
     assert list(result["rows"]["map"]["seeds"]) == ["0"]
@@ -131,7 +131,7 @@ def test_fewer_images_and_seeds(tmp_path: Path) -> None:
     assert {round(20 * row["accuracy"], 6) % 1 for row in document["shift"]["noise"]} == {0.0}
 
 
-def test_the_quick_version_from_the_command_line(tmp_path: Path) -> None:
+def test_study_command_runs_the_quick_version(tmp_path: Path) -> None:
     options = ["--quick", "--row", "map", "--row", "2dgbnn", "--out", str(tmp_path), "--work", str(tmp_path / "work")]
     found = CliRunner().invoke(app, ["reproduce", "digits", *options, "--json"])
     assert found.exit_code == 0, found.output

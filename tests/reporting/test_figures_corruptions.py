@@ -9,7 +9,7 @@ from pocketbayes.reporting.figures.corruptions import contact_sheet
 
 
 @pytest.mark.parametrize("shape", [(6, 6, 3), (6, 9, 1), (6, 9)])
-def test_every_picture_is_on_the_sheet_undistorted(shape: tuple[int, ...]) -> None:
+def test_corruption_figure_shows_undistorted_pictures(shape: tuple[int, ...]) -> None:
     pictures = {f"name_{i}": [np.full(shape, 10 * i + s, np.uint8) for s in range(5)] for i in range(19)}
     figure = contact_sheet(pictures, np.full(shape, 255, np.uint8))
     shown = [panel for panel in figure.axes if panel.get_visible()]

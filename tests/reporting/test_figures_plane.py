@@ -20,9 +20,7 @@ def cloud() -> tuple[torch.Tensor, torch.Tensor]:
     return 0.1 * torch.randn(4000, generator=generator), 0.01 * torch.rand(4000, generator=generator) + 0.001
 
 
-def test_the_plane_shows_every_gaussian_twice_and_every_outlier(
-    cloud: tuple[torch.Tensor, torch.Tensor], tmp_path: Path
-) -> None:
+def test_plane_figure_shows_gaussians_and_outliers(cloud: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
     survey = pb.plane.survey(*cloud, settings=pb.plane.PlaneSettings(k=8, tau_w=0.2))
     view = PlaneView.of_survey(*cloud, survey)
     figure = plane({"before": view})
@@ -35,7 +33,7 @@ def test_the_plane_shows_every_gaussian_twice_and_every_outlier(
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_ellipse_has_the_gaussians_axes() -> None:
+def test_plane_figure_ellipse_has_the_gaussians_axes() -> None:
     cov = torch.tensor([[[4.0, 0.0], [0.0, 1.0]]])
     none = torch.empty(0, 2)
     figure = plane({"one": PlaneView(torch.zeros(1, 2), cov, none, none, none)})
@@ -45,7 +43,7 @@ def test_an_ellipse_has_the_gaussians_axes() -> None:
     assert abs(float(one.get_angles()[0])) % 180 == pytest.approx(0)
 
 
-def test_the_plane_of_a_trained_network() -> None:
+def test_plane_figure_draws_a_trained_network() -> None:
     net = pb.bayesianize(torch.nn.Linear(30, 40), pb.WeightSharing(k=4, tau_w=0.15, n_min=5))
     view = PlaneView.of_posterior(net.posterior)
     assert len(view.centres) == net.posterior.gaussians
@@ -53,13 +51,13 @@ def test_the_plane_of_a_trained_network() -> None:
     assert bool((view.outliers[:, 0].abs() > 0.15).any())
 
 
-def test_the_lines_are_quantiles_of_the_means(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_plane_figure_lines_are_quantiles_of_the_means(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
     low, high = (line.get_xdata()[0] for line in plane_lines(*cloud).axes[0].lines)
     below = [float((cloud[0] < at).float().mean()) for at in (low, high)]
     assert below == pytest.approx([0.01, 0.99], abs=1e-3)
 
 
-def test_density_and_curve(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
+def test_plane_figure_has_density_and_curve(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
     panel = layer_density(cloud[0], "conv1").axes[0]
     area = sum(bar.get_width() * bar.get_height() for bar in panel.patches)
     assert area == pytest.approx(1)
@@ -68,7 +66,7 @@ def test_density_and_curve(cloud: tuple[torch.Tensor, torch.Tensor]) -> None:
     assert list(figure.axes[1].lines[0].get_ydata()) == [1 / 4, 1 / 16]
 
 
-def test_a_figure_of_unknown_kind_is_refused(tmp_path: Path) -> None:
+def test_figures_refuse_an_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(pb.base.errors.UserError, match=r"\.png, \.svg, \.pdf"):
         figures.save(figures.canvas()[0], tmp_path / "plane.gif")
     assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ def test_reliability_diagram_draws_every_filled_bin() -> None:
     drawn(figure)
 
 
-def test_boxes_stand_at_their_quantiles() -> None:
+def test_box_figure_stands_at_its_quantiles() -> None:
     figure = confidence_boxes({"cat": [0.1, 0.2, 0.5, 0.8, 0.9, 40], "dog": [0.3, 0.4, 0.6, 0.7, 1.0, 40]}, "net")
     panel = figure.axes[0]
     assert len(panel.patches) == 2
@@ -50,7 +50,7 @@ def test_boxes_stand_at_their_quantiles() -> None:
     drawn(figure)
 
 
-def test_risk_is_drawn_over_coverage() -> None:
+def test_risk_figure_draws_risk_over_coverage() -> None:
     figure = risk_coverage(
         {"a": {"coverage": [0.5, 1.0], "risk": [0.0, 0.1], "area": 0.05}, "b": {"coverage": [1.0], "risk": [0.2]}}
     )
@@ -61,7 +61,7 @@ def test_risk_is_drawn_over_coverage() -> None:
     drawn(figure)
 
 
-def test_histograms_are_shares() -> None:
+def test_histogram_figure_shows_shares() -> None:
     figure = ood_histograms(
         {"a": {"score": "entropy", "edges": [0, 1, 2], "inside": [3, 1], "outside": [0, 2]}}, "in", "out"
     )
@@ -71,7 +71,7 @@ def test_histograms_are_shares() -> None:
     drawn(figure)
 
 
-def test_shift_figure_has_a_panel_a_measure() -> None:
+def test_shift_figure_has_a_panel_per_measure() -> None:
     figure = shift_curves({"a": ROWS, "b": ROWS})
     accuracy, nll, apart = figure.axes
     assert [panel.get_title() for panel in (accuracy, nll)] == ["accuracy", "NLL"]
@@ -83,7 +83,7 @@ def test_shift_figure_has_a_panel_a_measure() -> None:
     drawn(figure)
 
 
-def test_training_keeps_nll_and_kl_apart() -> None:
+def test_training_figure_separates_nll_and_kl() -> None:
     rows = [{"nll": 3.0, "kl": 0.0, "val_nll": 3.5}, {"nll": 0.1, "kl": 50.0, "val_nll": 0.4}]
     figure = training_curves({"a": rows, "empty": []})
     nll, kl = figure.axes
@@ -93,7 +93,7 @@ def test_training_keeps_nll_and_kl_apart() -> None:
     drawn(figure)
 
 
-def test_fractions_and_stds_of_layers() -> None:
+def test_layer_figure_shows_fractions_and_stds() -> None:
     figure = layer_fractions(
         [{"name": "w", "present": 0.5, "random": 0.25}, {"name": "v", "present": 1.0, "random": 0.0}]
     )
@@ -106,7 +106,7 @@ def test_fractions_and_stds_of_layers() -> None:
     drawn(figure)
 
 
-def test_the_front_is_what_nothing_beats() -> None:
+def test_front_figure_connects_undominated_points() -> None:
     points = {"small": (1.0, 3.0), "good": (4.0, 1.0), "beaten": (5.0, 2.0), "as good": (6.0, 1.0)}
     figure = pareto(points, "bytes")
     assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 3.0], [4.0, 1.0]]
@@ -117,7 +117,7 @@ def test_the_front_is_what_nothing_beats() -> None:
     assert [text.get_text() for text in families.texts] == ["4 bits", "5 bits"]
 
 
-def test_texts_beside_points_cover_neither_points_nor_texts() -> None:
+def test_labels_cover_neither_points_nor_labels() -> None:
     places = {str(number): (100.0, 100.0 + 4 * number) for number in range(6)} | {"far": (200.0, 100.0)}
     sizes = dict.fromkeys(places, (30.0, 7.0))
     found = beside(places, sizes, left=60)
@@ -136,7 +136,7 @@ def test_texts_beside_points_cover_neither_points_nor_texts() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
-def test_the_front_by_definition(points: list[tuple[float, float]]) -> None:
+def test_front_agrees_with_its_definition(points: list[tuple[float, float]]) -> None:
     def beaten(x: float, y: float) -> bool:
         return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points)
 

@@ -53,14 +53,14 @@ def copies(runs_dir: Path, tmp_path: Path) -> Path:
 # -- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_from_elsewhere(page: Path) -> None:
+def test_report_needs_no_external_resources(page: Path) -> None:
     text = page.read_text()
     assert "{{" not in text
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#|data:)""", text)
     assert not re.findall(r"@import|url\(\s*['\"]?http", text)
 
 
-def test_only_the_pages_own_script_may_run(page: Path) -> None:
+def test_report_allows_only_its_own_script(page: Path) -> None:
     text = page.read_text()
     (script,) = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -68,7 +68,7 @@ def test_only_the_pages_own_script_may_run(page: Path) -> None:
     assert "default-src 'none'" in text
 
 
-def test_a_page_holds_what_the_runs_hold(page: Path, runs_dir: Path) -> None:
+def test_report_holds_what_the_runs_hold(page: Path, runs_dir: Path) -> None:
     data = data_of(page)
     assert [run["name"] for run in data["runs"]] == ["shared", "sparse"]
     assert [run["method"] for run in data["runs"]] == ["2dgbnn", "ssvi"]
@@ -83,14 +83,14 @@ def test_a_page_holds_what_the_runs_hold(page: Path, runs_dir: Path) -> None:
     assert [row["stage"] for row in data["runs"][1]["epochs"]] == ["train", "train"]
 
 
-def test_an_answer_costs_all_its_passes(runs_dir: Path) -> None:
+def test_report_cost_counts_all_passes(runs_dir: Path) -> None:
     (run,) = gather(runs_dir / "sparse")
     weights = 64 * 8 + 8 * 10
     assert run.cost["flops"] == 3 * 2 * weights
     assert run.cost["latency"] > 0
 
 
-def test_planted_scripts_stay_text(copies: Path, tmp_path: Path, change: Change) -> None:
+def test_report_keeps_planted_scripts_as_text(copies: Path, tmp_path: Path, change: Change) -> None:
     def plant(document: dict[str, Any]) -> None:
         document |= {"method": ATTACK, "data": {"name": ATTACK}}
         document["box"][ATTACK] = document["box"].pop(next(iter(document["box"])))
@@ -118,18 +118,18 @@ def test_planted_scripts_stay_text(copies: Path, tmp_path: Path, change: Change)
         max_leaves=20,
     )
 )
-def test_data_come_back_and_cannot_leave_their_tag(value: Any) -> None:
+def test_report_data_are_restored_and_stay_in_their_tag(value: Any) -> None:
     text = as_data(value)
     assert json.loads(text) == value
     assert not set("<>&") & set(text)
     assert text.isascii()
 
 
-def test_numbers_that_json_lacks_become_null() -> None:
+def test_report_turns_nan_into_null() -> None:
     assert as_data([float("nan"), float("inf"), 0.1]) == "[null,null,0.1]"
 
 
-def test_nothing_filled_in_is_searched_for_places_to_fill() -> None:
+def test_report_does_not_expand_inserted_text() -> None:
     assert "{{style}}" in render({"name": "{{style}}"}, "{{data}}")
 
 
@@ -137,7 +137,7 @@ def test_nothing_filled_in_is_searched_for_places_to_fill() -> None:
 
 
 @pytest.mark.parametrize("missing", ["evaluation.json", "model.pocket", "recipe.yaml", "metrics.jsonl"])
-def test_a_run_without_a_piece_reports_the_others(copies: Path, tmp_path: Path, missing: str) -> None:
+def test_report_of_an_incomplete_run_shows_the_rest(copies: Path, tmp_path: Path, missing: str) -> None:
     (copies / "shared" / missing).unlink()
     run = data_of(pb.report(copies, tmp_path / "report.html"))["runs"][0]
     assert bool(run["evaluation"]) == (missing != "evaluation.json")
@@ -158,7 +158,7 @@ def test_a_run_without_a_piece_reports_the_others(copies: Path, tmp_path: Path, 
         ("recipe.yaml", b"[", "the recipe cannot be read"),
     ],
 )
-def test_a_broken_piece_is_named_and_left_out(copies: Path, name: str, content: bytes, words: str) -> None:
+def test_report_names_and_omits_a_broken_file(copies: Path, name: str, content: bytes, words: str) -> None:
     (copies / "shared" / name).write_bytes(content)
     broken, whole = gather(copies)
     assert any(words in problem for problem in broken.problems), broken.problems
@@ -178,18 +178,18 @@ JSON = st.recursive(
 @given(
     st.dictionaries(st.sampled_from(PARTS), JSON), st.dictionaries(st.sampled_from(["method", "data", "seed"]), JSON)
 )
-def test_evaluations_of_any_kind_make_a_page(evaluation: dict[str, Any], recipe: dict[str, Any]) -> None:
+def test_report_takes_evaluations_of_any_kind(evaluation: dict[str, Any], recipe: dict[str, Any]) -> None:
     run = RunFolder("a", Path("a"), evaluation={"measures": {"nll": 1.0}, **evaluation}, recipe=recipe)
     render(document([run, RunFolder("b", Path("b"), evaluation=evaluation)]), "a")
 
 
-def test_a_figure_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+def test_report_names_a_figure_that_cannot_be_drawn(tmp_path: Path) -> None:
     run = RunFolder("a", Path("a"), evaluation={"reliability": {"confidence": 3}})
     with pytest.raises(UserError, match="figure reliability"):
         drawing.draw([run], tmp_path)
 
 
-def test_values_of_another_program_make_no_tests(copies: Path) -> None:
+def test_report_tests_no_values_of_another_program(copies: Path) -> None:
     runs = gather(copies)
     assert {pair["measure"] for pair in document(runs)["pairs"]} == {"accuracy", "nll", "brier"}
     (copies / "shared" / "evaluation.safetensors").write_bytes(b"nonsense")
@@ -220,12 +220,12 @@ def change_network(file: Path, path: str) -> None:
     file.write_text(json.dumps({**document, "network": path}))
 
 
-def test_equal_names_are_told_apart(copies: Path) -> None:
+def test_report_distinguishes_equal_names(copies: Path) -> None:
     shutil.copytree(copies / "shared", copies / "again" / "shared")
     assert [run.name for run in read_runs([copies / "shared", copies / "again"])] == ["runs/shared", "again/shared"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_report_refuses_what_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("text")
     for path, words in ((tmp_path / "none", "no run"), (tmp_path, "holds no run"), (tmp_path / "text.txt", "not a")):
         with pytest.raises(UserError, match=words):
@@ -244,7 +244,7 @@ def made_up(name: str, data: str = "digits", **measures: float) -> RunFolder:
     return RunFolder(name, Path(name), evaluation={"measures": measures, "data": {"name": data}, "split": "test"})
 
 
-def test_best_values_are_marked_among_equal_data_only() -> None:
+def test_report_marks_the_best_among_equal_data_only() -> None:
     board = leaderboard(
         [made_up("a", accuracy=0.9, nll=0.3), made_up("b", accuracy=0.8, nll=0.2), made_up("c", "other", accuracy=0.99)]
     )
@@ -253,7 +253,7 @@ def test_best_values_are_marked_among_equal_data_only() -> None:
     assert [column["better"] for column in board["columns"]] == ["high", "low"]
 
 
-def test_seeds_of_one_recipe_are_averaged(copies: Path, change: Change) -> None:
+def test_report_averages_seeds_of_one_recipe(copies: Path, change: Change) -> None:
     shutil.copytree(copies / "sparse", copies / "sparse-2")
     recipe = copies / "sparse-2" / "recipe.yaml"
     recipe.write_text(recipe.read_text() + "seed: 5\n")
@@ -266,7 +266,7 @@ def test_seeds_of_one_recipe_are_averaged(copies: Path, change: Change) -> None:
 
 
 @torch.no_grad()
-def test_layers_say_what_is_present_and_random(runs_dir: Path) -> None:
+def test_report_layers_count_present_and_random_weights(runs_dir: Path) -> None:
     (run,) = gather(runs_dir / "sparse")
     net = pb.load(runs_dir / "sparse" / "model.pocket")
     mean, std = net.posterior.moments()
@@ -277,7 +277,7 @@ def test_layers_say_what_is_present_and_random(runs_dir: Path) -> None:
     assert run.weights["layers"][0]["random"] == pytest.approx(0.25, abs=0.01)
 
 
-def test_every_weight_of_a_plane_is_a_member_or_an_outlier(runs_dir: Path) -> None:
+def test_report_plane_counts_every_weight_once(runs_dir: Path) -> None:
     posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
     found = plane_of(posterior)
     members = torch.tensor(found["members"])
@@ -290,7 +290,7 @@ def test_every_weight_of_a_plane_is_a_member_or_an_outlier(runs_dir: Path) -> No
     torch.testing.assert_close(centres, posterior.centre_mean.detach()[order], atol=1e-6, rtol=1e-4)
 
 
-def test_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
+def test_report_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
     """The std of a weight drawn from a Gaussian is the one that the tab of the weights averages."""
     posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
     drawn = torch.tensor(plane_of(posterior)["drawn_stds"])
@@ -299,7 +299,7 @@ def test_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
     assert gap.max() < 1e-3
 
 
-def test_a_picture_has_a_tile_a_unit() -> None:
+def test_report_picture_has_a_tile_per_unit() -> None:
     stds = np.arange(1, 6 * 2 * 3 * 4 + 1, dtype=float).reshape(6, 2, 3, 4)
     picture, shown = tiled(stds)
     assert shown == 6
@@ -315,14 +315,14 @@ def test_a_picture_has_a_tile_a_unit() -> None:
     assert shown == len(wide)
 
 
-def test_codes_tell_gaps_points_and_the_range() -> None:
+def test_report_codes_mark_gaps_points_and_range() -> None:
     codes, low, high = codes_of(np.array([[np.nan, 0.0], [1.0, 3.0]]))
     assert list(codes) == [GAP, POINT, 2, 255]
     assert (low, high) == (1.0, 3.0)
     assert codes_of(np.full((1, 2), 0.5)) == (bytes([2, 2]), 0.5, 0.5)
 
 
-def test_ensembles_and_regressions_are_reported(tmp_path: Path) -> None:
+def test_report_takes_ensembles_and_regressions(tmp_path: Path) -> None:
     net = pb.bayesianize(pb.models.build("mlp", in_features=3, hidden=[4], out_features=1), "bbb")
     mixture = pb.Mixture(
         [net, pb.bayesianize(pb.models.build("mlp", in_features=3, hidden=[4], out_features=1), "bbb")]
@@ -340,7 +340,7 @@ def test_ensembles_and_regressions_are_reported(tmp_path: Path) -> None:
 # -- files and the command line ---------------------------------------------------------------------------------------
 
 
-def test_every_figure_is_drawn(runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_draws_every_figure(runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(drawing, "FORMATS", (".png",))
     pb.report(runs_dir, tmp_path / "report.html", figures=tmp_path / "figures")
@@ -350,7 +350,7 @@ def test_every_figure_is_drawn(runs_dir: Path, tmp_path: Path, monkeypatch: pyte
     assert stems == {*once.split(), *each, "corruption-gaussian_noise", "plane-shared"}
 
 
-def test_figures_are_written_in_three_formats(tmp_path: Path) -> None:
+def test_report_writes_figures_in_three_formats(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     run = RunFolder("a/b", Path("a"), epochs=[{"nll": 2.0, "kl": 0.0}, {"nll": 1.0, "kl": 3.0}])
     run.weights = {"layers": [{"name": "w", "present": 1.0, "random": 0.5}]}
@@ -360,7 +360,7 @@ def test_figures_are_written_in_three_formats(tmp_path: Path) -> None:
     assert all(file.is_file() for file in files)
 
 
-def test_the_command_says_what_it_did(runs_dir: Path, copies: Path, tmp_path: Path) -> None:
+def test_report_command_prints_what_it_wrote(runs_dir: Path, copies: Path, tmp_path: Path) -> None:
     (copies / "shared" / "model.pocket").unlink()
     out = tmp_path / "a" / "report.html"
     result = CliRunner().invoke(app, ["report", str(copies), "--out", str(out), "--json"])
@@ -378,13 +378,13 @@ def test_the_command_says_what_it_did(runs_dir: Path, copies: Path, tmp_path: Pa
     assert result.stderr.count("\n") == 1
 
 
-def test_a_row_says_what_stands_behind_it(runs_dir: Path) -> None:
+def test_report_row_states_its_evidence(runs_dir: Path) -> None:
     rows = document(gather(runs_dir))["leaderboard"]["rows"]
     assert all("examples" in row["data"] for row in rows)
     assert all("passes" in row["by"] and "epoch" in row["by"] and "seed" in row["by"] for row in rows)
 
 
-def test_a_row_says_whether_stds_learned(runs_dir: Path) -> None:
+def test_report_row_states_whether_stds_learned(runs_dir: Path) -> None:
     runs = gather(runs_dir)
     board = document(runs)["leaderboard"]
     for run, row in zip(runs, board["rows"]):

@@ -92,7 +92,7 @@ def eventually(test: Callable[[], Any]) -> Any:
     return found
 
 
-def test_every_part_draws_itself(page: webdriver.Chrome) -> None:
+def test_report_draws_every_part(page: webdriver.Chrome) -> None:
     tabs = page.find_elements(By.CSS_SELECTOR, "[role=tab]")
     assert [tab.get_attribute("aria-controls") for tab in tabs] == SECTIONS
     for name in SECTIONS:
@@ -107,7 +107,7 @@ def test_every_part_draws_itself(page: webdriver.Chrome) -> None:
     assert console(page) == []
 
 
-def test_planted_scripts_do_not_run(page: webdriver.Chrome) -> None:
+def test_report_page_runs_no_planted_scripts(page: webdriver.Chrome) -> None:
     for name in SECTIONS:
         open_section(page, name)
     assert page.title.startswith("pocketbayes")
@@ -162,7 +162,7 @@ def test_report_runs_no_planted_script(
     browser.get(here)
 
 
-def test_a_heading_sorts_by_click_and_by_key(page: webdriver.Chrome) -> None:
+def test_report_heading_sorts_by_click_and_key(page: webdriver.Chrome) -> None:
     open_section(page, "overview")
     button = page.find_element(By.XPATH, "//table[@id='leaderboard']//button[text()='NLL']")
     head = button.find_element(By.XPATH, "..")
@@ -183,7 +183,7 @@ def test_a_heading_sorts_by_click_and_by_key(page: webdriver.Chrome) -> None:
     assert "NLL" in page.find_element(By.ID, "live").get_attribute("textContent")
 
 
-def test_tabs_follow_the_arrow_keys(page: webdriver.Chrome) -> None:
+def test_report_tabs_follow_the_arrow_keys(page: webdriver.Chrome) -> None:
     open_section(page, "overview")
     page.find_element(By.ID, "tab-overview").send_keys(Keys.ARROW_RIGHT)
     assert page.switch_to.active_element.get_attribute("id") == "tab-calibration"
@@ -194,7 +194,7 @@ def test_tabs_follow_the_arrow_keys(page: webdriver.Chrome) -> None:
     assert page.current_url.endswith("#recipes")
 
 
-def test_pointing_at_a_chart_shows_its_values(page: webdriver.Chrome) -> None:
+def test_report_chart_shows_values_under_the_pointer(page: webdriver.Chrome) -> None:
     panel = open_section(page, "calibration")
     figure = panel.find_element(By.CSS_SELECTOR, "figure svg[role=img]")
     tip = page.find_element(By.ID, "tip")
@@ -205,7 +205,7 @@ def test_pointing_at_a_chart_shows_its_values(page: webdriver.Chrome) -> None:
     assert "accuracy" in page.find_element(By.ID, "live").get_attribute("textContent")
 
 
-def test_a_gaussian_tells_its_members(page: webdriver.Chrome) -> None:
+def test_report_plane_gaussian_lists_its_members(page: webdriver.Chrome) -> None:
     panel = open_section(page, "plane")
     place = "report.runs.find((run) => run.weights.plane).weights.plane"
     first = panel.find_element(By.CSS_SELECTOR, ".gaussian[data-place='0'] .centre")
@@ -226,7 +226,7 @@ def test_a_gaussian_tells_its_members(page: webdriver.Chrome) -> None:
     assert page.find_element(By.ID, "tip").is_displayed()
 
 
-def test_the_plane_zooms(page: webdriver.Chrome) -> None:
+def test_report_plane_zooms(page: webdriver.Chrome) -> None:
     panel = open_section(page, "plane")
 
     def width() -> float:
@@ -241,7 +241,7 @@ def test_the_plane_zooms(page: webdriver.Chrome) -> None:
     assert width() == pytest.approx(before, rel=0.01)
 
 
-def test_a_run_can_be_switched_off(page: webdriver.Chrome) -> None:
+def test_report_run_can_be_switched_off(page: webdriver.Chrome) -> None:
     panel = open_section(page, "calibration")
     charts = len(panel.find_elements(By.CSS_SELECTOR, "figure.small"))
     chip = page.find_element(By.CSS_SELECTOR, ".chip")
@@ -252,7 +252,7 @@ def test_a_run_can_be_switched_off(page: webdriver.Chrome) -> None:
     assert len(panel.find_elements(By.CSS_SELECTOR, "figure.small")) == charts
 
 
-def test_light_and_dark(page: webdriver.Chrome) -> None:
+def test_report_is_light_and_dark(page: webdriver.Chrome) -> None:
     def paper() -> str:
         found: str = page.execute_script("return getComputedStyle(document.body).backgroundColor")
         return found
@@ -266,7 +266,7 @@ def test_light_and_dark(page: webdriver.Chrome) -> None:
     assert seen["Theme: dark"] != seen["Theme: light"]
 
 
-def test_it_fits_a_phone(page: webdriver.Chrome) -> None:
+def test_report_fits_a_phone(page: webdriver.Chrome) -> None:
     size = {"width": 360, "height": 700, "deviceScaleFactor": 2, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
@@ -278,7 +278,7 @@ def test_it_fits_a_phone(page: webdriver.Chrome) -> None:
 
 
 @pytest.mark.parametrize("width", [1280, 400])
-def test_section_opens_at_its_start(page: webdriver.Chrome, width: int) -> None:
+def test_report_section_opens_at_its_start(page: webdriver.Chrome, width: int) -> None:
     """A link to a section, or a tab clicked far down the page, shows the heading right below the header."""
     size = {"width": width, "height": 700, "deviceScaleFactor": 1, "mobile": width < 500}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -292,7 +292,7 @@ def test_section_opens_at_its_start(page: webdriver.Chrome, width: int) -> None:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_everything_is_on_paper(page: webdriver.Chrome) -> None:
+def test_report_prints_everything(page: webdriver.Chrome) -> None:
     """Printing draws the parts that were never opened, too."""
     page.refresh()
     page.print_page()
@@ -300,7 +300,7 @@ def test_everything_is_on_paper(page: webdriver.Chrome) -> None:
         assert page.execute_script(f"return document.getElementById('{name}').children.length"), name
 
 
-def test_wrong_kinds_of_values_break_their_own_part_only(
+def test_report_wrong_values_break_their_own_part_only(
     runs_dir: Path, tmp_path: Path, browser: webdriver.Chrome, change: Change
 ) -> None:
     shutil.copytree(runs_dir / "shared", tmp_path / "shared")

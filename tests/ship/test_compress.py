@@ -52,7 +52,7 @@ def found(trained: pb.Network) -> Compressed:
     return run(trained, max_bytes=4000)
 
 
-def test_size_budget_holds_for_the_written_file(found: Compressed, tmp_path: Path) -> None:
+def test_compress_size_budget_holds_for_the_written_file(found: Compressed, tmp_path: Path) -> None:
     assert found.chosen.bytes <= 4000
     assert found.save(tmp_path / "net.pocket") == found.chosen.bytes == (tmp_path / "net.pocket").stat().st_size
     assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= 4000) + NOISE
@@ -73,14 +73,14 @@ def test_pick_serves_every_budget_from_one_sweep(found: Compressed) -> None:
     assert pb.evaluate(loss.net, images(150, 1), samples=3)["nll"] == pytest.approx(loss.chosen.nll, abs=1e-6)
 
 
-def test_front_falls_in_loss_as_files_grow(found: Compressed) -> None:
+def test_frontier_loss_falls_as_files_grow(found: Compressed) -> None:
     front = found.front
     assert [t.bytes for t in front] == sorted(t.bytes for t in front)
     assert [t.nll for t in front] == sorted((t.nll for t in front), reverse=True)
     assert len(front) >= 3
 
 
-def test_precision_alone_keeps_the_storage(trained: pb.Network) -> None:
+def test_compress_by_precision_keeps_the_storage(trained: pb.Network) -> None:
     only = run(trained, max_nll_loss=1.0, precision="bfloat16")
     assert only.chosen.how == {"kept": "bfloat16"}
     assert isinstance(only.net, pb.Network)
@@ -88,7 +88,7 @@ def test_precision_alone_keeps_the_storage(trained: pb.Network) -> None:
 
 
 @pytest.mark.parametrize("method", [pb.SSVI(density=0.2), pb.PBN(), pb.Deterministic()])
-def test_any_storage_of_means_and_stds_is_coded(method: Any) -> None:
+def test_compress_codes_any_storage_of_means_and_stds(method: Any) -> None:
     net = pb.bayesianize(nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 3)), method)
     net.likelihood = pb.Categorical()  # type: ignore[union-attr]
     small = run(net, max_nll_loss=0.5)
@@ -96,7 +96,7 @@ def test_any_storage_of_means_and_stds_is_coded(method: Any) -> None:
     assert small.chosen.bytes < small.before.bytes
 
 
-def test_dropout_keeps_its_storage_in_lower_precision() -> None:
+def test_compress_keeps_dropout_in_lower_precision() -> None:
     model = nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3))
     net = pb.bayesianize(model, pb.MCDropout())
     net.likelihood = pb.Categorical()  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def test_dropout_keeps_its_storage_in_lower_precision() -> None:
     assert "kept" in small.chosen.how
 
 
-def test_plain_models_and_mixtures_are_compressed() -> None:
+def test_compress_takes_plain_models_and_mixtures() -> None:
     torch.manual_seed(0)
     plain = run(nn.Linear(40, 3), max_nll_loss=0.5)  # type: ignore[arg-type]
     assert plain.chosen.bytes <= plain.before.bytes
@@ -117,14 +117,14 @@ def test_plain_models_and_mixtures_are_compressed() -> None:
     assert set(one.tolist()) & set(two.tolist())  # one codebook for all members
 
 
-def test_budgets_that_cannot_be_met_are_refused(trained: pb.Network) -> None:
+def test_compress_refuses_budgets_that_cannot_be_met(trained: pb.Network) -> None:
     with pytest.raises(UserError, match=r"nothing fits 100 bytes: the smallest that was tried takes \d+"):
         run(trained, max_bytes=100)
     with pytest.raises(UserError, match="one budget at a time"):
         run(trained, max_bytes=100, bits=3)
 
 
-def test_frontier_holds_what_nothing_beats() -> None:
+def test_frontier_holds_undominated_trials() -> None:
     def trial(size: int, nll: float) -> Trial:
         return Trial({}, size, 0.0, nll, None)
 
@@ -132,7 +132,7 @@ def test_frontier_holds_what_nothing_beats() -> None:
     assert [(each.bytes, each.nll) for each in best] == [(10, 3.0), (20, 2.0), (30, 1.0)]
 
 
-def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_command_writes_file_curve_and_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.save(
         pb.fit("map", pb.models.build("mlp", in_features=64, out_features=10, hidden=[16]),
                pb.data.load("digits", "train"), epochs=3, lr=1e-2, progress=False),
@@ -158,7 +158,7 @@ def test_the_command_writes_the_file_the_curve_and_the_figure(tmp_path: Path, mo
     assert "NLL rises by" in CliRunner().invoke(app, shown).stdout
 
 
-def test_the_figure_shows_every_trial() -> None:
+def test_compress_figure_shows_every_trial() -> None:
     from pocketbayes.reporting.figures.compression import rate_distortion
 
     def trial(size: int, nll: float, **how: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def test_the_figure_shows_every_trial() -> None:
     assert [len(points.get_offsets()) for points in figure.axes[0].collections] == [2, 1, 1]
 
 
-def test_regressions_are_compressed_by_their_log_likelihood() -> None:
+def test_compress_measures_regressions_by_log_likelihood() -> None:
     x, _ = images(96, 0)
     data = x, x[:, :1] - x[:, 1:2]
     net = pb.fit(pb.MeanFieldVI(std_init=0.02), nn.Linear(40, 1), data, epochs=2, lr=1e-2, progress=False)
@@ -182,7 +182,7 @@ def test_regressions_are_compressed_by_their_log_likelihood() -> None:
     assert found.chosen.accuracy is None
 
 
-def test_files_without_finite_answers_are_passed_over(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_skips_files_without_finite_answers(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def sometimes(*args: Any, **settings: Any) -> dict[str, float]:
@@ -197,7 +197,7 @@ def test_files_without_finite_answers_are_passed_over(trained: pb.Network, monke
     assert found.chosen.nll < float("inf")
 
 
-def test_choice_within_a_size_fills_it_where_loss_is_chance() -> None:
+def test_compress_fills_a_size_where_loss_is_chance() -> None:
     codes = [
         Trial({"lam": lam, "units": units}, size, 1.0, nll, None)
         for lam, units, size, nll in (
@@ -211,7 +211,7 @@ def test_choice_within_a_size_fills_it_where_loss_is_chance() -> None:
     assert choose(codes, Budget(max_bytes=100), codes[-1], 800) is codes[0]
 
 
-def test_choice_must_stand_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_choice_holds_for_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run(trained, max_bytes=4000)
     checked = []
 
@@ -229,7 +229,7 @@ def test_choice_must_stand_other_draws(trained: pb.Network, monkeypatch: pytest.
     assert other.chosen.nll >= usual.chosen.nll - NOISE
 
 
-def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:
+def test_compress_rejects_answers_that_are_not_finite() -> None:
     net = pb.bayesianize(nn.Linear(40, 3), pb.Deterministic())
     net.likelihood = pb.Categorical()
     with torch.no_grad():
@@ -238,7 +238,7 @@ def test_answers_that_are_no_numbers_are_not_taken_for_logits() -> None:
         pb.evaluate(net, images(9, 0))
 
 
-def test_learned_stds_are_kept_with_the_codes() -> None:
+def test_compress_keeps_learned_stds_with_the_codes() -> None:
     """Stds that differ from weight to weight survive; one std per layer would lose them."""
     torch.manual_seed(0)
     net = pb.bayesianize(nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3)), pb.MeanFieldVI())

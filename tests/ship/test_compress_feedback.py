@@ -81,7 +81,7 @@ def test_feedback_in_blocks_equals_that_of_each_block(monkeypatch: pytest.Monkey
         torch.testing.assert_close(whole[:, part], alone)
 
 
-def test_moments_are_those_of_the_inputs() -> None:
+def test_feedback_moments_are_those_of_the_inputs() -> None:
     net = network(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)))
     x = torch.randn(100, 6)
     first, second = input_moments(net, x.split(30), 100)
@@ -92,7 +92,7 @@ def test_moments_are_those_of_the_inputs() -> None:
     torch.testing.assert_close(second[0], hidden.T @ hidden / 100, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_used_in_other_ways_have_no_moments() -> None:
+def test_feedback_moments_need_linear_use_of_weights() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -110,7 +110,7 @@ def test_weights_used_in_other_ways_have_no_moments() -> None:
 
 
 @pytest.mark.parametrize("units", ["network", "layer", "filter"])
-def test_units_scale_the_codebook(units: str) -> None:
+def test_feedback_units_scale_the_codebook(units: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10))
     with torch.no_grad():

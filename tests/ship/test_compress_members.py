@@ -25,7 +25,7 @@ def mixture() -> Mixture:
     return Mixture(members(net), WEIGHTS)
 
 
-def test_measure_prefixes_are_those_of_evaluate(mixture: Mixture) -> None:
+def test_measure_prefixes_agrees_with_evaluate(mixture: Mixture) -> None:
     val = pb.data.load("digits", "val")
     for count, (nll, accuracy) in enumerate(measure_prefixes(mixture, val, 3, 0).losses, 1):
         expected = pb.evaluate(prefix(mixture, count), val)

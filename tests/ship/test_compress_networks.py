@@ -94,7 +94,7 @@ def standardised(model: nn.Module, x: Tensor) -> nn.Module:
 
 
 @pytest.mark.parametrize(("build", "shape", "method"), NETWORKS)
-def test_compress_keeps_answers_of(
+def test_compress_keeps_the_answers_of_every_network(
     build: Callable[[], nn.Module], shape: tuple[int, ...], method: Any, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_compress_codes_regressions_from_few_examples() -> None:
     assert "lam" in found.chosen.how
 
 
-def test_compress_traces_on_until_a_size_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_continues_until_a_size_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(sweep, "LAMBDAS", (0.01, 0.02))
     x = torch.randn(EXAMPLES, 60)
@@ -142,7 +142,7 @@ def test_compress_traces_on_until_a_size_fits(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("lam", [0.02, 0.1, 0.3])
-def test_codes_take_the_entropies_and_little_more(lam: float) -> None:
+def test_compress_codes_take_little_more_than_the_entropy(lam: float) -> None:
     """Layers of different scales: the codes stay within 1 % of the sum of their entropies, tables counted."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(200, 300), nn.Linear(300, 200), nn.Linear(200, 400))

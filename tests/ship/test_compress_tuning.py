@@ -50,7 +50,7 @@ def tuned(net: Network, steps: int, stop_after: int = 1000, **settings: Any) -> 
     return made, losses
 
 
-def test_tuning_brings_answers_back_to_the_teacher(trained: Network) -> None:
+def test_tuning_restores_the_teachers_answers(trained: Network) -> None:
     x, y = points(300, 1)
     made, losses = tuned(trained, 80)
     start = code(trained, Recipe(0.6), [None]).net

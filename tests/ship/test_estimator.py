@@ -41,7 +41,7 @@ def _one_thread() -> Any:
     [pb.PocketClassifier(epochs=20, samples=3), pb.PocketRegressor(epochs=20, samples=3)],
     expected_failed_checks=lambda _: CANNOT_PASS,
 )
-def test_scikit_learns_own_checks(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimator_passes_scikit_learns_checks(estimator: Any, check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if check.func.__name__ in ROUNDED_CHECKS:
 
         def compare(one: Any, two: Any, **_: Any) -> None:
@@ -52,7 +52,7 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any, monkeypatch: pytes
     check(estimator)
 
 
-def test_importing_the_package_leaves_scikit_learn_alone() -> None:
+def test_import_does_not_load_scikit_learn() -> None:
     loaded = "print('sklearn' in sys.modules)"
     script = f"import sys, pocketbayes as pb; {loaded}; pb.PocketRegressor; {loaded}"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -82,7 +82,7 @@ def line(n: int = 100, scale: float = 1.0, seed: int = 0) -> tuple[np.ndarray, n
     return x, 1000 + scale * (3 * x[:, 0] + 0.5 * random.normal(size=n))
 
 
-def test_regression_finds_the_line_and_its_noise() -> None:
+def test_regressor_finds_the_line_and_its_noise() -> None:
     x, y = line(200)
     estimator = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y)
     mean, std = estimator.predict(np.array([[-0.5], [0.5]]), return_std=True)
@@ -93,14 +93,14 @@ def test_regression_finds_the_line_and_its_noise() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:feature 0 of x")
-def test_far_from_the_data_the_network_knows_less() -> None:
+def test_regressor_is_less_certain_far_from_the_data() -> None:
     x, y = line()
     prediction = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y).predictive(np.array([[0.0], [8.0]]))
     assert float(prediction.epistemic[1]) > 2 * float(prediction.epistemic[0])
     torch.testing.assert_close(prediction.std**2, prediction.epistemic**2 + prediction.aleatoric**2)
 
 
-def test_units_of_the_targets_do_not_matter() -> None:
+def test_regressor_is_independent_of_target_units() -> None:
     (x, small), (_, large) = line(40), line(40, scale=100.0)
     one, two = (pb.PocketRegressor(epochs=3, random_state=0).fit(x, y) for y in (small, large))
     np.testing.assert_allclose((two.predict(x) - 1000) / 100, one.predict(x) - 1000, atol=1e-3)
@@ -110,7 +110,7 @@ def test_units_of_the_targets_do_not_matter() -> None:
     )
 
 
-def test_several_targets() -> None:
+def test_regressor_takes_several_targets() -> None:
     x, y = line()
     both = np.stack([y, -y], axis=1)
     mean, std = pb.PocketRegressor(epochs=30, random_state=0).fit(x, both).predict(x, return_std=True)
@@ -155,18 +155,18 @@ def test_estimator_repeats_answers_for_a_random_state() -> None:
     assert random.getstate() == plain
 
 
-def test_pickles() -> None:
+def test_estimator_pickles() -> None:
     x, y = line(30)
     estimator = pb.PocketRegressor(epochs=1).fit(x, y)
     assert (pickle.loads(pickle.dumps(estimator)).predict(x) == estimator.predict(x)).all()
 
 
-def test_a_model_for_images_does_not_take_a_table() -> None:
+def test_estimator_refuses_an_image_model_for_a_table() -> None:
     with pytest.raises(pb.UserError, match=r"does not take inputs \(\d+, 4\)"):
         pb.PocketClassifier(model="lenet5", epochs=1).fit(*load_iris(return_X_y=True))
 
 
-def test_a_saved_network_is_asked_in_the_original_units(tmp_path: Path) -> None:
+def test_estimator_saved_network_answers_in_original_units(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal([100, -3], [20, 0.1], (80, 2))
     y = np.stack([1000 + 5 * x[:, 0], x[:, 1]], axis=1)
@@ -181,7 +181,7 @@ def test_a_saved_network_is_asked_in_the_original_units(tmp_path: Path) -> None:
     assert classifier.net_.info.class_names == ("high", "low")
 
 
-def test_grid_search_sets_parameters_of_a_named_method() -> None:
+def test_estimator_grid_search_sets_method_parameters() -> None:
     from sklearn.model_selection import GridSearchCV
 
     data = load_iris()
@@ -194,7 +194,7 @@ def test_grid_search_sets_parameters_of_a_named_method() -> None:
         estimator.set_params(method__gamma=1)
 
 
-def test_weights_of_rows_and_classes_move_the_answer() -> None:
+def test_estimator_sample_and_class_weights_matter() -> None:
     generator = np.random.default_rng(0)
     X = np.concatenate([generator.normal(0, 1, (90, 1)), generator.normal(1, 1, (30, 1))])
     y = np.repeat([0, 1], [90, 30])
@@ -208,7 +208,7 @@ def test_weights_of_rows_and_classes_move_the_answer() -> None:
         pb.PocketClassifier(epochs=1).fit(X, y, -np.ones(120))
 
 
-def test_rows_without_weight_do_not_count() -> None:
+def test_estimator_ignores_rows_without_weight() -> None:
     X, y = np.linspace(-1, 1, 60)[:, None], np.linspace(-1, 1, 60)
     X[30:], y[30:] = 1e6, 1e6
     weights = np.repeat([1.0, 0.0], 30)
@@ -216,7 +216,7 @@ def test_rows_without_weight_do_not_count() -> None:
     assert np.abs(estimator.predict(X[:30]) - y[:30]).max() < 0.3
 
 
-def test_early_stopping_ends_before_the_epochs_do(tmp_path: Path) -> None:
+def test_estimator_early_stopping_ends_before_the_epochs(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(80, 3)), generator.normal(size=80)  # nothing to learn
     estimator = pb.PocketRegressor(epochs=500, early_stopping=True, n_iter_no_change=3, samples=2, random_state=0)
@@ -226,7 +226,7 @@ def test_early_stopping_ends_before_the_epochs_do(tmp_path: Path) -> None:
         pb.PocketRegressor(early_stopping=True, validation_fraction=2.0).fit(X, y)
 
 
-def test_predicted_noise_follows_the_data() -> None:
+def test_estimator_predicted_noise_follows_the_data() -> None:
     generator = np.random.default_rng(0)
     X = generator.uniform(-1, 1, (400, 1))
     y = generator.normal(size=400) * np.where(X[:, 0] > 0, 1.0, 0.1)

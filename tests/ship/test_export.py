@@ -164,7 +164,7 @@ def noise_graph(size: int) -> Any:
     return lambda s, i: runs.run(None, {"seed": np.asarray(s, np.int64), "pass": np.asarray(i, np.int64)})[0]
 
 
-def test_noise_is_a_function_of_seed_pass_and_position() -> None:
+def test_exported_noise_depends_on_seed_pass_and_position() -> None:
     draw = noise_graph(1001)
     for seed, number in ((0, 0), (0, 1), (7, 0), (-3, 2), (2**62, 10**6)):
         assert np.allclose(draw(seed, number), noise(seed, number, 1001), atol=2e-5)
@@ -216,7 +216,7 @@ def shrunk(values: Array) -> tuple[Array, int]:
     | st.lists(st.integers(-(2**40), 2**40), min_size=64, max_size=70),
     st.booleans(),
 )
-def test_small_integers_are_widened_to_what_they_were(values: list[int], as_column: bool) -> None:
+def test_export_widens_small_integers_again(values: list[int], as_column: bool) -> None:
     array = np.array(values, np.int64)
     array = array[:, None] if as_column else array
     found, _ = shrunk(array)
@@ -224,7 +224,7 @@ def test_small_integers_are_widened_to_what_they_were(values: list[int], as_colu
     assert np.array_equal(found, array)
 
 
-def test_integers_take_the_bytes_they_need() -> None:
+def test_export_stores_integers_in_the_bytes_they_need() -> None:
     random = np.random.default_rng(0)
     few = random.integers(0, 200, 10_000)
     assert shrunk(few)[1] < 10_100
@@ -277,7 +277,7 @@ CHECKS = {"sample": check_samples, "moments": check_moments, "mean": check_mean}
 
 
 @pytest.mark.parametrize("mode", CHECKS)
-def test_every_storage_answers_as_in_pytorch(mode: Any, tmp_path: Path) -> None:
+def test_export_of_every_storage_agrees_with_pytorch(mode: Any, tmp_path: Path) -> None:
     net, x = mixture(tiny_model()), tiny_data(7)[0]
     path = tmp_path / "net.onnx"
     generator = torch.random.get_rng_state()
@@ -298,7 +298,7 @@ def within_sampling_error(net: pb.Mixture, x: Tensor, path: Path, samples: int =
     assert np.allclose(np.sqrt(found["var"]), expected.std.numpy(), rtol=0.15, atol=1e-4)
 
 
-def test_a_weight_shared_network_stays_small(tmp_path: Path) -> None:
+def test_export_of_a_weight_shared_network_stays_small(tmp_path: Path) -> None:
     model, x = zoo("lenet5")
     net = network("shared", model)
     path = tmp_path / "net.onnx"
@@ -314,7 +314,7 @@ def test_a_weight_shared_network_stays_small(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", CHECKS)
 @pytest.mark.parametrize("name", MODELS)
-def test_models_with_every_storage_answer_as_in_pytorch(name: str, mode: Any, tmp_path: Path) -> None:
+def test_export_of_models_with_every_storage_agrees(name: str, mode: Any, tmp_path: Path) -> None:
     model, x = zoo(name)
     for storage in STORAGES:
         net, path = network(storage, model), tmp_path / f"{storage}.onnx"
@@ -327,7 +327,7 @@ def test_models_with_every_storage_answer_as_in_pytorch(name: str, mode: Any, tm
 
 
 @pytest.mark.parametrize("mode", ["sample", pytest.param("moments", marks=pytest.mark.slow)])
-def test_regression_answers_in_the_units_of_prediction(mode: Any, tmp_path: Path) -> None:
+def test_export_of_a_regression_answers_in_original_units(mode: Any, tmp_path: Path) -> None:
     model = pb.models.build("mlp", in_features=4, hidden=[16], out_features=2)
     net = network("mean-field", model)
     net.likelihood = pb.GaussianNoise("predicted")
@@ -340,7 +340,7 @@ def test_regression_answers_in_the_units_of_prediction(mode: Any, tmp_path: Path
     assert np.allclose(np.sqrt(found["var"]), expected.std.numpy(), atol=tolerance)
 
 
-def test_moments_of_activations_that_the_tracer_is_apt_to_miss(tmp_path: Path) -> None:
+def test_export_of_moments_covers_traced_activations(tmp_path: Path) -> None:
     """Slopes that depend on the batch's size, `inplace` by position, and functions that it does not dispatch."""
     activations = (nn.GELU(), nn.Hardswish(), nn.ELU(0.7), nn.Hardsigmoid(), nn.LeakyReLU(0.2), nn.SELU())
     layers = [layer for activation in activations for layer in (nn.Linear(6, 6), activation)]
@@ -352,7 +352,7 @@ def test_moments_of_activations_that_the_tracer_is_apt_to_miss(tmp_path: Path) -
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_cli_exports_what_it_trained(tmp_path: Path) -> None:
+def test_export_command_exports_a_trained_run(tmp_path: Path) -> None:
     train = pb.data.load("digits", "train")
     net = pb.fit(
         pb.Deterministic(), pb.models.build("mlp", in_features=64, hidden=[8], out_features=10), train, epochs=1
@@ -373,7 +373,7 @@ def test_cli_exports_what_it_trained(tmp_path: Path) -> None:
     assert b"test_export" not in text
 
 
-def test_cli_export_takes_an_unknown_shape(tmp_path: Path) -> None:
+def test_export_command_takes_an_unknown_shape(tmp_path: Path) -> None:
     net = pb.bayesianize(pb.models.build("mlp", in_features=6, hidden=[4], out_features=3), pb.MeanFieldVI())
     net.likelihood = pb.Categorical()
     pb.save(net, tmp_path / "net.pocket")
@@ -389,7 +389,7 @@ def test_cli_export_takes_an_unknown_shape(tmp_path: Path) -> None:
         assert "the sizes of one input" in run.stderr
 
 
-def test_the_command_line_names_mistakes(tmp_path: Path) -> None:
+def test_export_command_names_mistakes(tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["export", str(tmp_path / "none.pocket"), "--out", str(tmp_path / "net.onnx")])
     assert run.exit_code == 2
     run = CliRunner().invoke(app, ["export", str(tmp_path / "none.pocket"), "--out", str(tmp_path / "net.txt")])
@@ -428,7 +428,7 @@ class Attention(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0][:, 0]
 
 
-def test_what_cannot_be_exported_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_export_names_what_it_cannot_do_and_the_remedy(tmp_path: Path) -> None:
     x, path = torch.randn(3, 4), tmp_path / "net.onnx"
     path.write_text("old")
     net = network("mean-field", Quantile())
@@ -444,7 +444,7 @@ def test_what_cannot_be_exported_is_named_with_the_way_out(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_wrong_arguments_are_named(tmp_path: Path) -> None:
+def test_export_names_wrong_arguments(tmp_path: Path) -> None:
     net = network("mean-field", Batchwise())
     path = tmp_path / "net.onnx"
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -461,7 +461,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_model_of_tokens_asks_for_an_example(tmp_path: Path) -> None:
+def test_export_of_a_token_model_asks_for_an_example(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2))
     tokens, labels = torch.randint(0, 9, (20, 3)), torch.arange(20) % 2

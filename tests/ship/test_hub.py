@@ -32,7 +32,7 @@ def head_of(card: str) -> dict[str, Any]:
     return found
 
 
-def test_a_folder_gives_back_the_same_answers(tmp_path: Path) -> None:
+def test_hub_folder_gives_the_same_answers(tmp_path: Path) -> None:
     net = digits_net()
     folder = pb.save_pretrained(net, tmp_path / "net")
     assert sorted(file.name for file in folder.iterdir()) == ["README.md", "config.json", "model.pocket"]
@@ -41,7 +41,7 @@ def test_a_folder_gives_back_the_same_answers(tmp_path: Path) -> None:
     assert torch.equal(pb.predict(again, x, samples=3).mean, pb.predict(net, x, samples=3).mean)
 
 
-def test_a_model_without_a_name_is_given(tmp_path: Path) -> None:
+def test_hub_takes_the_model_where_it_has_no_name(tmp_path: Path) -> None:
     net = pb.bayesianize(tiny_model(), pb.MeanFieldVI(std_init=0.05))
     pb.save_pretrained(net, tmp_path)
     again = pb.from_pretrained(tmp_path, tiny_model())
@@ -51,7 +51,7 @@ def test_a_model_without_a_name_is_given(tmp_path: Path) -> None:
         pb.from_pretrained(tmp_path)
 
 
-def test_the_card_states_the_figures(tmp_path: Path) -> None:
+def test_hub_card_states_the_figures(tmp_path: Path) -> None:
     net = digits_net()
     figures = {"accuracy": 0.9625, "nll": 0.1234567}
     pb.save_pretrained(net, tmp_path, figures=figures)
@@ -71,7 +71,7 @@ def test_the_card_states_the_figures(tmp_path: Path) -> None:
     assert facts["point_network_bytes"] == 4 * (64 * 8 + 8 + 8 * 10 + 10)
 
 
-def test_the_card_of_a_mixture_without_figures_claims_none(tmp_path: Path) -> None:
+def test_hub_card_of_a_mixture_without_figures_claims_none(tmp_path: Path) -> None:
     networks = [pb.bayesianize(tiny_model(), pb.MeanFieldVI(std_init=0.05)) for _ in range(2)]
     pb.save_pretrained(pb.Mixture(networks), tmp_path)
     card = (tmp_path / "README.md").read_text()
@@ -80,7 +80,7 @@ def test_the_card_of_a_mixture_without_figures_claims_none(tmp_path: Path) -> No
     assert "model-index" not in head_of(card)
 
 
-def test_the_head_is_what_the_hub_reads(tmp_path: Path) -> None:
+def test_hub_card_head_is_what_the_hub_reads(tmp_path: Path) -> None:
     library = pytest.importorskip("huggingface_hub")
     pb.save_pretrained(digits_net(), tmp_path, figures={"accuracy": 0.5})
     data = library.ModelCard.load(tmp_path / "README.md").data
@@ -89,7 +89,7 @@ def test_the_head_is_what_the_hub_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), "high", True, None])
-def test_figures_are_finite_numbers(value: Any, tmp_path: Path) -> None:
+def test_hub_figures_are_finite_numbers(value: Any, tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match="'accuracy' must be a finite number"):
         pb.save_pretrained(digits_net(), tmp_path / "net", figures={"accuracy": value})
     assert not (tmp_path / "net").exists()
@@ -124,7 +124,7 @@ class FolderHub:
         return str(path)
 
 
-def test_what_is_pushed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_push_and_load_round_trip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = FolderHub(tmp_path)
     monkeypatch.setattr(hub, "_library", lambda: remote)
     net = digits_net()
@@ -141,13 +141,13 @@ def test_what_is_pushed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pb.from_pretrained("me/other")
 
 
-def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+def test_hub_names_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match=r"model\.pocket"):
         pb.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("token", ["hf_secret\n", "hf_secret x", "hf_s\N{LATIN SMALL LETTER E WITH ACUTE}cret", ""])
-def test_a_token_that_no_request_can_carry_is_refused_unspoken(token: str) -> None:
+def test_hub_refuses_an_invalid_token_without_printing_it(token: str) -> None:
     for ask in (
         lambda: pb.from_pretrained("me/x", token=token),
         lambda: pb.push_to_hub(digits_net(), "me/x", token=token),
@@ -157,7 +157,7 @@ def test_a_token_that_no_request_can_carry_is_refused_unspoken(token: str) -> No
         assert "hf_s" not in str(caught.value)
 
 
-def test_a_token_in_the_librarys_error_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_errors_do_not_repeat_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = FolderHub(tmp_path)
     monkeypatch.setattr(hub, "_library", lambda: remote)
     with pytest.raises(pb.UserError, match=r"no me/\*\*\*$"):

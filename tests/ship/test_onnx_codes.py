@@ -14,7 +14,7 @@ from pocketbayes.ship.onnx_codes import PackedCodes, packed_bits
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 8), (2, 4, 8), (1, 2, 8), (2, 8), (1, 1, 8)])
-def test_packed_codes_return_the_codes(widths: tuple[int, ...]) -> None:
+def test_onnx_packed_codes_return_the_codes(widths: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     index = (8 + 3 * torch.randn(1001)).round().clamp(0, 20).to(torch.uint8)
     packed = PackedCodes(index, widths)
@@ -25,13 +25,13 @@ def test_packed_codes_return_the_codes(widths: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("values", [torch.zeros(5), torch.arange(256), torch.tensor([3.0])])
-def test_extreme_codes_are_packed(values: torch.Tensor) -> None:
+def test_onnx_packs_extreme_codes(values: torch.Tensor) -> None:
     index = values.to(torch.uint8)
     for widths in ((8,), (1, 8), (1, 2, 8)):
         assert torch.equal(PackedCodes(index, widths)(), index.int())
 
 
-def test_graph_of_a_coded_network_is_small_and_answers_alike(tmp_path: Path) -> None:
+def test_onnx_graph_of_a_coded_network_is_small_and_agrees(tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     net = pb.bayesianize(pb.models.build("resnet20"), "map")

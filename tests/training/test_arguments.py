@@ -99,15 +99,15 @@ def test_fit_refuses_a_wrong_argument_with_one_line(name: str, tmp_path: Path, m
         (5, {}),
     ],
 )
-def test_build_refuses_sizes_that_cannot_be(name: Any, args: dict[str, Any]) -> None:
+def test_build_refuses_impossible_sizes(name: Any, args: dict[str, Any]) -> None:
     with pytest.raises(pb.UserError, match="model"):
         pb.models.build(name, **args)
 
 
-def test_samples_beyond_reason_are_refused() -> None:
+def test_predict_refuses_too_many_samples() -> None:
     with pytest.raises(pb.UserError, match="samples must be at most"):
         pb.predict(pb.bayesianize(model()), X, samples=10**20)
 
 
-def test_inputs_may_run_backwards() -> None:
+def test_predict_takes_reversed_inputs() -> None:
     assert pb.predict(pb.bayesianize(model()), X.numpy()[::-1], samples=2).mean.shape == (20, 3)

@@ -12,7 +12,7 @@ import pocketbayes as pb
 
 @pytest.mark.parametrize("propagation", ["sample", "flipout"])
 @pytest.mark.parametrize("prior_std", [None, 0.3])
-def test_training_step_never_waits_for_the_device(propagation: str, prior_std: float | None) -> None:
+def test_fit_step_never_waits_for_the_device(propagation: str, prior_std: float | None) -> None:
     method = pb.MeanFieldVI(propagation=propagation, prior_std=prior_std)
     net = pb.bayesianize(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), method).train()
     net(torch.randn(2, 6))  # the first call looks at the model's flow, once

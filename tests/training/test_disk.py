@@ -68,7 +68,7 @@ def release(disk: Path) -> None:
     ],
     ids=["full", "read-only", "read-only at the end"],
 )
-def test_unwritable_disk_leaves_the_last_checkpoint(
+def test_fit_on_an_unwritable_disk_keeps_the_last_checkpoint(
     at: int, harm: Callable[[Path], None], mend: Callable[[Path], None], message: str, small_disk: Path, tmp_path: Path
 ) -> None:
     whole = fit(Told(), tmp_path / "whole").state_dict()
@@ -104,7 +104,7 @@ class Watched(nn.Module):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_vanished_data_are_named_and_the_run_resumes(workers: int, tmp_path: Path) -> None:
+def test_fit_names_vanished_data_and_resumes(workers: int, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     generator = np.random.default_rng(0)
     for number in range(24):

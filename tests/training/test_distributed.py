@@ -92,17 +92,17 @@ def compare(name: str, size: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_two_ranks_train_the_network_of_one_process(name: str, tmp_path: Path) -> None:
+def test_fit_on_two_ranks_equals_one_process(name: str, tmp_path: Path) -> None:
     compare(name, 2, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUIET)
-def test_four_ranks_train_the_network_of_one_process(name: str, tmp_path: Path) -> None:
+def test_fit_on_four_ranks_equals_one_process(name: str, tmp_path: Path) -> None:
     compare(name, 4, tmp_path)
 
 
-def test_every_method_is_here() -> None:
+def test_fit_on_ranks_covers_every_method() -> None:
     assert set(QUIET) == set(pb.methods())
 
 
@@ -113,7 +113,7 @@ def train_normed(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return train("map", folder, tiny_model, **settings)
 
 
-def test_ranks_agree_on_batch_norm_and_can_normalise_as_one(tmp_path: Path) -> None:
+def test_fit_on_ranks_agrees_on_batch_norm(tmp_path: Path) -> None:
     joint = {"sync_batch_norm": True}
     (alone,) = ranks.run(train_normed, 1, tmp_path / "a", tmp_path / "one", {})
     apart = ranks.run(train_normed, 2, tmp_path / "b", tmp_path / "apart", {})
@@ -129,7 +129,7 @@ def test_ranks_agree_on_batch_norm_and_can_normalise_as_one(tmp_path: Path) -> N
     torch.testing.assert_close(*statistics, rtol=0.3, atol=0.05)
 
 
-def test_settings_that_processes_cannot_share_are_refused(tmp_path: Path) -> None:
+def test_fit_on_ranks_refuses_settings_they_cannot_share(tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match="accumulate=1"):
         pb.Training(sync_batch_norm=True, accumulate=2)
     with pytest.raises(pb.UserError, match="only 'ddp'"):
@@ -193,7 +193,7 @@ def share(size: int) -> dict[str, Any]:
     return found
 
 
-def test_shares_of_three_ranks_make_the_whole(tmp_path: Path) -> None:
+def test_fit_on_three_ranks_covers_all_data(tmp_path: Path) -> None:
     (alone,) = ranks.run(share, 1, tmp_path / "one", 1)
     assert isinstance(alone, dict), alone
     several = ranks.run(share, 3, tmp_path / "three", 3)
@@ -234,7 +234,7 @@ def laplace(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     [{"hessian": "full"}, {"hessian": "kron"}, {"hessian": "full", "subset": "subnetwork", "subnetwork_size": 20}],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
-def test_ranks_share_out_the_examples_of_a_laplace_approximation(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_laplace_divides_examples_among_ranks(settings: dict[str, Any], tmp_path: Path) -> None:
     (alone,) = ranks.run(laplace, 1, tmp_path / "one", tmp_path, settings)
     several = ranks.run(laplace, 3, tmp_path / "three", tmp_path, settings)
     assert isinstance(alone, dict), alone
@@ -251,7 +251,7 @@ def train_few(folder: Path) -> dict[str, Any]:
     return train("ssvi", folder, told=tiny_data(34))
 
 
-def test_a_swap_at_a_batch_that_leaves_a_rank_without_examples(tmp_path: Path) -> None:
+def test_ssvi_swaps_where_a_rank_has_no_examples(tmp_path: Path) -> None:
     (alone,) = ranks.run(train_few, 1, tmp_path / "a", tmp_path / "one")
     several = ranks.run(train_few, 3, tmp_path / "b", tmp_path / "three")
     for found in (alone, *several):
@@ -261,7 +261,7 @@ def test_a_swap_at_a_batch_that_leaves_a_rank_without_examples(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_parts_cover_everything_once(size: int) -> None:
+def test_rank_parts_cover_everything_once(size: int) -> None:
     for length in (0, 1, 5, 21):
         parts = [range(length)[Team(rank, size).part(length)] for rank in range(size)]
         assert [number for part in parts for number in part] == list(range(length))
@@ -295,7 +295,7 @@ def train_told(folder: Path, told: Told | None, resume: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["SIGKILL", "SIGTERM"])
-def test_killed_rank_stops_the_others_and_resumes(what: str, tmp_path: Path) -> None:
+def test_fit_stops_when_a_rank_is_killed_and_resumes(what: str, tmp_path: Path) -> None:
     whole = ranks.run(train_told, 2, tmp_path / "a", tmp_path / "whole", None, False)
     found = ranks.run(train_told, 2, tmp_path / "b", tmp_path / "run", Told(1, 5, what), False)
     if what == "SIGKILL":
@@ -314,7 +314,7 @@ def test_killed_rank_stops_the_others_and_resumes(what: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_silent_rank_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
+def test_fit_waits_for_a_silent_rank_until_the_timeout(tmp_path: Path) -> None:
     processes = ranks.start(train_told, 2, tmp_path / "a", tmp_path / "run", Told(1, 5, "SIGSTOP"), False)
     processes[0].join(ranks.SECONDS)
     processes[1].kill()
@@ -324,7 +324,7 @@ def test_silent_rank_is_waited_for_until_the_timeout(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path / "run") is not None
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+def test_fit_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
     ranks.run(train_told, 2, tmp_path / "a", tmp_path / "run", Told(0, 5, "SIGTERM"), False)
     os.environ["RANK"] = "0"
     try:
@@ -349,13 +349,13 @@ def stray(folder: Path) -> dict[str, Any]:
     return train("bbb", folder)
 
 
-def test_ranks_that_disagree_stop(tmp_path: Path) -> None:
+def test_fit_stops_when_ranks_disagree(tmp_path: Path) -> None:
     found = ranks.run(stray, 2, tmp_path / "a", tmp_path / "run")
     assert all(text.startswith("TrainingError: rank 1 has other weights than rank 0") for text in found)
     assert not (tmp_path / "run" / "model.pocket").exists()
 
 
-def test_torchrun_trains_by_the_command_line(tmp_path: Path) -> None:
+def test_train_command_runs_under_torchrun(tmp_path: Path) -> None:
     """Two processes and one print the same table; only the first writes and speaks."""
     settings = ["data.subset=200", "training.epochs=1", "training.accelerator=cpu", "training.batch_size=64"]
     options = ["train", "digits-map", "--json", *(item for s in settings for item in ("--set", s))]

@@ -45,7 +45,7 @@ def fit(data: Any, folder: Path, **settings: Any) -> pb.Network:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("at", [2, 4])
-def test_a_signal_saves_within_a_step(number: signal.Signals, at: int, tmp_path: Path) -> None:
+def test_signal_saves_within_a_step(number: signal.Signals, at: int, tmp_path: Path) -> None:
     steps = -(-len(tiny_data()[1]) // 16)
     whole = fit(Told(), tmp_path / "whole").state_dict()
     listened = signal.getsignal(number)
@@ -59,7 +59,7 @@ def test_a_signal_saves_within_a_step(number: signal.Signals, at: int, tmp_path:
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_a_second_signal_stops_at_once() -> None:
+def test_signal_repeated_stops_at_once() -> None:
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.asked == "SIGTERM"
@@ -67,7 +67,7 @@ def test_a_second_signal_stops_at_once() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_launcher_signal_keeps_the_lost_process_message() -> None:
+def test_signal_of_the_launcher_keeps_the_lost_process_message() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     try:
         signals = Signals().__enter__()
@@ -79,7 +79,7 @@ def test_launcher_signal_keeps_the_lost_process_message() -> None:
         signal.signal(signal.SIGINT, before[1])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+def test_checkpoint_damaged_falls_back_to_the_one_before(tmp_path: Path) -> None:
     whole = fit(Told(), tmp_path / "whole").state_dict()
     fit(Told(), tmp_path / "run")
     newest, before = checkpoint.files(tmp_path / "run")
@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kept", [1, 2, 4])
-def test_the_last_checkpoints_are_kept(kept: int, tmp_path: Path) -> None:
+def test_checkpoints_kept_are_the_last_ones(kept: int, tmp_path: Path) -> None:
     for step in range(6):
         checkpoint.write(tmp_path, checkpoint.Progress(step=step), {"value": torch.tensor(step)}, kept)
         found = [container.read(path, checkpoint.KIND)["progress"]["step"] for path in checkpoint.files(tmp_path)]
@@ -106,7 +106,7 @@ def test_the_last_checkpoints_are_kept(kept: int, tmp_path: Path) -> None:
         assert len(list(tmp_path.iterdir())) == len(found)
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_on_a_full_disk_keeps_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync, left = os.fsync, 2
 
     def full(descriptor: int) -> None:
@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
-def test_a_run_that_diverges_stops_with_step_layer_and_cause(tmp_path: Path) -> None:
+def test_divergence_stops_with_step_layer_and_cause(tmp_path: Path) -> None:
     def poison() -> None:
         data.x[:] = float("inf")
 
@@ -138,7 +138,7 @@ def test_a_run_that_diverges_stops_with_step_layer_and_cause(tmp_path: Path) -> 
     assert not_finite(net) is None  # the last good state
 
 
-def test_rolling_back_finishes_with_a_lower_rate(tmp_path: Path) -> None:
+def test_rollback_finishes_with_a_lower_rate(tmp_path: Path) -> None:
     data = Told()
     good = (data.x.clone(), data.y.clone())
 
@@ -166,7 +166,7 @@ def test_rolling_back_finishes_with_a_lower_rate(tmp_path: Path) -> None:
         fit(Told(1, lambda: None), tmp_path / "bad", on_nan="rollback", lr=1e30, optimizer="sgd")
 
 
-def test_a_fingerprint_sees_a_single_bit() -> None:
+def test_fingerprint_detects_a_single_bit() -> None:
     net = pb.bayesianize(tiny_model(), "bbb")
     before = fingerprint(net)
     assert fingerprint(pb.bayesianize(tiny_model(), "bbb")) == before
@@ -175,7 +175,7 @@ def test_a_fingerprint_sees_a_single_bit() -> None:
     assert fingerprint(net) != before
 
 
-def test_the_layer_of_a_bad_value_is_named() -> None:
+def test_divergence_names_the_layer_of_a_bad_value() -> None:
     net = pb.bayesianize(tiny_model(), "bbb")
     assert not_finite(net) is None
     slot = net.layout.slots[-1]
@@ -184,7 +184,7 @@ def test_the_layer_of_a_bad_value_is_named() -> None:
     assert not_finite(net) == slot.name
 
 
-def test_each_rollback_halves_the_rate_once() -> None:
+def test_rollback_halves_the_rate_once() -> None:
     """Whatever good epochs lie between: a state taken after a rollback has the lower rate already."""
     net = pb.bayesianize(nn.Linear(2, 2), pb.Deterministic())
     optimizer, at = torch.optim.SGD(net.parameters(), 0.1), Progress()

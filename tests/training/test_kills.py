@@ -24,7 +24,7 @@ HARNESS = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 METHODS = ("2dgbnn", "ssvi", "swag")
 
 
-def test_killed_runs_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_fit_resumes_killed_runs_bit_for_bit(tmp_path: Path) -> None:
     """At seeded events, so that no clock decides: a step begins, a file is opened, renamed, removed."""
     chosen = [item for name in METHODS for item in ("--method", name)]
     command = [
@@ -51,7 +51,7 @@ def test_killed_runs_resume_bit_for_bit(tmp_path: Path) -> None:
         assert row["files"] == 5
 
 
-def test_only_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+def test_remove_leftovers_spares_other_files(tmp_path: Path) -> None:
     others = [".model.pocket", ".model.pocket.notes", "model.pocket", ".other.0123abcd", ".model.pocket.0123abcd0"]
     for name in (".model.pocket.0123abcd", *others):
         (tmp_path / name).touch()
@@ -64,7 +64,7 @@ class StoppedError(Exception):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_augmentation_goes_on_where_it_stopped(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmentation_resumes_where_it_stopped(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers fetch ahead of the step at which a run stops: what they draw must not depend on that."""
     x, y = tiny_data()
     info = as_source((x, y)).info  # type: ignore[union-attr]

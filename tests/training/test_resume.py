@@ -115,7 +115,7 @@ def reseal(path: Path, spoil: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "name", "case"), CASES, ids=[f"{case[0]}: {case[1]}" for case in CASES])
-def test_a_sealed_checkpoint_that_no_run_wrote_is_passed_over(
+def test_resume_skips_a_sealed_checkpoint_no_run_wrote(
     optimizer: str, name: str, case: tuple[str, Callable[[Any], None]], runs: Any, tmp_path: Path
 ) -> None:
     (folder, whole), (part, spoil) = runs[optimizer], case
@@ -135,7 +135,7 @@ def test_a_sealed_checkpoint_that_no_run_wrote_is_passed_over(
         fit(tmp_path / "run", optimizer=optimizer, resume=True)
 
 
-def test_generators_are_tried_and_left_as_they_were() -> None:
+def test_resume_tests_generators_without_changing_them() -> None:
     state = checkpoint.random_state()
     wrong = {**state, "python": [3, [1, 2, 3], None]}  # found out after those of torch and numpy have been set
     torch.rand(3), random.random(), np.random.rand()  # noqa: NPY002 (the generators that a checkpoint holds)
@@ -159,13 +159,15 @@ def test_generators_are_tried_and_left_as_they_were() -> None:
         ({"epochs": 2}, "begun for 3 epochs, not 2"),
     ],
 )
-def test_a_run_is_resumed_as_it_was_begun(runs: Any, tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+def test_resume_keeps_the_settings_of_the_run(
+    runs: Any, tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
     folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
     with pytest.raises(pb.UserError, match=complaint):
         fit(folder, optimizer="sgd", resume=True, **change)
 
 
-def test_another_method_does_not_go_on_and_more_epochs_do(runs: Any, tmp_path: Path) -> None:
+def test_resume_refuses_another_method_and_takes_more_epochs(runs: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
     settings = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3, "keep_best": True, "optimizer": "sgd"}
     with pytest.raises(pb.UserError, match=r"begun with method=MeanFieldVI\(.*, not PBN\("):
@@ -181,7 +183,7 @@ class WithAFunction(pb.Deterministic):
     rule: Callable[[], None] = lambda: None
 
 
-def test_a_method_of_functions_is_known_again_in_another_process(tmp_path: Path) -> None:
+def test_resume_recognises_a_method_with_functions(tmp_path: Path) -> None:
     """A function's text holds its address, which differs there."""
     one, same = (WithAFunction(rule=lambda: None) for _ in range(2))
     assert repr(one) != repr(same)

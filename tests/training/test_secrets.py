@@ -13,7 +13,7 @@ SECRET = "hf_qQ7secret7Qq"
 NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PASSWORD")
 
 
-def test_no_secret_in_files_or_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_appear_in_no_file_or_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         monkeypatch.setenv(name, SECRET)

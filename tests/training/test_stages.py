@@ -43,7 +43,7 @@ def fit(name: str, folder: Path, **settings: object) -> pb.network.Net:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_stopped_between_and_within_stages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_resumes_between_and_within_stages(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fit(name, tmp_path / "whole").state_dict()
     write = checkpoint.write
     for stop in STOPS[name]:
@@ -67,7 +67,7 @@ def test_a_run_stopped_between_and_within_stages(name: str, tmp_path: Path, monk
         assert lines[0] == lines[1]
 
 
-def test_a_stage_takes_its_own_settings() -> None:
+def test_fit_stage_takes_its_own_settings() -> None:
     method = pb.WeightSharing(k=4, n_min=2, pretrain_epochs=1, meanfield_epochs=0)
 
     def centres(**settings: object) -> torch.Tensor:
@@ -83,6 +83,6 @@ def test_a_stage_takes_its_own_settings() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"), [({"share": {"lr": 1.0}}, "did you mean 'shared'"), ({"shared": {"lrr": 1.0}}, "'lr'")]
 )
-def test_an_unknown_stage_or_setting_of_it_is_named(stages: dict[str, dict[str, float]], message: str) -> None:
+def test_fit_names_an_unknown_stage_or_setting(stages: dict[str, dict[str, float]], message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         pb.fit(pb.WeightSharing(k=4), tiny_model(), tiny_data(), epochs=1, stages=stages, progress=False)

@@ -30,7 +30,7 @@ def rows(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_rates_follow_their_schedule() -> None:
+def test_schedule_gives_the_rates() -> None:
     cosine = pb.Training(epochs=10, schedule="cosine", warmup_epochs=2)
     assert [cosine.rate_factor(e) for e in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.5, 1, 0.5, 0])
     steps = pb.Training(epochs=10, schedule="milestones", milestones=(3, 6), gamma=0.1)
@@ -43,7 +43,7 @@ def test_rates_follow_their_schedule() -> None:
     assert plateau.best == 2.0
 
 
-def test_the_rate_in_use_is_recorded(tmp_path: Path) -> None:
+def test_fit_records_the_rate_in_use(tmp_path: Path) -> None:
     pb.fit(
         "map",
         tiny_model(),
@@ -58,7 +58,7 @@ def test_the_rate_in_use_is_recorded(tmp_path: Path) -> None:
     assert [row["lr"] for row in rows(tmp_path)] == pytest.approx([0.1, 0.1, 0.01, 0.01])
 
 
-def test_stds_have_their_own_rate_and_no_decay() -> None:
+def test_fit_gives_stds_their_own_rate_and_no_decay() -> None:
     net = pb.bayesianize(tiny_model(), "bbb")
     others, stds = pb.Training(lr=0.1, std_lr=0.5, weight_decay=0.3).make_optimizer(net).param_groups
     assert (others["lr"], others["weight_decay"], stds["lr"], stds["weight_decay"]) == (0.1, 0.3, 0.5, 0.0)
@@ -67,7 +67,7 @@ def test_stds_have_their_own_rate_and_no_decay() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_fused_steps_are_the_same_and_only_for_values_in_order(optimizer: str) -> None:
+def test_fused_steps_equal_plain_ones(optimizer: str) -> None:
     """Fused kernels take memory as it lies: a transposed parameter with a gradient in another order would go wrong."""
     training = pb.Training(optimizer=optimizer, lr=0.1, weight_decay=0.1)
     for transposed in (False, True):
@@ -92,7 +92,7 @@ def test_fused_steps_are_the_same_and_only_for_values_in_order(optimizer: str) -
             assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_one_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:
+def test_fit_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:
     """A full-batch SGD step at lr 1 moves the mean by exactly minus the gradient of the stated objective."""
     x, y = tiny_data()
     method = pb.MeanFieldVI(std_init=1e-6, prior_std=0.5, beta=0.7)
@@ -108,13 +108,13 @@ def test_one_step_is_the_gradient_of_nll_plus_kl_over_n(tmp_path: Path) -> None:
     torch.testing.assert_close(moved, start.posterior.mean.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_accumulation_does_not_change_the_step() -> None:
+def test_fit_accumulation_does_not_change_the_step() -> None:
     whole = pb.fit("map", smooth(), tiny_data(), epochs=2, lr=0.1, optimizer="sgd", **QUICK)
     parts = pb.fit("map", smooth(), tiny_data(), epochs=2, lr=0.1, optimizer="sgd", accumulate=3, **QUICK)
     torch.testing.assert_close(whole.posterior.mean, parts.posterior.mean, rtol=1e-5, atol=1e-6)
 
 
-def test_clipping_bounds_the_step() -> None:
+def test_fit_clipping_bounds_the_step() -> None:
     start = pb.bayesianize(smooth(), "map").posterior.mean.detach()
     settings = {"epochs": 1, "batch_size": 48, "optimizer": "sgd", "momentum": 0.0, "lr": 1.0, "progress": False}
     net = pb.fit("map", smooth(), tiny_data(), clip_norm=1e-3, **settings)
@@ -123,7 +123,7 @@ def test_clipping_bounds_the_step() -> None:
     assert (free.posterior.mean - start).norm() > 1e-2
 
 
-def test_antithetic_pairs_cancel_the_first_order_of_the_noise() -> None:
+def test_antithetic_pairs_cancel_first_order_noise() -> None:
     """For a linear model under squared loss, the mean output of a pair is the mean's output exactly."""
     model = nn.Linear(4, 1, bias=False)
     net = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.3))
@@ -139,7 +139,7 @@ def test_antithetic_pairs_cancel_the_first_order_of_the_noise() -> None:
     pb.fit(pb.MeanFieldVI(antithetic=True, train_samples=2), tiny_model(), tiny_data(), epochs=1, **QUICK)
 
 
-def test_batch_norm_moves_once_per_step_however_many_samples() -> None:
+def test_batch_norm_updates_once_per_step() -> None:
     settings = {"epochs": 1, "batch_size": 48, "lr": 1e-9, "progress": False}
     one = pb.fit(pb.MeanFieldVI(std_init=1e-7), tiny_model(), tiny_data(), **settings)
     many = pb.fit(pb.MeanFieldVI(std_init=1e-7, train_samples=4), tiny_model(), tiny_data(), **settings)
@@ -156,7 +156,7 @@ def test_frozen_batch_norm_restores_its_momentum() -> None:
     assert bool((model.norm.running_mean == 0).all())
 
 
-def test_metrics_keep_nll_and_kl_apart(tmp_path: Path) -> None:
+def test_metrics_separate_nll_and_kl(tmp_path: Path) -> None:
     pb.fit(pb.MeanFieldVI(beta=0.5), tiny_model(), tiny_data(), val=tiny_data(12), epochs=2, out=tmp_path, **QUICK)
     for row in rows(tmp_path):
         assert row["loss"] == pytest.approx(row["nll"] + 0.5 * row["kl"] / 48, rel=1e-6)
@@ -193,14 +193,14 @@ def test_fit_reads_a_users_loader_and_data_set(learning_seed: int) -> None:
     assert pb.evaluate(net, TensorDataset(x, y))["accuracy"] > 0.5
 
 
-def test_precision_is_passed_to_fabric() -> None:
+def test_fit_passes_precision_to_fabric() -> None:
     net = pb.fit("bbb", smooth(), tuple(t.double() if t.is_floating_point() else t for t in tiny_data()), epochs=1,
                  precision="64-true", **QUICK)  # fmt: skip
     assert net.posterior.mean.dtype == torch.float64
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_images_come_in_the_memory_format_that_was_asked_for(channels: int) -> None:
+def test_fit_uses_the_requested_memory_format(channels: int) -> None:
     class Looking(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
@@ -219,7 +219,7 @@ def test_images_come_in_the_memory_format_that_was_asked_for(channels: int) -> N
     assert torch.allclose(trained[True], trained[False], atol=1e-5)
 
 
-def test_tensorboard_files_are_written(tmp_path: Path) -> None:
+def test_fit_writes_tensorboard_files(tmp_path: Path) -> None:
     pb.fit("map", smooth(), tiny_data(), epochs=1, out=tmp_path, tensorboard=True, **QUICK)
     assert list(tmp_path.glob("events.out.tfevents*"))
 
@@ -245,18 +245,18 @@ def test_batches_visit_everything_once_and_resume() -> None:
         (lambda x, y: (x, y[:5]), "48 inputs but 5 targets"),
     ],
 )
-def test_bad_data_are_named(change: object, message: str) -> None:
+def test_fit_names_bad_data(change: object, message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         pb.fit("map", tiny_model(), change(*tiny_data()), epochs=1, **QUICK)  # type: ignore[operator]
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_place(tmp_path: Path) -> None:
+def test_fit_stops_at_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"stage 'train', epoch \d+, step \d+"):
         pb.fit("map", smooth(), tiny_data(), epochs=50, lr=1e38, optimizer="sgd", out=tmp_path, **QUICK)
     assert not (tmp_path / "model.pocket").exists()
 
 
-def test_wrong_settings_are_named() -> None:
+def test_fit_names_wrong_settings() -> None:
     with pytest.raises(pb.UserError, match="unknown training setting 'learning_rate'"):
         pb.fit("map", tiny_model(), tiny_data(), learning_rate=1)
     with pytest.raises(pb.UserError, match="unknown method 'bayes'"):
@@ -267,7 +267,7 @@ def test_wrong_settings_are_named() -> None:
         pb.fit("map", tiny_model(), tiny_data(), resume=True)
 
 
-def test_frozen_batch_norm_neither_moves_nor_looks_at_the_batch() -> None:
+def test_frozen_batch_norm_ignores_the_batch() -> None:
     model = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(36, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
     )
@@ -280,7 +280,7 @@ def test_frozen_batch_norm_neither_moves_nor_looks_at_the_batch() -> None:
         assert not norm.training
 
 
-def test_data_without_a_length_are_named() -> None:
+def test_fit_names_data_without_a_length() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
             return iter([(torch.zeros(2, 3), torch.zeros(2).long())])
@@ -289,7 +289,7 @@ def test_data_without_a_length_are_named() -> None:
         pb.fit(pb.MeanFieldVI(), nn.Linear(3, 2), torch.utils.data.DataLoader(Stream(), batch_size=None))
 
 
-def test_data_that_are_no_pairs_are_named() -> None:
+def test_fit_names_data_that_are_not_pairs() -> None:
     class Named(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return 4
@@ -307,13 +307,13 @@ def test_data_that_are_no_pairs_are_named() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"beta": -1.0}, {"prior_std": 0.0}])
-def test_weights_of_the_kl_and_priors_are_checked_at_once(wrong: dict[str, float]) -> None:
+def test_fit_checks_kl_weights_and_priors_early(wrong: dict[str, float]) -> None:
     with pytest.raises(pb.UserError, match="must not be negative"):
         pb.MeanFieldVI(**wrong)
 
 
 @pytest.mark.parametrize("x", [torch.zeros(8, 5), torch.zeros(8, 4, dtype=torch.int64), torch.zeros(8, 4).byte()])
-def test_inputs_that_the_model_does_not_take_are_named(x: Tensor) -> None:
+def test_fit_names_inputs_that_the_model_does_not_take(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(4, 3))
     with pytest.raises(pb.UserError, match=r"does not take inputs \(8, \d\) of type torch\."):
         pb.fit("bbb", model, (x, torch.arange(8) % 3), epochs=1, **QUICK)
@@ -322,7 +322,7 @@ def test_inputs_that_the_model_does_not_take_are_named(x: Tensor) -> None:
         pb.fit("map", image, (torch.zeros(8, 3, 4, 4), torch.arange(8) % 3), epochs=1, **QUICK)
 
 
-def test_one_example_left_over_for_batch_norm_is_told_of() -> None:
+def test_fit_warns_of_one_leftover_example_for_batch_norm() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     x, y = torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)
     with pytest.raises(pb.UserError, match=r"batch norm cannot learn from the 1 example that is left over.*batch_size"):
@@ -330,7 +330,7 @@ def test_one_example_left_over_for_batch_norm_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(("what", "x", "y"), [("features", 1000.0, 1.0), ("targets", 1.0, 1000.0)])
-def test_units_that_train_badly_are_told_of(what: str, x: float, y: float) -> None:
+def test_fit_warns_of_units_that_train_badly(what: str, x: float, y: float) -> None:
     data = torch.full((4, 2), x), torch.full((4, 1), y)
     with pytest.warns(UserWarning, match=rf"{what} as large as 1e\+03 train badly.*standardise"):
         pb.fit("map", nn.Linear(2, 1), data, epochs=1, lr=1e-6, progress=False)
@@ -362,7 +362,7 @@ def test_fit_warns_of_no_gradient_and_of_probabilities() -> None:
     pb.fit("bbb", Cut(cut=False), few(), epochs=1, progress=False)  # what no output depends on is left alone
 
 
-def test_the_look_at_a_model_changes_nothing() -> None:
+def test_fit_model_check_changes_nothing() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     net = pb.bayesianize(model).train()
     net.model[1].eval()
@@ -387,12 +387,12 @@ def test_the_look_at_a_model_changes_nothing() -> None:
         ({"likelihood": pb.Categorical([1.0, 2.0, 3.0])}, "3 class weights, but the model has 2 outputs"),
     ],
 )
-def test_settings_that_would_do_nothing_or_fail_late_are_named(settings: dict[str, object], message: str) -> None:
+def test_fit_names_settings_that_fail_late_or_do_nothing(settings: dict[str, object], message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         pb.fit("map", Cut(cut=False), few(), progress=False, **{"epochs": 1, **settings})
 
 
-def test_numpy_s_numbers_and_whole_class_weights_are_taken() -> None:
+def test_fit_takes_numpy_numbers_and_integer_class_weights() -> None:
     likelihood = pb.Categorical([1, 3])
     pb.fit("map", Cut(cut=False), few(), epochs=np.int64(1), lr=np.float32(0.1), likelihood=likelihood, progress=False)
 

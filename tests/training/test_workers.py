@@ -48,7 +48,7 @@ def data_that_kills(marker: Path) -> Any:
     return Killing()
 
 
-def test_members_on_ray_equal_the_serial_ones_after_a_kill(tmp_path: Path) -> None:
+def test_ensemble_on_ray_equals_the_serial_one_after_a_kill(tmp_path: Path) -> None:
     data = data_that_kills(tmp_path / "killed")
     method = pb.MeanFieldVI(std_init=0.1)
     serial = pb.fit(pb.Ensemble(members=3, method=method), tiny_model(), data, out=tmp_path / "serial", **SETTINGS)
@@ -63,7 +63,7 @@ def test_members_on_ray_equal_the_serial_ones_after_a_kill(tmp_path: Path) -> No
     assert len(lines) == len((tmp_path / "serial/metrics.jsonl").read_text().splitlines())
 
 
-def test_rows_of_a_study_on_ray_equal_the_serial_ones(tmp_path: Path) -> None:
+def test_study_on_ray_equals_the_serial_one(tmp_path: Path) -> None:
     tree = {
         "about": "small",
         "stands_for": "a test",
@@ -93,7 +93,7 @@ def test_rows_of_a_study_on_ray_equal_the_serial_ones(tmp_path: Path) -> None:
                 assert found["rows"][row]["seeds"][seed][key] == figures[key]
 
 
-def test_what_a_job_raises_is_raised_here() -> None:
+def test_job_errors_are_raised_in_the_caller() -> None:
     def job(number: int) -> int:
         if number == 1:
             raise pb.UserError("one is not allowed")
