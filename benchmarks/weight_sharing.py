@@ -24,6 +24,7 @@ import torch
 import pocketbayes as pb
 from measure import Rows
 from networks import classifier, given_resnet20
+from paper_figures.weight_sharing import gaussians_curve, layer_density, plane_lines, view_survey
 from pocketbayes import recipes as config
 from pocketbayes.data.batches import batches
 from pocketbayes.inference.metrics import ood_scores
@@ -31,7 +32,7 @@ from pocketbayes.inference.prediction import run_passes
 from pocketbayes.propagation import Ask
 from pocketbayes.recipes.experiment import run
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
+from pocketbayes.reporting.figures.plane import PlaneView, plane
 
 NAME = "weight-sharing"
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
@@ -178,7 +179,7 @@ def draw(work: Path, folder: Path) -> None:
     assert isinstance(trained, pb.Network)
     mean, std = (part.detach() for part in start.posterior.moments())
     survey = pb.plane.survey(mean, std, settings=pb.plane.PlaneSettings(k=MAIN["k"], tau_w=MAIN["tau_w"]))
-    before, after = PlaneView.of_survey(mean, std, survey), PlaneView.of_posterior(trained.posterior)
+    before, after = view_survey(mean, std, survey), PlaneView.of(trained.posterior.plane())
     after = replace(after, cloud=before.cloud)
     views = {"before training, outliers by value": before, "after, outliers by value and gradient": after}
     figures.save(plane(views), folder / "2dgbnn-plane.png")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import pocketbayes as pb
+from paper_figures.weight_sharing import gaussians_curve, layer_density, plane_lines, view_survey
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures.plane import PlaneView, gaussians_curve, layer_density, plane, plane_lines
+from pocketbayes.reporting.figures.plane import PlaneView, plane
 
 pytest.importorskip("matplotlib")
 
@@ -22,7 +23,7 @@ def cloud() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_plane_figure_shows_gaussians_and_outliers(cloud: tuple[torch.Tensor, torch.Tensor], tmp_path: Path) -> None:
     survey = pb.plane.survey(*cloud, settings=pb.plane.PlaneSettings(k=8, tau_w=0.2))
-    view = PlaneView.of_survey(*cloud, survey)
+    view = view_survey(*cloud, survey)
     figure = plane({"before": view})
     weights, outliers, *_, first, second = figure.axes[0].collections
     assert len(weights.get_offsets()) == len(view.cloud)
@@ -45,7 +46,7 @@ def test_plane_figure_ellipse_has_the_gaussians_axes() -> None:
 
 def test_plane_figure_draws_a_trained_network() -> None:
     net = pb.bayesianize(torch.nn.Linear(30, 40), pb.WeightSharing(k=4, tau_w=0.15, n_min=5))
-    view = PlaneView.of_posterior(net.posterior)
+    view = PlaneView.of(net.posterior.plane())
     assert len(view.centres) == net.posterior.gaussians
     assert len(view.outliers) == net.posterior.outliers > 0
     assert bool((view.outliers[:, 0].abs() > 0.15).any())

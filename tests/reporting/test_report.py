@@ -279,7 +279,7 @@ def test_report_layers_count_present_and_random_weights(runs_dir: Path) -> None:
 
 def test_report_plane_counts_every_weight_once(runs_dir: Path) -> None:
     posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
-    found = plane_of(posterior)
+    found = plane_of(posterior.plane(), ["layer"])
     members = torch.tensor(found["members"])
     assert members.sum() + posterior.outliers == pytest.approx(posterior.layout.size, abs=0.1 * members.numel())
     sizes = torch.tensor([slot.size for slot in posterior.layout.slots])
@@ -293,7 +293,7 @@ def test_report_plane_counts_every_weight_once(runs_dir: Path) -> None:
 def test_report_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
     """The std of a weight drawn from a Gaussian is the one that the tab of the weights averages."""
     posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
-    drawn = torch.tensor(plane_of(posterior)["drawn_stds"])
+    drawn = torch.tensor(plane_of(posterior.plane(), ["layer"])["drawn_stds"])
     stds = posterior.moments()[1].detach()[posterior.index < posterior.gaussians]
     gap = (drawn / stds[:, None] - 1).abs().min(1).values
     assert gap.max() < 1e-3

@@ -15,7 +15,7 @@ from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shifted import noisy
 from pocketbayes.inference.evaluation import evaluate, stream
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.posteriors import MeanField
+from pocketbayes.posteriors import from_moments
 
 Criterion = Literal["magnitude", "snr"]
 FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -55,7 +55,7 @@ def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
         # A model with Gaussian propagation of its own kind takes a zero std as a point.
         result = Network(
             copy.deepcopy(network.model),
-            MeanField(network.layout, mean * kept, std * kept),
+            from_moments(network.layout, mean * kept, std * kept),
             prior=network.prior,
             likelihood=network.likelihood,
             propagation=network.propagation,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.posteriors.base import POSTERIORS, Census, Posterior
-from pocketbayes.posteriors.coded import Coded
+from pocketbayes.posteriors.coded import Coded, StdUnits, Units
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.dropped import Dropped
 from pocketbayes.posteriors.kronecker import Kronecker
@@ -42,8 +42,29 @@ __all__ = [
     "Shared",
     "Sparse",
     "Trajectory",
+    "from_codes",
+    "from_moments",
     "restore",
 ]
+
+
+def from_moments(layout: Layout, mean: Tensor, std: Tensor | None = None) -> Posterior:
+    """Build independent Gaussians from mean and std of every weight, each (n,); without stds, point values."""
+    return Point(layout, mean) if std is None else MeanField(layout, mean, std)
+
+
+def from_codes(
+    layout: Layout,
+    index: Tensor,
+    centres: Tensor,
+    scale: Tensor | None = None,
+    std: Tensor | None = None,
+    *,
+    units: Units = "network",
+    std_units: StdUnits = "none",
+) -> Posterior:
+    """Build weights from their codes (n,) and a codebook, as `Coded` takes them."""
+    return Coded(layout, index, centres, scale, std, units=units, std_units=std_units)
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

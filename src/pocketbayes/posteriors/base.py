@@ -21,6 +21,7 @@ from pocketbayes.posteriors.coding import KINDS, UNDECLARED, Coding, check_tenso
 from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
+from pocketbayes.posteriors.shared_plane import SharedPlane
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,13 @@ class Posterior(nn.Module, ABC):
         mean, std = self.moments()
         views = zip(self.layout.views(mean), self.layout.views(std))
         return [Gaussian(m, std=s, rules=rules) for m, s in views]
+
+    def plane(self) -> SharedPlane | None:
+        """Return what is kept in the plane of means and stds; None where weights share no Gaussians there."""
+        return None
+
+    def pack_for_graph(self) -> None:
+        """Hold the tensors as an exported graph should keep them, in place; afterwards the posterior is only traced."""
 
     def stored(self) -> dict[str, int]:
         """Return the number of values kept, by kind."""

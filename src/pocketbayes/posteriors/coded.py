@@ -13,6 +13,7 @@ from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout
+from pocketbayes.posteriors.packed_codes import MAX_CODES, PackedCodes, pack_codes
 
 Units = Literal["network", "layer", "filter"]
 StdUnits = Literal["none", "layer", "filter", "code"]
@@ -50,7 +51,7 @@ class Coded(Posterior):
             if value not in get_args(kinds):
                 raise UnknownNameError("unit", value, get_args(kinds))
         self.units, self.std_units = units, std_units
-        self.packed: nn.Module | None = None  # the codes in a form for graphs
+        self.packed: PackedCodes | None = None
         self.index: Tensor
         self.scale: Tensor
         self.std: Tensor
@@ -99,6 +100,12 @@ class Coded(Posterior):
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """Return one draw; without stds the means."""
         return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
+
+    def pack_for_graph(self) -> None:
+        """Hold up to `MAX_CODES` different codes as tokens of a few bits."""
+        if len(self.centres) <= MAX_CODES:
+            self.packed = pack_codes(self.index)
+            self.index = self.index[:0]
 
     def config(self) -> dict[str, Any]:
         """Return the units of scales and stds."""

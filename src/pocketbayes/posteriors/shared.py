@@ -18,6 +18,7 @@ from pocketbayes.posteriors.coding import Coding, raw_std
 from pocketbayes.posteriors.gaussian import safe_sqrt
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Normal, Prior
+from pocketbayes.posteriors.shared_plane import SharedPlane, view_plane
 
 Draw = Literal["shared", "shared-noise", "independent"]
 Blend = Literal["convex", "mixture"]
@@ -210,9 +211,7 @@ class Shared(Posterior):
         return projected
 
     def kl(self, prior: Prior) -> Tensor:
-        """Compute sum_k count_k KL(N_k || prior) + KL(outliers || prior).
-
-        A blended weight adds alpha_k to count_k (Eq. 10).
+        """Compute sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blend adds alpha_k to count_k (Eq. 10).
 
         A sum of marginal KLs: with shared draws the joint distribution is singular against the prior. The KL of a blend
         is bounded by convexity.
@@ -230,6 +229,10 @@ class Shared(Posterior):
         factor = torch.stack([torch.stack([a, torch.zeros_like(a)], 1), torch.stack([b, c], 1)], 1)
         floor = 1e-10 * factor.square().sum((1, 2))
         return factor @ factor.mT + floor[:, None, None] * torch.eye(2, dtype=a.dtype, device=a.device)
+
+    def plane(self) -> SharedPlane:
+        """Return the Gaussians, outliers and blends."""
+        return view_plane(self)
 
     def reassign(self, index: Tensor, blend_index: Tensor, blend_alpha: Tensor) -> None:
         """Give weights and blends other Gaussians; who is an outlier or a blend stays."""
@@ -258,11 +261,10 @@ class Shared(Posterior):
     def census(self) -> Census:
         """Count what is stored, and, labelled as such, the paper's own way of counting."""
         counted = super().census()
-        paper = self.stored()["gaussians"] + 2 * self.outliers
         notes = (
             f"{self.gaussians} Gaussians, {self.outliers} outliers, {self.blends} ellipse points; "
             f"index entropy {self.index_bits():.3f} bits a weight",
-            f"the paper's count, which leaves the index out: {paper} values",
+            f"the paper's count, which leaves the index out: {self.stored()['gaussians'] + 2 * self.outliers} values",
         )
         return replace(counted, notes=notes)
 
@@ -304,11 +306,9 @@ class Shared(Posterior):
     def _cut(self, noise: Tensor) -> Sequence[Tensor]:
         """Noise of the Gaussians, of the outliers, of the blends that choose."""
         choices = self.blends if self.blend == "mixture" else 0
-        sizes = [noise.numel() - self.outliers - choices, self.outliers, choices]
-        return torch.split(noise, sizes)
+        return torch.split(noise, [noise.numel() - self.outliers - choices, self.outliers, choices])
 
     def _own(self, noise: Tensor) -> Tensor:
-        """Draw the outliers."""
         return torch.addcmul(self.outlier_mean, F.softplus(self.outlier_rho), noise)
 
     def _shared_draw(self, noise: Tensor) -> Tensor:

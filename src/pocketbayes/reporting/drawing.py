@@ -78,13 +78,12 @@ def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
 
 
 def _plane(file: Path, name: str) -> Figure:
-    from pocketbayes import posteriors
     from pocketbayes.reporting.figures.plane import PlaneView, plane
     from pocketbayes.reporting.weights import posterior_of
 
-    posterior = posterior_of(file)
-    assert isinstance(posterior, posteriors.Shared)
-    return plane({name: PlaneView.of_posterior(posterior)})
+    shared = posterior_of(file).plane()
+    assert shared is not None
+    return plane({name: PlaneView.of(shared)})
 
 
 def _file(name: str) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
 
-    from pocketbayes.posteriors import Posterior, Shared
+    from pocketbayes.posteriors import Posterior
+    from pocketbayes.posteriors.shared_plane import SharedPlane
 
 MOST_GAUSSIANS, MOST_OUTLIERS = 3000, 3000
 """Limits on what a page draws of a plane: the Gaussians with the most members, and every n-th outlier."""
@@ -25,9 +27,6 @@ GAP, POINT, FIRST = 0, 1, 2
 
 def weights_of(file: Path) -> dict[str, Any]:
     """Return storage, census, layers, std map and plane as plain values; of a mixture, of its first network."""
-    import torch
-
-    from pocketbayes import posteriors
     from pocketbayes.files import network_file as artifact
 
     tree = artifact.read(file)
@@ -53,8 +52,8 @@ def weights_of(file: Path) -> dict[str, Any]:
         sigma = sigma_of(posterior, std, tuple(info.get("input_shape") or ()))
         if sigma is not None:
             found["sigma"] = sigma
-        if isinstance(posterior, posteriors.Shared):
-            found["plane"] = plane_of(posterior)
+        if (view := posterior.plane()) is not None:
+            found["plane"] = plane_of(view, [slot.name for slot in posterior.layout.slots])
     # Every network of a mixture stores as much as the first.
     found["values"] = len(networks) * (sum(found["stored"].values()) + found["points"])
     return found
@@ -143,44 +142,24 @@ def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
     return np.where(np.isnan(picture), GAP, codes).astype(np.uint8).tobytes(), low, high
 
 
-def plane_of(posterior: Shared) -> dict[str, Any]:
-    """Return the Gaussians with their Cholesky factors, drawn stds and members by layer, and the outliers.
-
-    "drawn_stds" are the stds of a weight drawn from each Gaussian, as `moments` gives them. A blended
-    weight is a member of each of its Gaussians by its share, as in the KL.
-    """
-    import torch
-    import torch.nn.functional as F
-
-    k, layers = posterior.gaussians, len(posterior.layout)
-    segments = posterior.layout.segments(posterior.index.device)
-    members = torch.zeros(k * layers, dtype=torch.float64, device=segments.device)
-    inside = posterior.index < k
-    members += torch.bincount(posterior.index[inside] * layers + segments[inside], minlength=k * layers)
-    blended = posterior.index >= k + posterior.outliers
-    entry = posterior.index[blended] - k - posterior.outliers
-    places = posterior.blend_index[entry] * layers + segments[blended][:, None]
-    members.index_add_(0, places.flatten(), posterior.blend_alpha[entry].double().flatten())
-    by_layer = members.view(k, layers)
-    order = by_layer.sum(1).argsort(descending=True)[:MOST_GAUSSIANS]
-    a, b, c = F.softplus(posterior.raw_a), posterior.off_diagonal, F.softplus(posterior.raw_c)
-    columns = torch.stack([posterior.centre_mean, posterior.centre_std, a, b, c], 1).double()[order]
-    drawn = posterior.table_moments()[1][:k]
-    outliers = torch.stack([posterior.outlier_mean, F.softplus(posterior.outlier_rho)], 1).double()
-    step = math.ceil(len(outliers) / MOST_OUTLIERS) or 1
+def plane_of(view: SharedPlane, layers: Sequence[str]) -> dict[str, Any]:
+    """Return the largest Gaussians, with their members by layer, and the outliers as plain values."""
+    order = view.members.sum(1).argsort(descending=True)[:MOST_GAUSSIANS]
+    columns = torch.cat([view.centres, view.factors], 1)[order]
+    step = math.ceil(len(view.outliers) / MOST_OUTLIERS) or 1
     return {
-        "draw": posterior.draw,
-        "layers": [slot.name for slot in posterior.layout.slots],
+        "draw": view.draw,
+        "layers": [*layers],
         "gaussians": _rounded(columns),
-        "drawn_stds": [row[0] for row in _rounded(drawn[order].sqrt().double()[:, None])],
-        "members": [[round(count, 1) for count in row] for row in by_layer[order].tolist()],
-        "outliers": _rounded(outliers[::step]),
-        "counts": {"gaussians": k, "outliers": posterior.outliers, "blends": posterior.blends},
+        "drawn_stds": [row[0] for row in _rounded(view.drawn_stds[order, None])],
+        "members": [[round(count, 1) for count in row] for row in view.members[order].tolist()],
+        "outliers": _rounded(view.outliers[::step]),
+        "counts": {"gaussians": len(view.centres), "outliers": len(view.outliers), "blends": len(view.blends)},
     }
 
 
 def _rounded(values: Tensor) -> list[list[float]]:
-    return [[float(f"{value:.5g}") for value in row] for row in values.tolist()]
+    return [[float(f"{value:.5g}") for value in row] for row in values.double().tolist()]
 
 
 def picture_json(sigma: Mapping[str, Any]) -> dict[str, Any]:

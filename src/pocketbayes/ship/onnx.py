@@ -22,12 +22,10 @@ from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.model_inputs import Inputs, ModelInput, accepted, as_input, made_up, tensors_of
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.posteriors import Coded
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import PROPAGATIONS, find_propagation
 from pocketbayes.propagation.moments.attention import UNTRACEABLE
 from pocketbayes.propagation.readout import Readout
-from pocketbayes.ship.onnx_codes import pack_codes_for_graph
 from pocketbayes.ship.onnx_pass import Mode, OnePass
 
 if TYPE_CHECKING:
@@ -172,8 +170,7 @@ def _check(mode: str, samples: int, readout: str) -> None:
 def _ready(network: Network) -> Network:
     """Return a copy in single precision on the CPU, in evaluation mode."""
     ready = copy.deepcopy(network).cpu().float().eval()
-    if isinstance(ready.posterior, Coded):
-        pack_codes_for_graph(ready.posterior)
+    ready.posterior.pack_for_graph()
     return ready
 
 

@@ -14,7 +14,7 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
 from pocketbayes.plane.plane_codes import PlaneCodebook, fit_plane_codebook, importance_of
-from pocketbayes.posteriors import Coded, Posterior
+from pocketbayes.posteriors import Posterior, from_codes
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_sizes
 from pocketbayes.ship.compression.feedback import code_with_feedback
 
@@ -197,7 +197,7 @@ class Weights:
         std = codebook.stds[codes] if isinstance(codebook, PlaneCodebook) else None
         if std_units in ("layer", "filter"):
             std = round_mantissa(_root_mean_square(self.std, unit_sizes(self.network.layout, std_units)), POINT_BITS)
-        posterior = Coded(
+        posterior = from_codes(
             self.network.layout, index, codebook.centres[codes], self.scale, std, units=units, std_units=std_units
         )
         return with_posterior(self.network, posterior)

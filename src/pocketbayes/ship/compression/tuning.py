@@ -25,7 +25,7 @@ from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files import container
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
-from pocketbayes.posteriors import Point
+from pocketbayes.posteriors import from_moments
 from pocketbayes.ship.compression.coding import AnyCodebook, Shares, Weights, with_posterior
 
 BATCH_SIZE = 96
@@ -136,10 +136,11 @@ class _Student:
 
     @classmethod
     def of(cls, weights: Weights) -> _Student:
-        posterior = Point(weights.network.layout, weights.mean)
+        posterior = from_moments(weights.network.layout, weights.mean)
         net = with_posterior(weights.network, posterior).train()
         batch_norms_to_eval(net.model)  # the statistics are corrected; those of mixed inputs would be others
-        return cls(weights, net, posterior.mean, torch.full_like(posterior.mean, -1, dtype=torch.long))
+        (latent,) = posterior.parameters()
+        return cls(weights, net, latent, torch.full_like(latent, -1, dtype=torch.long))
 
     @property
     def points(self) -> list[nn.Parameter]:

@@ -9,8 +9,8 @@ import torch
 
 import pocketbayes as pb
 from pocketbayes.network import Network
+from pocketbayes.posteriors.packed_codes import PackedCodes, packed_bits
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
-from pocketbayes.ship.onnx_codes import PackedCodes, packed_bits
 
 
 @pytest.mark.parametrize("widths", [(8,), (4, 8), (2, 4, 8), (1, 2, 8), (2, 8), (1, 1, 8)])

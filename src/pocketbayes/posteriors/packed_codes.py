@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.posteriors import Coded
 from pocketbayes.posteriors.quantized import pack, unpack
 
 WIDTHS = (1, 2, 4, 8)
@@ -65,11 +64,8 @@ def packed_bits(counts: Tensor, widths: Sequence[int]) -> float:
     return total + float(left.sum()) * widths[-1] if len(left) <= 2 ** widths[-1] else float("inf")
 
 
-def pack_codes_for_graph(posterior: Coded) -> None:
-    """Let a posterior hold its codes packed, in place; it can then be traced, not saved."""
-    if len(posterior.centres) > MAX_CODES:
-        return
-    counts = torch.bincount(posterior.index.long())
+def pack_codes(index: Tensor) -> PackedCodes:
+    """Return codes (n,) below `MAX_CODES` in the lists that take the fewest bits."""
+    counts = torch.bincount(index.long())
     ways = itertools.chain.from_iterable(itertools.product(WIDTHS, repeat=levels) for levels in range(1, LEVELS + 1))
-    posterior.packed = PackedCodes(posterior.index, min(ways, key=lambda widths: packed_bits(counts, widths)))
-    posterior.index = posterior.index[:0]
+    return PackedCodes(index, min(ways, key=lambda widths: packed_bits(counts, widths)))
