@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import pocketbayes as pb
 from pocketbayes.inference.metrics import Tempered, calibrated_nll
+from pocketbayes.inference.metrics.calibration import temperature
+from pocketbayes.inference.metrics.tempered import TEMPERATURES, fit_temperature
 
 
 def overconfident(n: int = 2000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,9 +27,36 @@ def test_tempered_nll_is_fitted_on_the_other_half() -> None:
     measures = Tempered(5)
     for p, y in zip(probs.split(100), labels.split(100)):
         measures.update(p, y)
-    assert measures.compute()["calibrated_nll"] == pytest.approx(calibrated_nll(probs, labels), rel=1e-3)
+    total = 0.0
+    for fitted, measured in ((0, 1), (1, 0)):
+        best = temperature(probs[fitted::2].log(), labels[fitted::2])
+        total += float(F.cross_entropy(probs[measured::2].log() / best, labels[measured::2]))
+    assert measures.compute()["calibrated_nll"] == pytest.approx(total / 2, rel=1e-3)
+    assert calibrated_nll(probs, labels) == pytest.approx(total / 2, rel=1e-3)
     assert measures.temperature() == pytest.approx(3, rel=0.2)
     assert measures.compute()["calibrated_ece"] < 0.05
+
+
+def test_fit_temperature_interval_is_the_likelihoods() -> None:
+    curve = 200 * (TEMPERATURES.log() - 0.5).square()
+    found = fit_temperature(curve)
+    half = (1.92 / 200) ** 0.5
+    assert (found.value, found.best) == pytest.approx((math.exp(0.5),) * 2, rel=0.01)
+    assert (found.low, found.high) == pytest.approx((math.exp(0.5 - half), math.exp(0.5 + half)), rel=0.01)
+
+
+def test_fit_temperature_takes_little_from_few_examples() -> None:
+    found = fit_temperature(2 * (TEMPERATURES.log() + 1.1).square())  # best at 0.33, 1 well inside the interval
+    assert found.cautious
+    assert found.value == pytest.approx(min(1.0, found.high))
+
+
+def test_tempered_keeps_the_nll_of_few_sure_answers() -> None:
+    probs = torch.tensor([[0.9, 0.1]] * 9 + [[0.6, 0.4]])  # every answer is right: no finite temperature is best
+    measures = Tempered(2)
+    measures.update(probs, torch.zeros(10))
+    raw = float(F.nll_loss(probs.log(), torch.zeros(10, dtype=torch.long)))
+    assert measures.compute()["calibrated_nll"] == pytest.approx(raw, rel=1e-3)
 
 
 def test_tempered_shards_merge_to_the_whole() -> None:

@@ -13,7 +13,7 @@ class Calibration:
 
     Attributes:
         temperature: What the logits of every draw are divided by.
-        temperature_interval: The 95 % bootstrap interval of the temperature.
+        temperature_interval: The 95 % likelihood interval of the temperature.
         variance_scale: What the variance of Gaussian outputs (moments, linear) is multiplied by.
         examples: The number of held-out examples.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -16,16 +15,12 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.inference.calibration import fit_variance_scale
 from pocketbayes.inference.conformal import fit_conformal
-from pocketbayes.inference.metrics.tempered import TEMPERATURES, lowest
+from pocketbayes.inference.metrics.tempered import TEMPERATURES, fit_temperature
 from pocketbayes.inference.prediction import outputs_of
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import Ask
-
-RESAMPLES = 200
-MAX_INTERVAL_RATIO = 1.5
-"""The widest interval, upper over lower end, whose middle is taken as it is."""
 
 
 def calibrate(
@@ -91,23 +86,14 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
             "not hold for them",
             stacklevel=4,
         )
-    fitted = math.exp(lowest(nll.sum(1)))
-    generator = torch.Generator().manual_seed(ask.seed)
-    count = nll.shape[1]
-    resampled = []
-    for _ in range(RESAMPLES):
-        chosen = torch.randint(count, (count,), generator=generator)
-        resampled.append(lowest(nll @ torch.bincount(chosen, minlength=count).to(nll)))
-    low, high = torch.tensor(resampled).quantile(torch.tensor([0.025, 0.975])).exp().tolist()
-    if high / low > MAX_INTERVAL_RATIO:
-        cautious = min(max(1.0, low), high)
+    fit, count = fit_temperature(nll.sum(1)), nll.shape[1]
+    if fit.cautious:
         warnings.warn(
-            f"{count} examples leave the temperature between {low:.2f} and {high:.2f} (95 %): {cautious:.2f} is used "
-            f"instead of {fitted:.2f}; give more calibration data",
+            f"{count} examples leave the temperature between {fit.low:.2f} and {fit.high:.2f} (95 %): {fit.value:.2f} "
+            f"is used instead of {fit.best:.2f}; give more calibration data",
             stacklevel=4,
         )
-        fitted = cautious
-    return replace(before, temperature=fitted, temperature_interval=(low, high), examples=count)
+    return replace(before, temperature=fit.value, temperature_interval=(fit.low, fit.high), examples=count)
 
 
 def _nll_by_temperature(net: Net, x: Any, y: Tensor, ask: Ask) -> tuple[Tensor, int]:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.inference.metrics.accumulators import SMALLEST
-from pocketbayes.inference.metrics.calibration import temperature
+from pocketbayes.inference.metrics.tempered import Tempered
 
 
 def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
@@ -22,13 +21,9 @@ def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
     """
     if len(labels) < 2:
         raise UserError("a calibrated NLL needs two examples: one half to fit a temperature, the other to measure")
-    log_probs, labels = probs.detach().double().clamp(min=SMALLEST).log(), labels.long()
-    total = 0.0
-    for fit, test in ((0, 1), (1, 0)):
-        fitted = temperature(log_probs[fit::2], labels[fit::2])
-        scaled = (log_probs[test::2] / fitted).log_softmax(1)
-        total -= float(scaled.gather(1, labels[test::2, None]).sum())
-    return total / len(labels)
+    tempered = Tempered(probs.shape[1])
+    tempered.update(probs, labels)
+    return tempered.compute()["calibrated_nll"]
 
 
 def dee(calibrated_nll: float, curve: Sequence[float]) -> float:

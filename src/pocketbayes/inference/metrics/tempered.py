@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,12 @@ from pocketbayes.inference.metrics import calibration
 from pocketbayes.inference.metrics.accumulators import SMALLEST, Sums
 
 TEMPERATURES = torch.logspace(-1, 1, 33, dtype=torch.float64)
+FINE_GRID = torch.linspace(math.log(0.1), math.log(10), 2001, dtype=torch.float64)
+"""Logarithms of the temperatures at which curves are read."""
+INTERVAL_NATS = 1.92
+"""Half the 95 % quantile of chi-squared with one degree of freedom."""
+MAX_INTERVAL_RATIO = 1.5
+"""The widest interval, upper over lower end, whose best value is taken as it is."""
 MAX_PIXELS = 4096
 """Pixels of a batch that count, evenly spaced: their labels are far from independent."""
 
@@ -19,6 +26,7 @@ class Tempered(Sums):
     """The measures of `p^(1/T) / sum p^(1/T)`, T fitted by NLL on every second example and measured on the others.
 
     Both halves take both parts (Ashukha et al. 2020), so that no example is judged by a temperature it was part of.
+    A half that is too small to fix a temperature takes a cautious one, as `pb.calibrate` does.
 
     Args:
         classes: number of classes.
@@ -59,8 +67,8 @@ class Tempered(Sums):
         )
 
     def temperature(self) -> float:
-        """Return the temperature with the lowest NLL over all examples."""
-        return math.exp(lowest(self.sums["nll"].sum(1)))
+        """Return the temperature that is fitted to all examples; see `fit_temperature`."""
+        return fit_temperature(self.sums["nll"].sum(1)).value
 
     def compute(self) -> dict[str, float]:
         """Return `calibrated_nll` and `calibrated_ece`; nothing where a half is empty."""
@@ -68,33 +76,56 @@ class Tempered(Sums):
             return {}
         total, bins = 0.0, torch.zeros(self.bins, self.sums["tables"].shape[-1], dtype=torch.float64)
         for fitted, measured in ((0, 1), (1, 0)):
-            best = lowest(self.sums["nll"][:, fitted])
-            total += _value_at(self.sums["nll"][:, measured], best)
-            nearest = int((TEMPERATURES.log() - best).abs().argmin())
+            log_temperature = math.log(fit_temperature(self.sums["nll"][:, fitted]).value)
+            place = int((FINE_GRID - log_temperature).abs().argmin())
+            total += float(_between(self.sums["nll"][:, measured])[place])
+            nearest = int((TEMPERATURES.log() - log_temperature).abs().argmin())
             bins += self.sums["tables"][nearest].view(2, self.bins, -1)[measured]
         count = float(self.sums["count"])
         return {"calibrated_nll": total / count, "calibrated_ece": float(calibration.calibration_error(bins))}
 
 
-def _parabola(values: Tensor, near: int) -> tuple[float, float, float]:
-    """Return `a, b, c` of the parabola `a t^2 + b t + c` through three neighbours, t in steps from the middle one."""
-    left, middle, right = values[near - 1 : near + 2].tolist()
-    return (left + right) / 2 - middle, (right - left) / 2, middle
+class TemperatureFit(NamedTuple):
+    """A fitted temperature.
+
+    Attributes:
+        value: The temperature to use: `best`, or where the data leave it open, the value of the interval nearest to 1.
+        best: The temperature with the lowest NLL.
+        low: The lower end of the 95 % interval.
+        high: The upper end.
+    """
+
+    value: float
+    best: float
+    low: float
+    high: float
+
+    @property
+    def cautious(self) -> bool:
+        """Whether the interval was too wide to take its best value."""
+        return self.value != self.best
 
 
-def lowest(values: Tensor) -> float:
-    """Return the logarithm of the temperature where a curve over the grid is lowest."""
+def fit_temperature(nll: Tensor) -> TemperatureFit:
+    """Fit a temperature by the total NLL at each of `TEMPERATURES`.
+
+    The interval is the likelihood's: all temperatures whose NLL is within 1.92 nats of the lowest.
+
+    Args:
+        nll: The NLL summed over examples, (len(TEMPERATURES),).
+    """
+    values = _between(nll)
+    inside = FINE_GRID[values <= values.min() + INTERVAL_NATS]
+    best, low, high = (math.exp(float(t)) for t in (FINE_GRID[values.argmin()], inside.min(), inside.max()))
+    value = best if high / low <= MAX_INTERVAL_RATIO else min(max(1.0, low), high)
+    return TemperatureFit(value, best, low, high)
+
+
+def _between(values: Tensor) -> Tensor:
+    """Interpolate a curve over `TEMPERATURES` at `FINE_GRID`, by the parabola around the nearest temperature."""
     grid = TEMPERATURES.log()
-    near = int(values.argmin().clamp(1, len(grid) - 2))
-    a, b, _ = _parabola(values, near)
-    shift = min(max(-b / (2 * a), -1.0), 1.0) if a > 0 else 0.0
-    return float(grid[near] + shift * (grid[1] - grid[0]))
-
-
-def _value_at(values: Tensor, log_temperature: float) -> float:
-    """Return a curve's value between the points of the grid."""
-    grid = TEMPERATURES.log()
-    near = int((grid - log_temperature).abs().argmin().clamp(1, len(grid) - 2))
-    a, b, c = _parabola(values, near)
-    step = (log_temperature - float(grid[near])) / float(grid[1] - grid[0])
-    return a * step * step + b * step + c
+    position = (FINE_GRID - grid[0]) / (grid[1] - grid[0])
+    near = position.round().long().clamp(1, len(grid) - 2)
+    left, middle, right = (values.cpu().double()[near + side] for side in (-1, 0, 1))
+    t = position - near
+    return middle + 0.5 * t * (right - left) + 0.5 * t * t * (left + right - 2 * middle)
