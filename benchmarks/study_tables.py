@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from typing import Any
 
+import numpy as np
+
+from pocketbayes.inference.metrics import dee
 from table_parts import Group, Result, Table, Tables, mean, spread
 
 MEASURES = {
@@ -13,6 +18,7 @@ MEASURES = {
     "nll": ("NLL", 1, 3),
     "calibrated_nll": ("calibrated NLL", 1, 3),
     "ece": ("ECE", 1, 3),
+    "calibrated_ece": ("calibrated ECE", 1, 3),
     "brier": ("Brier", 1, 3),
     "corruption accuracy": ("corrupted", 100, 1),
     "epistemic_share": ("epistemic share", 1, 3),
@@ -32,6 +38,8 @@ def study(result: Result) -> Table:
     outside = [key for key in every[0] if key.startswith("auroc ")]
     healthy = any("health" in figures for figures in every)
     head = ["", *(name for name, _, _ in shown.values()), *(f"AUROC, {key[6:]}" for key in outside)]
+    curve = ensemble_curve(rows) if "calibrated_nll" in shown else []
+    head += ["DEE"] if curve else []
     head += ["stds"] if healthy else []
     head += ["bytes", "values", "training, x map", "prediction, x map", "seeds"]
     lines = []
@@ -42,11 +50,27 @@ def study(result: Result) -> Table:
             values = [scale * figures[key] for figures in group]
             cells.append(spread(values if key in SPREAD else [statistics.fmean(values)], digits))
         cells += [f"{mean(group, key):.3f}" for key in outside]
+        cells += [equivalent(group, curve)] if curve else []
         cells += [stds(group)] if healthy else []
         cells += [f"{round(mean(group, key)):,}" for key in ("bytes", "values")]
         cells += [ratio(seeds, rows.get("map", {}), key) for key in ("train_seconds", "predict_seconds")]
         lines.append([name, *cells, str(len(seeds))])
     return head, lines
+
+
+def ensemble_curve(rows: dict[str, Seeds]) -> list[float]:
+    """Calibrated NLL of 1, 2, ... independent networks, by the rows "map" and "ensemble of N"; linear between them."""
+    sizes = {"map": 1} | {name: int(name.split()[-1]) for name in rows if re.fullmatch(r"ensemble of \d+", name)}
+    points = {size: mean(list(rows[name].values()), "calibrated_nll") for name, size in sizes.items() if name in rows}
+    if len(points) < 2 or 1 not in points:
+        return []
+    return list(np.interp(range(1, max(points) + 1), sorted(points), [points[size] for size in sorted(points)]))
+
+
+def equivalent(group: Group, curve: list[float]) -> str:
+    """How many independent networks a row is worth."""
+    worth = dee(mean(group, "calibrated_nll"), curve)
+    return f"{worth:.1f}" if math.isfinite(worth) else f"> {len(curve)}"
 
 
 def stds(group: list[dict[str, Any]]) -> str:

@@ -115,6 +115,25 @@ def test_study_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
             studies.Study.model_validate(merged(tree, {"rows": {"int8": {"start": wrong}}}))
 
 
+def test_study_row_is_compressed_or_calibrated_first(tmp_path: Path) -> None:
+    tree: dict[str, Any] = merged(SMALL, {"seeds": [0], "base": {"data": {"val_fraction": 0.3}}})
+    tree["rows"] = {
+        "map": SMALL["rows"]["map"],
+        "coded": {"of": "map", "compress": {"max_bytes": 1600}},
+        "tempered": {"of": "map", "calibrate": True},
+    }
+    study = studies.Study.model_validate(tree)
+    result = studies.reproduce("small", study, tmp_path, tmp_path / "work", progress=False)
+    plain, coded, tempered = (row["seeds"]["0"] for row in result["rows"].values())
+    assert coded["bytes"] <= 1600 < plain["bytes"]
+    assert tempered["accuracy"] == plain["accuracy"]
+    assert pb.load(work_of(tmp_path, "small", "map") / "tempered.pocket").calibration is not None
+    assert result["rows"]["coded"]["settings"]["compress"] == {"max_bytes": 1600}
+    both = merged(tree, {"rows": {"coded": {"calibrate": True}}})
+    with pytest.raises(ValueError, match="not both"):
+        studies.Study.model_validate(both)
+
+
 def test_study_file_holds_a_study_per_data_set() -> None:
     yacht, energy = studies.read("uci-yacht"), studies.read("uci-energy")
     assert yacht.recipe("map", 3).data.settings == {"val_fraction": 0.0, "set": "yacht", "index": 3}  # a seed, a split

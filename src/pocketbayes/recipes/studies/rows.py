@@ -18,12 +18,14 @@ from pocketbayes import data
 from pocketbayes.base.progress import Show
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.files import network_file as artifact
+from pocketbayes.inference.calibrating import calibrate
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Net, members
 from pocketbayes.recipes import Recipe, check, load_like
 from pocketbayes.recipes.experiment import run
 from pocketbayes.recipes.studies.study import Study
+from pocketbayes.ship.compression import compress
 from pocketbayes.training import checkpoint
 from pocketbayes.training.fitting import fit
 
@@ -55,8 +57,10 @@ class RowMaker:
     def figures(self, row: str, seed: int) -> dict[str, Any]:
         """Return all that is measured of a row; the seconds of training only if it was trained here and now."""
         folder, seconds = self._trained(self.study.rows[row].of or row, seed)
-        net = artifact.load(folder / MODEL_FILE)
-        document = self._evaluation(row, net, self.study.recipe(row, seed, self.quick), folder)
+        recipe = self.study.recipe(row, seed, self.quick)
+        path = self._prepared(row, recipe, folder)
+        net = artifact.load(path)
+        document = self._evaluation(row, net, recipe, folder)
         found: dict[str, Any] = {} if seconds is None else {"train_seconds": seconds}
         found |= {key: document["measures"][key] for key in KEPT if key in document["measures"]}
         for other, scores in document.get("ood", {}).items():
@@ -67,7 +71,7 @@ class RowMaker:
             found["corruption accuracy"] = means["of 15"]["accuracy"]
             found["by severity"] = means["by severity"]
         found["predict_seconds"] = document["seconds"]["test, of CPU"]
-        found["bytes"] = (folder / MODEL_FILE).stat().st_size
+        found["bytes"] = path.stat().st_size
         found["values"] = net.census().values
         known = members(net)[0].health
         if known is not None:
@@ -89,11 +93,27 @@ class RowMaker:
         run(recipe, folder, self.data_dir, resume=begun, measured=False, progress=self.progress)
         return folder, None if begun else round(time.process_time() - clock, 2)
 
+    def _prepared(self, row: str, recipe: Recipe, folder: Path) -> Path:
+        """Return the file that a row measures: the trained network's, or one made of it."""
+        chosen = self.study.rows[row]
+        if chosen.compress is None and not chosen.calibrate:
+            return folder / MODEL_FILE
+        path = folder / f"{_slug(row)}.pocket"
+        if path.is_file():
+            return path
+        net = artifact.load(folder / MODEL_FILE)
+        train, val = (data.load(recipe.data.name, s, self.data_dir, **recipe.data.settings) for s in ("train", "val"))
+        if chosen.compress is not None:
+            compress(net, train, val, progress=self.progress, **chosen.compress).save(path)
+        else:
+            artifact.save(calibrate(net, val, propagation=chosen.propagation), path)
+        return path
+
     def _evaluation(self, row: str, net: Net, recipe: Recipe, folder: Path) -> dict[str, Any]:
         study, chosen, own = self.study, self.study.rows[row], recipe.data.settings
         images = own.get("subset") if self.quick else study.test_images or own.get("subset")
         few: dict[str, Any] = {} if images is None else {"subset": images}
-        way = "" if chosen.propagation is None else f"{chosen.propagation}."
+        way = "" if chosen.of is None else f"{_slug(row)}."
         test = data.load(recipe.data.name, "test", self.data_dir, **{**own, **few})
         return evaluate_suite(
             net,
@@ -111,8 +131,12 @@ class RowMaker:
 def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
     """Return a folder name with row and seed for people, and a digest of what decides the network."""
     text = json.dumps([recipe.to_tree(), start and start.name], sort_keys=True)
-    name = re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
-    return f"{name}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{_slug(row)}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _slug(row: str) -> str:
+    """Return a row's name as a file name."""
+    return re.sub(r"[^a-z0-9.]+", "-", row.lower()).strip("-")
 
 
 @functools.cache

@@ -159,6 +159,8 @@ def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
         "start": study.rows[chosen.of or row].start,
         "test_images": study.test_images,
         "shift_images": study.shift_images,
+        "compress": chosen.compress,
+        "calibrate": chosen.calibrate or None,
     }
     return {
         "recipe": json.loads(json.dumps(tree)),

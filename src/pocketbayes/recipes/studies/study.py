@@ -23,6 +23,8 @@ class Row(BaseModel):
         of: The row whose network is used.
         propagation: How its randomness is carried through the network.
         samples: Passes per example; None for the study's.
+        compress: Settings of `pb.compress`, by which the network is compressed before it is measured.
+        calibrate: Whether the network is calibrated on the validation data before it is measured.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,6 +33,8 @@ class Row(BaseModel):
     of: str | None = None
     propagation: str | None = None
     samples: int | None = Field(default=None, ge=1)
+    compress: dict[str, Any] | None = None
+    calibrate: bool = False
 
 
 class Study(BaseModel):
@@ -75,6 +79,8 @@ class Study(BaseModel):
                 raise UnknownNameError(f"row that {name!r} is of", row.of, trained)
             if row.of is not None and (row.recipe or row.start):
                 raise UserError(f"row {name!r} is of {row.of!r}: it cannot have a recipe or a start too")
+            if row.compress is not None and row.calibrate:
+                raise UserError(f"row {name!r} is compressed or calibrated, not both: make two rows of it")
             before = trained[: trained.index(name)] if name in trained else []
             if row.start is not None and row.start not in before:
                 raise UnknownNameError(f"row above {name!r} that it starts from", row.start, before)
