@@ -23,7 +23,7 @@ coverage: venv
 mutants: venv
 	$(BIN)/python tools/mutate.py
 
-# The suite as other CPUs, thread counts, orders and Python versions would run it: hours; QUICK=--quick: minutes.
+# The suite as other CPUs, thread counts, orders and Python versions would run it: an hour; QUICK=--quick: minutes.
 portability: venv
 	$(BIN)/python tools/portability.py $(QUICK)
 

@@ -22,7 +22,7 @@ NUMERICAL_FOLDERS = ("posteriors", "propagation", "plane")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=1, help="run tests that assert learning with this many seeds")
     parser.addoption("--seed", type=int, default=0, help="torch's seed before every test; any seed must pass")
-    parser.addoption("--shuffle", type=int, default=None, help="run files, and tests within them, in this seed's order")
+    parser.addoption("--shuffle", type=int, default=None, help="run folders, files and tests in this seed's order")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -39,10 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if learns or item.path.parent.name in NUMERICAL_FOLDERS:
             item.add_marker("numerics")
     seed = config.getoption("--shuffle")
-    if seed is not None:  # by file, so that fixtures of a module are made once
+    if seed is not None:  # by folder and file, so that fixtures of a module are made once
         chooser = random.Random(seed)
-        files = {item.path: chooser.random() for item in items}
-        items.sort(key=lambda item: (files[item.path], chooser.random()))
+        places = {path: chooser.random() for item in items for path in (item.path.parent, item.path)}
+        items.sort(key=lambda item: (places[item.path.parent], places[item.path], chooser.random()))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,10 +1,11 @@
 """Run the tests as other machines would: instruction sets, kernels, threads, orders, data, Python versions.
 
-python tools/portability.py [PATH ...] [--quick] [--only NAME ...] [--again] [-n 2]
+python tools/portability.py [PATH ...] [--quick] [--only NAME ...] [--again] [-n 1]
 
-`--quick` runs the tests marked `numerics`, without it the whole suite runs in every setting. Settings that this machine
-does not offer are left out, and every setting has another of torch's seeds. Writes benchmarks/results/portability.json
-folder by folder and resumes there; `--again` runs finished folders again. Exits with 1 if a test failed.
+Three settings cover every factor, each with another of torch's seeds; factors that this machine does not offer are left
+out. `--only` with the name of a factor runs that one alone, which tells what a failure hangs on. `--quick` runs the
+tests marked `numerics` instead of the whole suite. Writes benchmarks/results/portability.json folder by folder and
+resumes there; `--again` runs finished folders again. Exits with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +40,56 @@ class Setting:
     """One way to run the tests.
 
     Attributes:
-        name: Its row in the table.
         environment: Variables that differ; None removes one.
         options: For pytest.
         python: The interpreter.
     """
 
-    name: str
     environment: dict[str, str | None] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     python: str = sys.executable
 
+    def __or__(self, other: Setting) -> Setting:
+        """Combine two settings of the same interpreter."""
+        return Setting(self.environment | other.environment, self.options + other.options, self.python)
 
-def settings() -> Iterator[Setting]:
-    """Yield every setting that this machine offers."""
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    yield Setting("as it is")
-    for capability, flag in (("default", ""), ("avx2", "avx2"), ("avx512", "avx512f")):
-        if flag in flags:
-            yield Setting(f"ATEN_CPU_CAPABILITY={capability}", {"ATEN_CPU_CAPABILITY": capability})
-    if platform.machine() in ("x86_64", "AMD64"):
-        yield Setting("MKL_CBWR=COMPATIBLE", {"MKL_CBWR": "COMPATIBLE"})
-        yield Setting("ONEDNN_MAX_CPU_ISA=AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    yield Setting("2 threads", {"OMP_NUM_THREADS": "2"})
-    yield Setting("without data", {"POCKETBAYES_DATA": None})
-    yield Setting("order 1", options=("--shuffle", "1"))
-    yield Setting("order 2", options=("--shuffle", "2"))
+
+FACTORS = {
+    "default": Setting({"ATEN_CPU_CAPABILITY": "default"}),
+    "avx2": Setting({"ATEN_CPU_CAPABILITY": "avx2"}),
+    "avx512": Setting({"ATEN_CPU_CAPABILITY": "avx512"}),
+    "MKL compatible": Setting({"MKL_CBWR": "COMPATIBLE"}),
+    "oneDNN AVX2": Setting({"ONEDNN_MAX_CPU_ISA": "AVX2"}),
+    "1 thread": Setting({"OMP_NUM_THREADS": "1"}),
+    "2 threads": Setting({"OMP_NUM_THREADS": "2"}),
+    "without data": Setting({"POCKETBAYES_DATA": None}),
+    **{f"order {number}": Setting(options=("--shuffle", str(number))) for number in (1, 2, 3)},
+}
+COVERING = (
+    ("default", "1 thread", "order 1"),
+    ("avx2", "MKL compatible", "2 threads", "order 2"),
+    ("avx512", "oneDNN AVX2", "without data", "order 3"),
+)
+"""Combinations in which every factor occurs."""
+
+
+def settings() -> Iterator[tuple[str, Setting]]:
+    """Yield the combinations and interpreters that this machine offers, by name."""
+    for names in COVERING:
+        offered = [name for name in names if _is_offered(name)]
+        yield ", ".join(offered), reduce(or_, (FACTORS[name] for name in offered))
     own = ".".join(platform.python_version_tuple()[:2])
     for version in PYTHONS:
         found = shutil.which(f"python{version}")
         if version != own and found and _can_run(found):
-            yield Setting(f"Python {version}", python=found)
+            yield f"Python {version}", Setting(python=found)
+
+
+def _is_offered(factor: str) -> bool:
+    """Tell whether this machine's processor knows a factor."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    needed = {"avx2": "avx2", "avx512": "avx512f", "MKL compatible": "sse2", "oneDNN AVX2": "sse2"}
+    return needed.get(factor, "") in flags
 
 
 def _can_run(python: str) -> bool:
@@ -76,19 +98,15 @@ def _can_run(python: str) -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
-def run(
-    setting: Setting, seed: int, marks: str, workers: int, paths: list[str], keep: Callable[[Folders], None]
-) -> Folders:
-    """Run the tests in one setting; `keep` gets the folders that are complete as they end."""
+def run(setting: Setting, options: list[str], in_order: bool, keep: Callable[[Folders], None]) -> Folders:
+    """Run the tests in one setting; `keep` gets folders as they end, if tests are run folder by folder."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     for name, value in setting.environment.items():
         environment.pop(name, None)
         if value is not None:
             environment[name] = value
-    command = [setting.python, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--tb=no", "-m", marks]
-    command += ["--seed", str(seed), *setting.options, *(["-n", str(workers)] if workers > 1 else []), *paths]
+    command = [setting.python, "-m", "pytest", "-vv", "-p", "no:cacheprovider", "--tb=no", *setting.options, *options]
     folders: Folders = {}
-    in_order = workers == 1 and "--shuffle" not in setting.options
     current = ""
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
@@ -105,7 +123,7 @@ def run(
             if outcome in ("failed", "error"):
                 row["failures"].append(test)
     if process.returncode not in (0, 1, 5):  # 5: none of the tests has the marks
-        raise SystemExit(f"{setting.name}: pytest ended with {process.returncode}: {' '.join(command)}")
+        raise SystemExit(f"pytest ended with {process.returncode}: {' '.join(command)}")
     return folders
 
 
@@ -113,20 +131,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="test folders, instead of all")
     parser.add_argument("--quick", action="store_true", help="only the tests marked numerics")
-    parser.add_argument("--only", nargs="*", help="these settings, by name")
+    parser.add_argument("--only", nargs="*", help="these settings or single factors, by name")
     parser.add_argument("--again", action="store_true", help="also folders that have a result")
     parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("-n", type=int, default=2, help="processes")
+    parser.add_argument("-n", type=int, default=1, help="processes; folders are kept as they end if 1")
+    parser.add_argument("--seed", type=int, help="torch's; another one in every setting if not given")
     arguments = parser.parse_args()
     marks, kind = ("numerics and not slow", "numerics") if arguments.quick else ("not slow", "whole suite")
     document = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     paths = arguments.paths or sorted(str(path.parent) for path in {*ROOT.glob("tests/*/test_*.py")})
     paths = sorted({str(Path(path).resolve().relative_to(ROOT)) for path in paths})
-    failed = False
-    for seed, setting in enumerate(settings()):
-        if arguments.only and setting.name not in arguments.only:
-            continue
-        rows = document.setdefault(kind, {}).setdefault(setting.name, {})
+    covering, failed = dict(settings()), False
+    for title in arguments.only or covering:
+        setting = (covering | FACTORS)[title]
+        seed = [*covering, title].index(title) + 1 if arguments.seed is None else arguments.seed
+        rows = document.setdefault(kind, {}).setdefault(title, {})
 
         def keep(folders: Folders, seed: int = seed, rows: dict[str, Any] = rows) -> None:
             for name, row in folders.items():
@@ -135,10 +154,12 @@ def main() -> int:
 
         missing = [path for path in paths if arguments.again or Path(path).name not in rows]
         if missing:
-            keep(run(setting, seed, marks, arguments.n, missing, keep))
+            workers = ["-n", str(arguments.n)] if arguments.n > 1 else []
+            options = ["-m", marks, "--seed", str(seed), *workers, *missing]
+            keep(run(setting, options, not workers, keep))
         failures = [test for row in rows.values() for test in row["failures"]]
         failed |= bool(failures)
-        print(f"{setting.name:32s} {sum(row.get('passed', 0) for row in rows.values())} passed", *failures, flush=True)
+        print(f"{title:45s} {sum(row.get('passed', 0) for row in rows.values())} passed", *failures, flush=True)
     return int(failed)
 
 
