@@ -3,8 +3,8 @@
 python benchmarks/fuzz_predict.py [--inputs 100000] [--only NAME ...] [--seed 0]
 
 Bytes of a part, values of the header and of the tree, and whole tensors (NaN, infinity, negative, huge, another length
-or type) are changed. What loads is asked for a prediction, which the command line's table must be able to show: one
-table in ten is drawn.
+or type) are changed, one to three at a time; no input occurs twice. What loads is asked for a prediction, which the
+command line's table must be able to show: one table in ten is drawn.
 Writes results/fuzz-predict.json as it goes, a row for each storage; a run that was stopped resumes where it was.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import random
 import tempfile
@@ -19,7 +20,7 @@ import time
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,75 +29,97 @@ from torch import Tensor
 
 import pocketbayes as pb
 from fuzz_mutations import damage, lie
-from fuzz_pocket import network, take_apart
 from measure import Rows, forget_peak, memory
+from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.conformal import Conformal
 from pocketbayes.base.terminal import SafeConsole
 from pocketbayes.cli.predict import _answer, _table
 from pocketbayes.data import Info
 from pocketbayes.files import packing, pocket
 from pocketbayes.files.network_file import _without_centres, describe
 from pocketbayes.network import Net, members
+from storages import networks, tables
 
 LONGEST = 1.0
 """CPU seconds that any input may take."""
 DRAWN_EVERY = 10
 """One table in so many is drawn on a terminal, which takes longer than the prediction; all are made."""
-AT_ONCE = 5_000
+AT_ONCE = 10_000
 """Inputs between two writings of the results."""
-INFO = Info("things", "classification", 3, ("cat", "dog", "emu"), (12,), (0.5,) * 12, (0.2,) * 12)
-METHODS: dict[str, tuple[Callable[[], pb.Method], str | packing.Precision]] = {
-    "point": (pb.Deterministic, "bfloat16"),
-    "mean-field": (pb.MeanFieldVI, "int8"),
-    "shared": (lambda: pb.WeightSharing(k=4, n_min=2, tau_w=0.3), "lossless"),
-    "sparse": (lambda: pb.SSVI(density=0.2), "int8"),
-    "partial": (lambda: pb.PBN(rate=0.2, pretrain_epochs=0), "bfloat16"),
-    "quantized": (lambda: pb.Int8(sigma_bits=4), "lossless"),
-    "dropped": (lambda: pb.MCDropout(rate=0.2), "lossless"),
-    "kronecker": (lambda: pb.Laplace(hessian="kron"), "lossless"),
-    "low-rank": (lambda: pb.SWAG(swag_epochs=2, rank=2), "lossless"),
-    "mixture": (lambda: pb.Ensemble(members=2), "lossless"),
-}
-TRAINED = frozenset({"kronecker", "low-rank", "quantized"})
-"""Storages that come into being by training."""
+INFO = Info("things", "classification", 3, ("cat", "dog", "emu"), (4,), (0.5,) * 4, (0.2,) * 4)
+PRECISIONS = ("lossless", "bfloat16", "int8")
+QUESTION = torch.linspace(-1, 1, 4).view(1, 4)
+STORAGES = (*tables(), "mixture", "batch-norm")
 
 
-def make(name: str) -> tuple[Net, str | packing.Precision]:
-    """Return a tiny network with this storage, and a precision for its file."""
-    method, precision = METHODS[name]
-    if name not in TRAINED:
-        net: Net = network(method())
-    else:
-        torch.manual_seed(0)
-        model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10])
-        data = torch.randn(40, 12), torch.arange(40) % 3
-        net = pb.fit(method(), model, data, epochs=2, progress=False)
+def make(name: str) -> Net:
+    """Return a tiny network with this storage and everything that a file may hold beside it."""
+    net = batch_norm() if name == "batch-norm" else networks()[name]
     for member in members(net):
         member.info = INFO
-    return net, precision
+        member.method = "mine"
+        member.calibration = Calibration(1.5, (1.2, 1.7), 1.25, 40)
+        member.conformal = Conformal.of("classes", [0.1, 0.4, 0.7], samples=2)
+    return net
 
 
-def mutate(described: dict[str, Any], whole: bytes, chooser: random.Random) -> bytes:
-    """Change something; the checksum is right."""
-    kind = chooser.randrange(4)
-    if kind == 0:
-        return mutate_tensor(described, chooser)
-    text, parts = take_apart(whole)
-    if kind == 1:
-        name = chooser.choice(sorted(parts))
-        parts[name] = damage(parts[name], chooser)
-    elif kind == 2:
-        lie(text, chooser)
-    else:
-        tree = json.loads(zlib.decompress(parts["tree"]))
-        for _ in range(chooser.choice((1, 1, 3))):
-            lie(tree, chooser)
-        parts["tree"] = zlib.compress(json.dumps(tree).encode(), 1)
-    return pocket.assemble(text, parts)
+def batch_norm() -> pb.Network:
+    """Return a network with running statistics."""
+    torch.manual_seed(0)
+    model = pb.models.build("mlp", in_features=4, hidden=[5], out_features=3, batch_norm=True)
+    return pb.bayesianize(model, pb.MeanFieldVI())  # type: ignore[return-value]
 
 
-def describe_tensors(net: Net) -> dict[str, Any]:
-    """Return what a file of the network holds."""
-    return _without_centres(describe(net), keep=False)
+class Mutator:
+    """Spoiled files of one network."""
+
+    def __init__(self, name: str) -> None:
+        """Pack the network in every precision."""
+        self.described = _without_centres(describe(make(name)), keep=False)
+        packed = [packing.pack(self.described, precision) for precision in PRECISIONS]
+        self.files = [(json.dumps(text), parts) for text, parts in packed]
+
+    def sound(self) -> bytes:
+        """Return the file without loss and without a change."""
+        text, parts = self.files[0]
+        return pocket.assemble(json.loads(text), parts)
+
+    def mutate(self, chooser: random.Random) -> bytes:
+        """Return a file in which one to three things are changed; the checksum is right."""
+        while True:
+            with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # a change that no file can hold
+                return self._mutate(chooser)
+
+    def _mutate(self, chooser: random.Random) -> bytes:
+        kinds = chooser.choices(("tensor", "bytes", "header", "tree"), k=chooser.choice((1, 1, 2, 3)))
+        changes = Counter(kinds)
+        if changes["tensor"]:
+            text, parts = packing.pack(self._spoil_tensors(changes["tensor"], chooser), chooser.choice(PRECISIONS))
+        else:
+            first, parts = chooser.choice(self.files)
+            text, parts = json.loads(first), dict(parts)
+        for _ in range(changes["header"]):
+            lie(text, chooser)
+        if changes["tree"]:
+            tree = json.loads(zlib.decompress(parts["tree"]))
+            for _ in range(changes["tree"]):
+                lie(tree, chooser)
+            parts["tree"] = zlib.compress(json.dumps(tree).encode(), 1)
+        for _ in range(changes["bytes"]):
+            name = chooser.choice(sorted(parts))
+            parts[name] = damage(parts[name], chooser)
+        return pocket.assemble(text, parts)
+
+    def _spoil_tensors(self, count: int, chooser: random.Random) -> dict[str, Any]:
+        """Describe the network with other tensors."""
+        described: dict[str, Any] = copy_tree(self.described)
+        for _ in range(count):
+            network = chooser.choice(described.get("networks", [described]))
+            owners = [network["state"], *[network["posterior"]["tensors"]] * 2, network["prior"]["tensors"]]
+            owner = chooser.choice([tensors for tensors in owners if tensors])
+            name = chooser.choice(sorted(owner))
+            owner[name] = spoil(owner[name].detach().clone(), chooser)
+        return described
 
 
 def copy_tree(tree: Any) -> Any:
@@ -106,27 +129,9 @@ def copy_tree(tree: Any) -> Any:
     return [copy_tree(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def mutate_tensor(described: dict[str, Any], chooser: random.Random) -> bytes:
-    """Change a tensor and code it as `save` does."""
-    tree = copy_tree(described)
-    networks = tree.get("networks", [tree])
-    chosen = chooser.choice(networks)
-    owners = [
-        chosen["state"],
-        chosen["posterior"]["tensors"],
-        chosen["posterior"]["tensors"],
-        chosen["prior"]["tensors"],
-    ]
-    owner = chooser.choice([tensors for tensors in owners if tensors])
-    name = chooser.choice(sorted(owner))
-    owner[name] = spoil(owner[name].detach().clone(), chooser)
-    text, parts = packing.pack(tree, "lossless")
-    return pocket.assemble(text, parts)
-
-
 def spoil(tensor: Tensor, chooser: random.Random) -> Tensor:
     """Return another tensor in its place."""
-    how = chooser.randrange(6)
+    how = chooser.randrange(10)  # half of the time a single number
     if how == 0:
         return tensor.to(chooser.choice((torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool)))
     if how == 1:
@@ -135,8 +140,17 @@ def spoil(tensor: Tensor, chooser: random.Random) -> Tensor:
         return torch.cat([tensor.flatten(), tensor.flatten()[: chooser.choice((1, 7))]])
     if how == 3:
         return -tensor if tensor.dtype != torch.bool else ~tensor
-    floats = (float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e-45, -1.0, 0.0)
-    value: Any = chooser.choice(floats if tensor.is_floating_point() else (-1, 0, 1, 100))
+    floats = (
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        3e38,
+        -3e38,
+        1e-45,
+        0.0,
+        *(chooser.gauss(0, 1) for _ in range(8)),
+    )
+    value: Any = chooser.choice(floats if tensor.is_floating_point() else (-1, 0, 1, 100, *range(2, 9)))
     if tensor.dtype == torch.uint8:
         value = abs(value)
     if how == 4:
@@ -147,15 +161,14 @@ def spoil(tensor: Tensor, chooser: random.Random) -> Tensor:
     return flat.view(tensor.shape)
 
 
-def outcome(path: Path, x: Tensor, draw: bool = True) -> str:
+def outcome(path: Path, draw: bool = True) -> str:
     """Return "answered", "refused", or what went wrong; `draw` the command line's table, too."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             net = pb.load(path)
-            answer = pb.predict(net, x, samples=2)
-            rows = [{"file": "x", "index": i, **_answer(answer, i, members(net)[0].info)} for i in range(len(x))]
-            table = _table(rows)
+            answer = pb.predict(net, QUESTION, samples=2)
+            table = _table([{"file": "x", "index": 0, **_answer(answer, 0, members(net)[0].info)}])
             if draw:
                 CONSOLE.print(table)
     except pb.UserError:
@@ -180,55 +193,53 @@ SINK: Any = _Sink()
 CONSOLE = SafeConsole(file=SINK, width=100)
 
 
+EMPTY = {"inputs": 0, "answered": 0, "refused": 0, "other": {}, "slowest cpu seconds": 0.0, "memory growth in MB": 0.0}
+
+
 def fuzz(name: str, rows: Rows, count: int, seed: int, folder: Path) -> None:
-    """Read so many spoiled files of a storage and ask them."""
-    net, precision = make(name)
-    path, x = folder / "net.pocket", torch.linspace(-1, 1, 12).view(1, 12)
-    pb.save(net, path, precision=precision)
-    whole = path.read_bytes()
-    described = describe_tensors(net)
-    if outcome(path, x) != "answered":
-        raise RuntimeError(f"{name}: the sound file is not read: {outcome(path, x)}")
-    empty = {
-        "inputs": 0,
-        "answered": 0,
-        "refused": 0,
-        "other": {},
-        "slowest cpu seconds": 0.0,
-        "memory growth in MB": 0.0,
-    }
-    row: dict[str, Any] = {**empty, **rows.get(name, {})}
-    while row["inputs"] < count:
+    """Read `count` spoiled files of a storage and ask them."""
+    mutator, path = Mutator(name), folder / "net.pocket"
+    path.write_bytes(mutator.sound())
+    if outcome(path) != "answered":
+        raise RuntimeError(f"{name}: the sound file is not read: {outcome(path)}")
+    row: dict[str, Any] = {**EMPTY, **rows.get(name, {})}
+    inputs = itertools.islice(distinct(mutator, f"{seed} {name}"), row["inputs"], count)
+    while batch := list(itertools.islice(inputs, AT_ONCE)):
         outcomes: Counter[str] = Counter()
         forget_peak()
         before = memory("VmHWM")
-        for number in range(row["inputs"], min(row["inputs"] + AT_ONCE, count)):
-            chooser = random.Random(f"{seed} {name} {number}")
-            data = None
-            while data is None:
-                with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # a change that no file can hold
-                    data = mutate(described, whole, chooser)
+        for number, data in enumerate(batch, start=row["inputs"]):
             path.write_bytes(data)
             start = time.process_time()
-            found = outcome(path, x, draw=number % DRAWN_EVERY == 0)
+            found = outcome(path, draw=number % DRAWN_EVERY == 0)
             took = time.process_time() - start
             row["slowest cpu seconds"] = max(row["slowest cpu seconds"], round(took, 4))
             outcomes[found] += 1
             if found not in ("answered", "refused") or took > LONGEST:
                 print(f"{name} {seed} {number}: {found}, {took:.2f} s", flush=True)
         row["memory growth in MB"] = max(row["memory growth in MB"], round((memory("VmHWM") - before) / 2**20, 1))
-        row["inputs"] += sum(outcomes.values())
+        row["inputs"] += len(batch)
         row["answered"] += outcomes.pop("answered", 0)
         row["refused"] += outcomes.pop("refused", 0)
         row["other"] = dict(Counter(row["other"]) + outcomes)
         rows.keep(name, row)
 
 
+def distinct(mutator: Mutator, seed: str) -> Iterator[bytes]:
+    """Yield spoiled files that all differ, the same ones for the same seed."""
+    seen: set[int] = set()
+    for number in itertools.count():
+        data = mutator.mutate(random.Random(f"{seed} {number}"))
+        if (digest := hash(data)) not in seen:
+            seen.add(digest)
+            yield data
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=100_000, help="of each storage")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", choices=list(METHODS))
+    parser.add_argument("--only", nargs="*", choices=STORAGES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -237,7 +248,7 @@ def main() -> None:
     with contextlib.suppress(pb.UserError):
         pb.models.build("unknown")  # looks into torchvision and timm, whose import is not a file's cost
     fast = Path("/dev/shm")
-    for name in arguments.only or METHODS:
+    for name in arguments.only or STORAGES:
         with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:
             fuzz(name, rows, arguments.inputs, arguments.seed, Path(folder))
 

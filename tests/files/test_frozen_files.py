@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from storages import networks, tables
 
 import pocketbayes as pb
 from pocketbayes.files import container, network_file, pocket
 from pocketbayes.network import members
 from pocketbayes.posteriors import POSTERIORS
+from storages import networks, tables
 
 FROZEN = Path(__file__).parent / "frozen"
 RECORD = FROZEN / "record.json"

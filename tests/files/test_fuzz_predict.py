@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 from pathlib import Path
 
 import pytest
-import torch
 
-import pocketbayes as pb
+from pocketbayes.posteriors import POSTERIORS
 
 fuzz_predict = __import__("fuzz_predict")
 
 
-@pytest.mark.parametrize("storage", fuzz_predict.METHODS)
+def test_fuzz_covers_every_registered_storage() -> None:
+    own = {name for name, kind in POSTERIORS.items() if kind.__module__.startswith("pocketbayes.")}
+    assert own <= set(fuzz_predict.STORAGES)
+
+
+@pytest.mark.parametrize("storage", fuzz_predict.STORAGES)
 def test_load_refuses_a_damaged_network_or_predict_works(storage: str, tmp_path: Path) -> None:
-    net, precision = fuzz_predict.make(storage)
-    path, x = tmp_path / "net.pocket", torch.linspace(-1, 1, 24).view(2, 12)
-    pb.save(net, path, precision=precision)
-    whole = path.read_bytes()
-    assert fuzz_predict.outcome(path, x) == "answered"
-    described = fuzz_predict.describe_tensors(net)
-    found = set()
-    for number in range(40):
-        path.write_bytes(fuzz_predict.mutate(described, whole, random.Random(f"1 {storage} {number}")))
-        found.add(fuzz_predict.outcome(path, x))
-    assert found <= {"answered", "refused"}
+    mutator, path = fuzz_predict.Mutator(storage), tmp_path / "net.pocket"
+    path.write_bytes(mutator.sound())
+    assert fuzz_predict.outcome(path) == "answered"
+    outcomes = set()
+    for data in itertools.islice(fuzz_predict.distinct(mutator, f"1 {storage}"), 40):
+        path.write_bytes(data)
+        outcomes.add(fuzz_predict.outcome(path))
+    assert outcomes <= {"answered", "refused"}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,9 +11,6 @@ from pocketbayes import posteriors
 from pocketbayes.files import network_file
 from pocketbayes.posteriors import POSTERIORS, Posterior
 from pocketbayes.posteriors.layout import Layout
-
-sys.path.append(str(Path(__file__).parents[1] / "files"))
-
 from storages import network, networks, tables
 
 WRONG = [(name, tensor) for name, (tensors, _) in tables().items() for tensor in tensors]
