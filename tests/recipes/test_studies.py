@@ -115,6 +115,7 @@ def test_study_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
             studies.Study.model_validate(merged(tree, {"rows": {"int8": {"start": wrong}}}))
 
 
+@pytest.mark.filterwarnings("ignore:.* examples leave the temperature")
 def test_study_row_is_compressed_or_calibrated_first(tmp_path: Path) -> None:
     tree: dict[str, Any] = merged(SMALL, {"seeds": [0], "base": {"data": {"val_fraction": 0.3}}})
     tree["rows"] = {
