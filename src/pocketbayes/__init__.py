@@ -1,4 +1,4 @@
-"""Bayesian neural networks small enough to carry and cheap enough to use."""
+"""Bayesian neural networks that are small to store and cheap to use."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Return the estimators, whose scikit-learn takes a while to import."""
+        """Import the estimators on first use, since scikit-learn is slow to import."""
         if name in ("PocketClassifier", "PocketRegressor"):
             from pocketbayes.ship import estimator
 
@@ -81,12 +81,12 @@ def methods() -> tuple[str, ...]:
 
 
 def kl(net: Net) -> Tensor:
-    """Compute KL(q || prior) in nats: a true sum over every random weight, neither averaged nor scaled."""
+    """Compute KL(q || prior) in nats, the sum over all random weights, neither averaged nor scaled."""
     return net.kl()
 
 
 def census(net: Net) -> Census:
-    """Return the counts of what the network stores."""
+    """Count the values that the network stores."""
     return net.census()
 
 

@@ -17,29 +17,29 @@ from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 
 GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
-"""What is made of an output that is a distribution: -E log p(y | output), the expected NLL of the ELBO, or -log N(y),
-the density of the target under the Gaussian that is predicted for it."""
+"""The loss of a Gaussian output: `-E log p(y | output)`, the expected NLL of the ELBO, or `-log N(y)`, the density of
+the target under the predicted Gaussian."""
 
 VARIANCE_FLOOR = 1e-2
-"""Added to the variance of a probability by the second: a one-hot label has no noise, and its density no bound."""
+"""Variance that "gaussian-nll" adds to probabilities: the density of a noiseless one-hot label is unbounded."""
 
 
 Task = Literal["classification", "regression", "other"]
 
 LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
-"""Every likelihood by name: a subclass of `Likelihood` that gives itself a name joins by being defined."""
+"""Every likelihood by name; subclasses of `Likelihood` with a `name` are registered when they are defined."""
 
 
 class Likelihood(nn.Module, ABC):
     """p(y | output): the noise model of the data.
 
-    `nll` is its one duty. A subclass of a named likelihood that has no name of its own is saved under the name of that.
+    A subclass must define `nll`. One without a `name` is saved under the name of its nearest named parent.
 
     Attributes:
-        name: What files call it; the class's own name if neither it nor a class below it gives one.
-        task: What outputs are: logits of classes, real numbers with Gaussian noise, or anything else.
-        ignore_index: A label that does not count, where there is one.
-        gaussian_loss: How `nll` takes an output that moment propagation made a Gaussian.
+        name: The name in files; by default the name of the class.
+        task: The meaning of outputs: logits of classes, real numbers with Gaussian noise, or anything else.
+        ignore_index: A label that does not count, if any.
+        gaussian_loss: The loss of Gaussian outputs, as moment propagation returns them.
     """
 
     name: ClassVar[str]
@@ -59,16 +59,16 @@ class Likelihood(nn.Module, ABC):
         """Compute -log p(target | output) in nats, the mean over the batch."""
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return log p(target | output) of each example, (n,); override it where `nll` of one at a time is slow."""
+        """Return log p(target | output) per example, (n,); override it if calling `nll` example by example is slow."""
         pairs = zip(output.split(1), target.split(1))
         return torch.stack([-self.nll(*pair) for pair in pairs])
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the predicted target and the std of its noise; the output and 0 if unknown."""
+        """Return the predicted target and the std of its noise; by default the output and 0."""
         return output, torch.zeros_like(output)
 
     def measures(self, mean: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Return further measures of a batch, (n,) each, from what is predicted; `evaluate` averages them."""
+        """Return further measures per example, (n,) each, from predicted means; `evaluate` averages them."""
         return {}
 
     def outputs_for(self, targets: int) -> int:
@@ -76,7 +76,7 @@ class Likelihood(nn.Module, ABC):
         return targets
 
     def config(self) -> dict[str, Any]:
-        """Return what, with the module's tensors, rebuilds the likelihood: the plain arguments of its constructor."""
+        """Return the constructor's arguments that, with the module's tensors, rebuild the likelihood."""
         names = inspect.signature(type(self).__init__).parameters
         return {name: vars(self)[name] for name in names if name in vars(self)}
 
@@ -93,7 +93,7 @@ class Categorical(Likelihood):
         ignore_index: int | None = None,
         gaussian_loss: GaussianLoss = "cross-entropy",
     ) -> None:
-        """Take `class_weights` (classes,) of the loss and `ignore_index`, a label that does not count."""
+        """Take the loss's `class_weights`, (classes,), and `ignore_index`, a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.as_tensor(class_weights)
@@ -104,12 +104,10 @@ class Categorical(Likelihood):
         self.gaussian_loss = check_gaussian_loss(gaussian_loss)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Compute -log softmax(output)[target], weighted by class where weights are given.
+        """Compute the mean of `-log softmax(output)[target]` over labels that count, weighted by class.
 
-        The mean over labels that count.
-
-        Of Gaussian logits, with p the softmax of their means: -log p[target] + sum_c p_c (1 - p_c) v_c / 2, the
-        expectation to second order; or -log N(one-hot label; p, J^2 v), v going through the softmax by its own rule.
+        For Gaussian logits with variances v and softmax p of their means: `-log p[target] + sum_c p_c (1 - p_c) v_c /
+        2`, the expectation to second order; or `-log N(one-hot label; p, J^2 v)` with the Jacobian J of softmax.
         """
         check_output(output)
         shape = output.shape
@@ -122,11 +120,11 @@ class Categorical(Likelihood):
             )
         if isinstance(output, Gaussian):
             return self._gaussian_nll(output, target)
-        if target.is_floating_point():  # probabilities in place of labels, as mixing of images makes them
+        if target.is_floating_point():  # probabilities in place of labels, as mixup makes them
             return F.cross_entropy(output, target, weight=self.class_weights)
         ignore = -100 if self.ignore_index is None else self.ignore_index
         total = F.cross_entropy(output, target.long(), weight=self.class_weights, ignore_index=ignore, reduction="sum")
-        return total / self._weights(target).sum().clamp(min=1e-12)  # if nothing counts, the loss is 0, not 0 / 0
+        return total / self._weights(target).sum().clamp(min=1e-12)  # without labels the loss is 0, not 0 / 0
 
     def _weights(self, target: Tensor) -> Tensor:
         """Return the weight of each label."""
@@ -160,7 +158,7 @@ class Categorical(Likelihood):
     def _correlated_nll(self, log_probs: Tensor, covariance: Tensor, wanted: Tensor) -> Tensor:
         """Compute the NLL of logits with covariance S.
 
-        Adds tr(J S) / 2, or returns -log N(label; p, J S J^T), with J = diag(p) - p p^T.
+        It adds `tr(J S) / 2`, or returns `-log N(label; p, J S J^T)`, with `J = diag(p) - p p^T`.
         """
         probs = log_probs.exp()
         jacobian = torch.diag_embed(probs) - probs.unsqueeze(2) * probs.unsqueeze(1)
@@ -174,7 +172,7 @@ class Categorical(Likelihood):
         return density
 
     def config(self) -> dict[str, Any]:
-        """Return the ignored label, and the loss on Gaussian logits."""
+        """Return the ignored label and the loss of Gaussian logits."""
         return {"ignore_index": self.ignore_index, "gaussian_loss": self.gaussian_loss}
 
 
@@ -217,10 +215,10 @@ class GaussianNoise(Likelihood):
         return output, torch.full_like(output, float(self.noise))
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Compute log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2, summed over a target's entries.
+        """Compute `log(noise) + (y - mean)^2 / (2 noise^2) + log(2 pi) / 2`, summed over a target's entries.
 
-        Of Gaussian outputs the expectation, which adds v / (2 noise^2); or, as "gaussian-nll", the same with the
-        variance noise^2 + v.
+        For Gaussian outputs with variance v, the expectation adds `v / (2 noise^2)`; "gaussian-nll" uses the variance
+        `noise^2 + v` instead.
         """
         check_output(output)
         mean, noise = self.moments(output.loc if isinstance(output, Gaussian) else output)
@@ -236,16 +234,16 @@ class GaussianNoise(Likelihood):
         return each.sum() / len(mean)
 
     def outputs_for(self, targets: int) -> int:
-        """Return twice as many where the network predicts the noise too."""
+        """Return the number of outputs, doubled if the network also predicts the noise."""
         return 2 * targets if self.noise == "predicted" else targets
 
     def config(self) -> dict[str, Any]:
-        """Return where the noise comes from, and the loss on Gaussian outputs."""
+        """Return the kind of noise and the loss of Gaussian outputs."""
         return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
 
 
 def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
-    """Return the loss itself, or an error that lists the known ones."""
+    """Return the loss; raise an error that lists the known ones if there is none of that name."""
     if loss not in get_args(GaussianLoss):
         raise UnknownNameError("loss", loss, get_args(GaussianLoss))
     return loss
@@ -261,7 +259,7 @@ def check_output(output: object) -> None:
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the mean's shape: (n,) beside (n, 1) would otherwise silently broadcast to (n, n)."""
+    """Return the target in the mean's shape, since (n,) and (n, 1) would silently broadcast to (n, n)."""
     if [size for size in target.shape if size != 1] != [size for size in mean.shape if size != 1]:
         raise UserError(
             f"targets of shape {tuple(target.shape)} do not fit outputs of shape {tuple(mean.shape)}: floating-point "
@@ -274,7 +272,7 @@ def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
     """Rebuild the likelihood that `name`, `config()` and the module's tensors describe.
 
     Raises:
-        UnknownNameError: If no class of that name was defined.
+        UnknownNameError: If no class of that name is defined.
     """
     kind = LIKELIHOODS.find(name)
     given = {**config, **{key: value for key, value in tensors.items() if key in inspect.signature(kind).parameters}}
@@ -297,16 +295,16 @@ Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]
 
 
 def kl_weight(progress: float, beta: float, annealing: Annealing = "constant", start: float | None = None) -> float:
-    """Beta at a point of training.
+    """Return the weight of the KL at a point of training.
 
-    constant: beta. linear-up, linear-down: from `start` (0, or 0.2 as in PBN) to beta at the end. warm-up:
-    beta min(2 progress, 1), as in SSVI.
+    constant: `beta`. linear-up, linear-down: from `start` (0, or 0.2 as in PBN) to `beta`. warm-up: `beta min(2
+    progress, 1)`, as in SSVI.
 
     Args:
         progress: The fraction of the epochs that are over, in [0, 1].
         beta: The final weight.
-        annealing: The shape of the way there.
-        start: The weight at progress 0 of the linear shapes.
+        annealing: The schedule.
+        start: The initial weight of the linear schedules.
     """
     if annealing == "constant":
         return beta

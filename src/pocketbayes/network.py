@@ -1,4 +1,4 @@
-"""A model, the posterior over its weights, and how randomness goes through it."""
+"""A model with a posterior over its weights and a propagation of their uncertainty."""
 
 from __future__ import annotations
 
@@ -37,38 +37,38 @@ if TYPE_CHECKING:
     from pocketbayes.inference.health import FirstStds, Health
 
 MODEL_LOCK = RLock()
-"""Held while weights are in a model, or its modes are changed, for one answer: threads take turns."""
+"""Held while a thread has weights in a model or changes its mode, so that threads take turns."""
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
 
 def _plan_while_tracing(network: int, propagation: str, *args: Any, **kwargs: Any) -> Plan:
-    """Count on the real inputs while torch.compile traces: the plan is a constant of the graph."""
+    """Make the plan from the real inputs while torch.compile traces: it is a constant of the graph."""
     return _NETWORKS[network]._count(propagation, args, kwargs)
 
 
-# What torch.compiler.assume_constant_result does, without importing all of torch._dynamo beforehand.
+# Equivalent to torch.compiler.assume_constant_result, without importing all of torch._dynamo.
 _plan_while_tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class Network(nn.Module):
-    """The model without its selected weights + posterior + propagation: what one calls, compiles and wraps for DDP.
+    """A model whose selected weights come from a posterior; call, compile or wrap it like any module.
 
-    Each call runs the model once, as it is, with weights that the posterior supplies.
+    Each call runs the unchanged model once with weights that the posterior supplies.
 
     Attributes:
-        model: The caller's model, copied, its selected weights taken out.
+        model: A copy of the caller's model without its selected weights.
         posterior: The storage of q(w).
-        prior: What `kl` is measured against.
-        likelihood: The output's noise model, if training or prediction set one.
-        propagation: How randomness goes through the network.
-        input_var: The variance of noise in the inputs; moment propagation takes it along, the others do not know it.
-        method: The registry name of the method that made it, if one did.
-        info: What the training data say of themselves (shape, classes, normalisation), if they say anything.
-        stopping: The rule of adaptive passes, if one was fitted.
-        calibration: A temperature and a variance scale that predictions apply, if `calibrate` has fitted them.
-        conformal: Scores of held-out data, if `fit_conformal` has measured any.
-        first_stds: Some of the stds that training started from, if any did.
-        health: How far the stds have learned, as `fit` recorded it.
+        prior: The prior of `kl`.
+        likelihood: The noise model of the outputs, if training or prediction set one.
+        propagation: How uncertainty passes through the network.
+        input_var: The variance of input noise; only moment propagation uses it.
+        method: The registry name of the method that made the network, if any.
+        info: The description of the training data (shape, classes, normalisation), if known.
+        stopping: The rule of adaptive passes, if `fit_stopping` fitted one.
+        calibration: The temperature and variance scale that predictions apply, if `calibrate` fitted them.
+        conformal: Scores of held-out data, if `fit_conformal` measured them.
+        first_stds: A sample of the stds at the start of training, if it was recorded.
+        health: How much the stds changed in training, as `fit` recorded it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Network(nn.Module):
         propagation: str = "sample",
         input_var: float = 0.0,
     ) -> None:
-        """Take over `model`, from which the layout's weights have been or will be stripped."""
+        """Take ownership of `model` and strip the layout's weights from it."""
         super().__init__()
         keep_freed_memory()
         self.layout: Layout = posterior.layout
@@ -109,7 +109,7 @@ class Network(nn.Module):
         _NETWORKS[id(self)] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Network:
-        """Copy while no thread has weights in the model; the copy's propagation is the one in use here."""
+        """Copy while no thread has weights in the model; the copy has the propagation in use here."""
         with MODEL_LOCK:
             ask = self._current_ask()
             twin: Network = type(self).__new__(type(self))
@@ -119,14 +119,14 @@ class Network(nn.Module):
         return twin
 
     def __repr__(self) -> str:
-        """Print the network with stand-ins for the weights, which some modules look at."""
+        """Describe the network with placeholders for the weights, which some modules read in their own description."""
         weights = [torch.empty(slot.shape, device="meta") for slot in self.layout.slots]
         with MODEL_LOCK, weights_in_place(self.model, self.layout.by_site(weights)):
             return super().__repr__()
 
     @property
     def propagation(self) -> str:
-        """How randomness goes through the network in direct calls: that of `using` within its block and thread."""
+        """The propagation of direct calls; within a block of `using`, the one chosen there for this thread."""
         name = self._current_ask().propagation
         assert name is not None
         return name
@@ -138,30 +138,30 @@ class Network(nn.Module):
     def _current_ask(self) -> Ask:
         if not self._asks:
             return self._ask
-        if torch.compiler.is_compiling():  # the compiler cannot ask for a thread's number
+        if torch.compiler.is_compiling():  # the compiler cannot trace a thread's number
             return list(self._asks.values())[-1]
         return self._asks.get(get_ident(), self._ask)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode, while no other thread runs the model in a mode of its own."""
+        """Set the mode while no other thread runs the model."""
         with MODEL_LOCK:
             return super().train(mode)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the tensors, while no thread has weights in the model."""
+        """Return the tensors while no thread has weights in the model."""
         with MODEL_LOCK:
             return super().state_dict(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model once under the current propagation; moments and linear answer with a Gaussian."""
+        """Run the model once under the current propagation; moments and linear return a Gaussian."""
         return self._run(_packed(args, kwargs), self._current_ask())
 
     def answer(self, x: Any, ask: Ask) -> Any:
-        """Run one pass as asked, as a call `net(x)` with its hooks; threads may ask differently at once.
+        """Run one pass with the given settings, hooks included; threads may use different settings concurrently.
 
         Args:
-            x: The model's input; a `Call` for several.
-            ask: The settings; without a propagation the network's own.
+            x: The model's input, or a `Call` for several inputs.
+            ask: The settings; a propagation of None means the network's own.
         """
         if ask.propagation is None:
             ask = replace(ask, propagation=self.propagation)
@@ -178,7 +178,7 @@ class Network(nn.Module):
         with MODEL_LOCK:
             if ask.randomness is None or self._draws.get(key) is False:
                 return propagation.run(self, x, ask)
-            # Models that draw numbers themselves (dropout, stochastic depth) do so from the same source.
+            # Models that draw random numbers themselves (dropout, stochastic depth) use the same generator.
             with ask.randomness.redirected() as redirection:
                 output = propagation.run(self, x, ask)
             self._draws[key] = redirection.drew
@@ -199,13 +199,13 @@ class Network(nn.Module):
             return linearise(self.model, self.posterior, x, classes=classes, draws=draws, seed=seed)
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Return one pass of the model with the weights of a given vector (n,), for gradients with respect to it."""
+        """Run the model once with the weights of a vector (n,), for gradients with respect to that vector."""
         lock = nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK
         with lock, weights_in_place(self.model, self.layout.by_site(self.layout.views(flat))):
             return call_model(self.model, *args, **kwargs)
 
     def weights(self, x: Any) -> dict[str, Tensor]:
-        """Return the weights of one pass by site: values, or Gaussians where a rule will take them."""
+        """Return the weights of one pass by site: values, or Gaussians where a rule accepts them."""
         ask = self._current_ask()
         propagation = find_propagation(ask.propagation)
         if not isinstance(propagation, WeightPropagation):
@@ -217,7 +217,7 @@ class Network(nn.Module):
         return self.plan_for(self.propagation, _packed(args, kwargs))
 
     def plan_for(self, propagation: str, x: Any) -> Plan:
-        """Return which weights may stay in the form that a propagation prefers, counted once per mode."""
+        """Return which weights may keep the form that a propagation prefers; counted once per mode."""
         key = (propagation, self.training)
         if key not in self._plans:
             args, kwargs = Call.unpack(x)
@@ -234,16 +234,16 @@ class Network(nn.Module):
         return count_uses(self.model, self.layout, mean, known.rules(self.posterior), args, kwargs)
 
     def forget_plan(self) -> None:
-        """Forget what earlier passes showed of the model, for one whose flow has changed."""
+        """Discard what earlier passes recorded about the model, after its control flow has changed."""
         self._plans.clear()
         self._draws.clear()
 
     def draws_nothing(self, propagation: str) -> bool:
-        """Return whether earlier passes in this mode have shown that the model draws no random numbers itself."""
+        """Return whether earlier passes in this mode showed that the model itself draws no random numbers."""
         return self._draws.get((propagation, self.training)) is False
 
     def forget_draws(self) -> None:
-        """Look again whether the model draws random numbers itself, as one may that changes as it trains."""
+        """Check again whether the model itself draws random numbers, which may change during training."""
         self._draws.clear()
 
     @contextmanager
@@ -253,9 +253,9 @@ class Network(nn.Module):
         """Choose how this thread's direct calls `net(x)` run within a block.
 
         Args:
-            propagation: How randomness goes through the network; None leaves it.
-            noise: For weight samples, the noise of every draw.
-            randomness: What passes draw from; None for torch's global generator.
+            propagation: How uncertainty passes through the network; None for no change.
+            noise: The noise of weight samples, the same for every draw.
+            randomness: The generators of the passes; None for torch's global generator.
         """
         name = self.propagation if propagation is None else find_propagation(propagation).name
         with self._asking(replace(self._ask, propagation=name, noise=noise, randomness=randomness)):
@@ -277,12 +277,12 @@ class Network(nn.Module):
 
     @contextmanager
     def predicting(self) -> Iterator[None]:
-        """Hold the decoded weights, and the model in evaluation mode, for one thread's passes without gradients."""
+        """Hold the decoded weights and evaluation mode for a thread's passes without gradients."""
         with MODEL_LOCK, torch.no_grad(), self.posterior.frozen(), evaluating(self):
             yield
 
     def place(self, x: ModelInput) -> ModelInput:
-        """Return inputs where the network is, and real numbers in its own type: arrays are often float64."""
+        """Move inputs to the network's device and floats to its dtype, since arrays are often float64."""
         if not x.is_floating_point():
             return x.to(self.device)
         point = next(self.model.parameters(), None)
@@ -293,7 +293,7 @@ class Network(nn.Module):
         return self.posterior.kl(self.prior)
 
     def to_module(self, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
-        """Return a plain copy of the model with its weights put back: the mean, or one draw."""
+        """Return a plain copy of the model whose weights are the posterior mean or one draw."""
         with MODEL_LOCK:
             model = copy.deepcopy(self.model)
         with torch.no_grad():
@@ -302,7 +302,7 @@ class Network(nn.Module):
         return model
 
     def census(self) -> Census:
-        """Count what is stored, the model's point parameters and buffers included."""
+        """Count the stored values, including the model's point parameters and buffers."""
         with MODEL_LOCK:
             outside = list(self.model.state_dict().values())
         points = Census(
@@ -318,7 +318,7 @@ class Network(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the posterior lives."""
+        """The device of the posterior."""
         return next(itertools.chain(self.posterior.parameters(), self.posterior.buffers())).device
 
     @property
@@ -328,17 +328,17 @@ class Network(nn.Module):
 
     @property
     def has_stds(self) -> bool:
-        """Whether any weight is random, however that goes through the network."""
+        """Whether any weight is random, whatever the propagation."""
         return bool((self.posterior.moments()[1] > 0).any())
 
 
 class Mixture(nn.Module):
-    """Networks that answer together: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
+    """A mixture of networks: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
 
     Attributes:
         networks: The members.
-        weights: The share of each member in the answer, a sum of 1; None for equal shares.
-        stopping: The rule of adaptive passes, if one was fitted.
+        weights: The weight of each member, summing to 1; None for equal weights.
+        stopping: The rule of adaptive passes, if `fit_stopping` fitted one.
     """
 
     def __init__(self, networks: Sequence[Network], weights: Sequence[float] | None = None) -> None:
@@ -356,7 +356,7 @@ class Mixture(nn.Module):
         return len(self.networks)
 
     def shares(self) -> list[float]:
-        """Return each member's weight times the number of members: exactly 1 where all are equal."""
+        """Return each member's weight times the number of members, exactly 1 where all are equal."""
         return [1.0] * len(self) if self.weights is None else [len(self) * weight for weight in self.weights]
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -368,7 +368,7 @@ class Mixture(nn.Module):
         return torch.stack([network.kl() for network in self]).sum()
 
     def census(self) -> Census:
-        """Count what all members store together."""
+        """Count the stored values of all members together."""
         first, *rest = (network.census() for network in self)
         return sum(rest, start=first)
 
@@ -377,7 +377,7 @@ Net = Network | Mixture
 
 
 def _packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the one positional argument itself, or all of them together."""
+    """Return a single positional argument itself, or all arguments as a `Call`."""
     return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
 
 
@@ -388,10 +388,10 @@ def members(net: Net) -> list[Network]:
         UserError: If it is neither.
     """
     if not isinstance(net, (Network, Mixture)):
-        raise UserError(f"a Network is needed, not a {type(net).__name__}: pb.bayesianize(model, method) makes one")
+        raise UserError(f"expected a Network, not a {type(net).__name__}: make one with pb.bayesianize(model, method)")
     return list(net) if isinstance(net, Mixture) else [net]
 
 
 def shares(net: Net) -> list[float]:
-    """Return what each network of `members(net)` counts: 1 on average."""
+    """Return the weight of each network of `members(net)`, 1 on average."""
     return net.shares() if isinstance(net, Mixture) else [1.0]

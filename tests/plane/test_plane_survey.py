@@ -259,7 +259,7 @@ def test_survey_names_wrong_settings(changes: dict[str, object], message: str) -
 
 
 def test_survey_names_wrong_weights() -> None:
-    with pytest.raises(UserError, match="equally long"):
+    with pytest.raises(UserError, match="one length"):
         survey(torch.zeros(3), torch.zeros(4))
     with pytest.raises(UserError, match="finite"):
         survey(torch.zeros(100), torch.full((100,), float("nan")))

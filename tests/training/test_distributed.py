@@ -300,7 +300,7 @@ def test_fit_stops_when_a_rank_is_killed_and_resumes(what: str, tmp_path: Path) 
     found = ranks.run(train_told, 2, tmp_path / "b", tmp_path / "run", Told(1, 5, what), False)
     if what == "SIGKILL":
         assert found[1] is None
-        assert found[0].startswith("LostProcessError: process 0 of 2 stops: another one has ended")
+        assert found[0].startswith("LostProcessError: process 0 of 2 stops: another process has ended")
         assert "resume the run from its last checkpoint" in found[0]
     else:  # both save the same step and leave
         assert found[0].startswith("KeyboardInterrupt: stopped by a signal to another process")
@@ -319,7 +319,7 @@ def test_fit_waits_for_a_silent_rank_until_the_timeout(tmp_path: Path) -> None:
     processes[0].join(ranks.SECONDS)
     processes[1].kill()
     found = ranks.results(processes, tmp_path / "a")
-    assert found[0].startswith("LostProcessError: process 0 of 2 stops: another one has ended or does not respond")
+    assert found[0].startswith("LostProcessError: process 0 of 2 stops: another process has ended or does not respond")
     assert found[1] is None
     assert checkpoint.read(tmp_path / "run") is not None
 

@@ -13,13 +13,13 @@ from pocketbayes.base.errors import UserError
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed that every generator takes.
+    """Return a seed that every random generator accepts.
 
     Raises:
-        UserError: If it is no whole number of 64 bits.
+        UserError: If it is not a 64-bit integer.
     """
     if not isinstance(seed, Integral) or not -(1 << 63) <= int(seed) < 1 << 63:
-        raise UserError(f"seed must be a whole number of at most 64 bits, not {seed!r}")
+        raise UserError(f"seed must be a 64-bit integer, not {seed!r}")
     return int(seed)
 
 
@@ -27,18 +27,18 @@ def check_path(path: Any, what: str) -> Path:
     """Return the path of a file or folder.
 
     Raises:
-        UserError: If it is no path.
+        UserError: If it is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"{what} must be a path, not {path!r}")
-    found = os.fsdecode(path)
-    if not found or "\0" in found:
-        raise UserError(f"{what} must be a path, not {found!r}")
-    return Path(found)
+    text = os.fsdecode(path)
+    if not text or "\0" in text:
+        raise UserError(f"{what} must be a path, not {text!r}")
+    return Path(text)
 
 
 def checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | None:
-    """Return the weights of a mixture, None where they are equal.
+    """Return the weights of a mixture, or None if they are all equal.
 
     Raises:
         UserError: If there is not one non-negative number per network, or if they do not sum to 1.

@@ -18,7 +18,7 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
     path = Path(path)
     if path.is_dir():
         raise UserError(f"cannot write {str(path)!r}: it is a folder")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # opened as any file: the usual permissions
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # open() sets the usual permissions
     try:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Report which file cannot be written, and why.
+    """Turn an OSError within the block into a message that names the file and the reason.
 
     Raises:
         UserError: If the disk is full, read-only or gone.

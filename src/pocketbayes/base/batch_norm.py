@@ -9,7 +9,7 @@ from torch import nn
 
 
 def batch_norms_to_eval(model: nn.Module) -> None:
-    """Let batch and instance norm use their running statistics, which no longer move; the rest stays as it is."""
+    """Put batch and instance norm in evaluation mode, so that running statistics are used and no longer updated."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.eval()
@@ -17,7 +17,7 @@ def batch_norms_to_eval(model: nn.Module) -> None:
 
 @contextmanager
 def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
-    """Keep the running statistics of batch and instance norm in training mode within the block."""
+    """Stop batch and instance norm in training mode from updating their running statistics within the block."""
     moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
     before = [(m.momentum, m.num_batches_tracked) for m in moved]
     for module in moved:

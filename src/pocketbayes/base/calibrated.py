@@ -1,4 +1,4 @@
-"""The calibration that a network carries: two numbers, fitted on held-out data."""
+"""The calibration stored with a network: two numbers fitted on held-out data."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pocketbayes.base.errors import UserError
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `pb.calibrate` has fitted; predictions apply it.
+    """The result of `pb.calibrate`, applied by predictions.
 
     Attributes:
-        temperature: What the logits of every draw are divided by.
+        temperature: The divisor of the logits of every draw.
         temperature_interval: The 95 % likelihood interval of the temperature.
-        variance_scale: What the variance of Gaussian outputs (moments, linear) is multiplied by.
+        variance_scale: The factor on the variance of Gaussian outputs (moments, linear).
         examples: The number of held-out examples.
     """
 

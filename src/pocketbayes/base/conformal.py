@@ -1,4 +1,4 @@
-"""Split conformal prediction: the scores of held-out examples, and the quantile that covers a share of new ones."""
+"""Split conformal prediction: scores of held-out examples and their quantiles."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from pocketbayes.base.errors import UserError
 
 MOST_SCORES = 1000
-"""Scores that a network keeps; from more of them evenly spaced ones, each rounded up, which only widens the sets."""
+"""Number of scores that a network stores; longer lists are thinned to upper quantiles, which only widens the sets."""
 
 
 @dataclass(frozen=True)
 class Conformal:
-    """Sorted scores of held-out examples, by which new answers are made sets or intervals (Vovk et al. 2005).
+    """Sorted scores of held-out examples that turn predictions into sets or intervals (Vovk et al. 2005).
 
-    A score says how far an answer was off: `1 - p(label)` of classes, `|y - mean| / std` of real numbers. If new
-    examples are drawn like the held-out ones, `P(score <= quantile(level)) >= level`.
+    A score measures the error of a prediction: `1 - p(label)` for classes, `|y - mean| / std` for real numbers. If new
+    and held-out examples are exchangeable, `P(score <= quantile(level)) >= level`.
 
     Attributes:
         kind: "classes" or "real".
-        scores: The scores in rising order, at most `MOST_SCORES` of them.
+        scores: At most `MOST_SCORES` scores in ascending order.
         count: The number of held-out examples.
-        samples: Passes behind each answer.
-        propagation: How randomness went through the network; None for the network's own way.
+        samples: Passes per prediction.
+        propagation: The propagation of the predictions; None for the network's own.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Conformal:
 
     @classmethod
     def of(cls, kind: str, scores: Sequence[float], samples: int = 30, propagation: str | None = None) -> Conformal:
-        """Keep the scores of held-out examples, in any order."""
+        """Build from the scores of held-out examples, given in any order."""
         rising = sorted(scores)
         if len(rising) > MOST_SCORES:
             rising = [rising[math.ceil(place * len(rising) / MOST_SCORES) - 1] for place in range(1, MOST_SCORES + 1)]
@@ -45,7 +45,8 @@ class Conformal:
     def quantile(self, level: float) -> float:
         """Return the score that a new example stays below with probability `level` or more.
 
-        It is the `ceil((n + 1) level)`-th smallest of n scores; infinity if n is too small to promise the level.
+        It is the `ceil((n + 1) level)`-th smallest of `n` scores, or infinity if `n` is too small to guarantee the
+        level.
         """
         check_level(level)
         rank = math.ceil((self.count + 1) * level)
@@ -54,7 +55,7 @@ class Conformal:
         return self.scores[math.ceil(rank * len(self.scores) / self.count) - 1]
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, the scores to seven digits."""
+        """Return JSON values, the scores rounded to seven digits."""
         return {**asdict(self), "scores": [float(f"{score:.7g}") for score in self.scores]}
 
     @classmethod
@@ -64,6 +65,6 @@ class Conformal:
 
 
 def check_level(level: float) -> None:
-    """Reject a level that is no share."""
+    """Reject a level outside (0, 1)."""
     if not 0 < level < 1:
         raise UserError(f"level must lie between 0 and 1, such as 0.9, not {level}")

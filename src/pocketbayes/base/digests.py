@@ -20,14 +20,14 @@ def take_in(digest: Any, tensor: Tensor) -> None:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """Return a tensor's values in order, as bytes; nothing for an empty one, whose strides may forbid a view."""
+    """Return a tensor's values in order, as bytes; an empty tensor's strides may not allow a view."""
     if not tensor.numel():
         return b""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def digest_tensors(tensors: Iterable[tuple[str, Tensor]], head: str = "") -> str:
-    """Return the digest of named tensors in the order given, and of a text before them."""
+    """Return the digest of a text followed by named tensors in the given order."""
     digest = hashlib.blake2b(head.encode(), digest_size=SIZE)
     for name, tensor in tensors:
         digest.update(name.encode())

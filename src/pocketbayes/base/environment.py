@@ -1,4 +1,4 @@
-"""What a result was measured with: versions and machine, without names or paths."""
+"""The software and hardware behind a measurement, without host names or paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = frozenset({"torch", "torchvision", "numpy", "scikit-learn", "pocketba
 
 
 def environment() -> dict[str, Any]:
-    """Return versions of what matters to the numbers, the processor, the threads and the day."""
+    """Return the versions of relevant packages, the processor, the thread count and the date."""
     installed = {d.name.lower().replace("_", "-"): d.version for d in metadata.distributions() if d.name}
     return {
         "python": platform.python_version(),

@@ -17,7 +17,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import LOCK_FILE
 
 _HELD: dict[Path, tuple[int, int]] = {}
-"""Locks of this process, with the process and the thread that hold them: the system's locks are a process's."""
+"""Process and thread that hold each lock: the system's locks do not distinguish threads of one process."""
 _HELD_GUARD = threading.Lock()
 
 
@@ -25,11 +25,11 @@ _HELD_GUARD = threading.Lock()
 def hold(folder: Path) -> Iterator[None]:
     """Lock a folder for a run; the same thread may lock it repeatedly. An empty folder is removed afterwards.
 
-    The operating system holds the lock and lets go of it when the process ends, however it ends, so that no lock
-    outlives its run, whatever the clock says. Where a file system knows no locks, the text in the lock file decides.
+    The operating system releases the lock when the process ends, even if it is killed. On a file system without locks,
+    the text in the lock file decides.
 
     Raises:
-        UserError: If another run holds the folder, with its process and machine.
+        UserError: If another run holds the folder; the message names its process and machine.
     """
     with atomic.writing(folder):
         path, holder = folder.resolve() / LOCK_FILE, (os.getpid(), threading.get_ident())
@@ -48,7 +48,7 @@ def hold(folder: Path) -> Iterator[None]:
             with _HELD_GUARD:
                 del _HELD[path]
                 with contextlib.suppress(OSError):
-                    path.unlink()  # while it is held, so that nobody loses a lock of theirs
+                    path.unlink()  # unlink while locked, or another run's new file could be removed
                 os.close(file)
             with contextlib.suppress(OSError):
                 for each in created:
@@ -64,7 +64,7 @@ def _take(path: Path, folder: Path) -> int:
             try:
                 _lock(file, folder)
                 with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(file), path.stat()):  # else its holder has removed it meanwhile
+                    if os.path.samestat(os.fstat(file), path.stat()):  # otherwise its holder has removed it meanwhile
                         text = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
                         os.truncate(file, 0)
                         os.pwrite(file, text, 0)
@@ -92,17 +92,17 @@ def _lock(file: int, folder: Path) -> None:
 
 def _holder(file: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(file, 1000, 0))
+        content = json.loads(os.pread(file, 1000, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _lives(pid: Any) -> bool:
     try:
         os.kill(int(pid), 0)
     except PermissionError:
-        return True  # another user's
+        return True  # it belongs to another user
     except (OSError, TypeError, ValueError, OverflowError):
         return False
     return True

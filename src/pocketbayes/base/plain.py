@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Conversion of values to JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite(value: Any, digits: int | None = None) -> Any:
-    """Return plain values with null in place of NaN and infinity, which JSON does not know.
+    """Replace NaN and infinity by null, since JSON has neither.
 
     Args:
         value: Numbers, text, and lists and mappings of them.

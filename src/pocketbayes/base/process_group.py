@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from pocketbayes.base.errors import UserError
 
 SIGNS = ("gloo", "nccl", "connection", "timed out", "socket", "store")
-"""Words in the message of a RuntimeError by which a collective operation fails."""
+"""Words that mark a RuntimeError as a failed collective operation."""
 T = TypeVar("T")
 
 
@@ -27,11 +27,13 @@ class LostProcessError(UserError):
 
 @dataclass(frozen=True)
 class Team:
-    """This process and those it works with; by default it works alone. What one calls here, all must call.
+    """The group of processes that this one belongs to; by default a group of one.
+
+    Every process of the group must call the collective methods in the same order.
 
     Attributes:
         rank: The number of this process.
-        size: How many there are.
+        size: The number of processes.
     """
 
     rank: int = 0
@@ -45,18 +47,18 @@ class Team:
         return cls()
 
     def part(self, length: int) -> slice:
-        """Return this process's consecutive share of `n` items; shares differ by at most one."""
+        """Return this process's consecutive share of `length` items; the sizes of shares differ by at most one."""
         first, last = (rank * length // self.size for rank in (self.rank, self.rank + 1))
         return slice(first, last)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum over all processes, in place: the same bits on every one of them."""
+        """Sum over all processes in place; the result is bitwise equal on each."""
         if self.size > 1:
             torch.distributed.all_reduce(tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, in the order of their ranks; for small ones."""
+        """Return the values of all processes in the order of their ranks; meant for small values."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
@@ -64,11 +66,11 @@ class Team:
         return everyone
 
     def merge(self, own: T | None) -> T:
-        """Return one accumulator (anything with `merge`) of what all have seen, merged in the order of their ranks.
+        """Merge the accumulators (objects with `merge`) of all processes in the order of their ranks.
 
-        A process that has seen nothing may bring None; one at least has seen something.
+        A process without data may pass None, but not all of them.
         """
-        first, *others = [found for found in self.gather(own) if found is not None]
+        first, *others = [accumulator for accumulator in self.gather(own) if accumulator is not None]
         for other in others:
             first.merge(other)
         merged: T = first
@@ -78,28 +80,28 @@ class Team:
         """Return the first process's result on every process; a UserError is raised on all of them."""
         if self.size == 1:
             return make()
-        found: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.rank == 0:
             try:
-                found[0] = make()
+                outcome[0] = make()
             except UserError as error:
-                found[1] = error
-        torch.distributed.broadcast_object_list(found)
-        if found[1] is not None:
-            raise found[1]
-        made: T = found[0]
-        return made
+                outcome[1] = error
+        torch.distributed.broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
 
     @torch.no_grad()
     def align(self, module: nn.Module) -> None:
-        """Give every process the first one's parameters and buffers."""
+        """Copy the first process's parameters and buffers to all others."""
         if self.size > 1:
             for value in (*module.parameters(), *module.buffers()):
                 torch.distributed.broadcast(value.detach(), 0)
 
     @torch.no_grad()
     def average_batch_norm(self, module: nn.Module) -> None:
-        """Give every process the mean of all running statistics."""
+        """Average the running statistics over all processes."""
         if self.size > 1:
             for norm in module.modules():
                 if isinstance(norm, nn.modules.batchnorm._NormBase):
@@ -109,7 +111,7 @@ class Team:
 
     @contextmanager
     def guarded(self, way_out: str) -> Iterator[None]:
-        """Turn torch's socket errors into one line that another process is gone, and what to do."""
+        """Turn torch's communication errors into one line: another process is gone, and what to do."""
         try:
             yield
         except RuntimeError as error:
@@ -117,9 +119,9 @@ class Team:
             known = isinstance(error, torch.distributed.DistError) or any(sign in text.lower() for sign in SIGNS)
             if self.size == 1 or not known:
                 raise
-            reason = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0]).split(". ")[0]  # without a place in C++
+            reason = re.sub(r"^\[[^\]]*\] *", "", text.strip().splitlines()[0]).split(". ")[0]  # without the C++ source
             raise LostProcessError(
-                f"process {self.rank} of {self.size} stops: another one has ended or does not respond: {way_out} "
+                f"process {self.rank} of {self.size} stops: another process has ended or does not respond: {way_out} "
                 f"({reason})"
             ) from error
 
@@ -140,14 +142,14 @@ def joined() -> Iterator[Team]:
 
 
 def is_first() -> bool:
-    """Return whether this is the first of the processes that work together, the one that writes and speaks."""
+    """Return whether this is the first process of the group, the one that writes files and prints."""
     return not int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", 0)))
 
 
 class JointBatchNorm(TorchFunctionMode):
-    """Batch norm by the statistics of all processes' examples: mean = sum_r sum_i x_ri / n, as if in one batch.
+    """Batch norm over the examples of all processes, as if in one batch: `mean = sum_r sum_i x_ri / n`.
 
-    For plain activations; those that are Gaussians (moment propagation) keep the statistics of their own process.
+    It applies to plain activations; Gaussian ones (moment propagation) use the statistics of their own process.
     """
 
     def __init__(self, team: Team, counted: bool = True) -> None:
@@ -158,7 +160,7 @@ class JointBatchNorm(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[Any], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take the place of batch norm in training, and of nothing else."""
+        """Replace batch norm in training; leave all other functions."""
         kwargs = kwargs or {}
         if func is not F.batch_norm or type(args[0]) is not Tensor:
             return func(*args, **kwargs)
@@ -181,11 +183,11 @@ class JointBatchNorm(TorchFunctionMode):
         narrow, x = x.dtype, x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         dims = [dim for dim in range(x.ndim) if dim != 1]
         shape = [-1 if dim == 1 else 1 for dim in range(x.ndim)]
-        own = float(self.counted)
-        count = self.team.sum(x.new_tensor([own * x.numel() / x.shape[1]]))
-        mean = _joint_sum(own * x.sum(dims)) / count
+        weight_of_rank = float(self.counted)
+        count = self.team.sum(x.new_tensor([weight_of_rank * x.numel() / x.shape[1]]))
+        mean = _joint_sum(weight_of_rank * x.sum(dims)) / count
         centred = x - mean.view(shape)
-        var = _joint_sum(own * centred.square().sum(dims)) / count
+        var = _joint_sum(weight_of_rank * centred.square().sum(dims)) / count
         if running_mean is not None and running_var is not None:
             with torch.no_grad():
                 running_mean.lerp_(mean, momentum)
@@ -196,7 +198,7 @@ class JointBatchNorm(TorchFunctionMode):
 
 
 class _JointSum(torch.autograd.Function):
-    """The sum over processes; the gradient of what all of them make of it comes back to each."""
+    """The sum over processes; its gradient is the sum of all processes' gradients."""
 
     @staticmethod
     def forward(context: Any, value: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """For programs and tests."""
+    """A display that shows nothing, for programs and tests."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Show nothing."""
@@ -67,9 +67,9 @@ class Bar:
 
 
 class Log:
-    """Log lines on stderr if it is not a terminal: one per epoch, and the progress of a bar every few seconds.
+    """Log lines on stderr where it is not a terminal: one per epoch, and progress every few seconds.
 
-    Work of less than `QUIET_SECONDS` says nothing.
+    Work that takes less than `QUIET_SECONDS` prints nothing.
     """
 
     def __init__(self, lines: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,7 +90,7 @@ class Log:
             self._say(f"{self.title} {self.done}/{self.total}, {time_left(left)}")
 
     def line(self, text: str) -> None:
-        """Print a line; of many within a second only the last."""
+        """Print a line, at most one per second; later ones replace a pending line."""
         if not self.lines:
             return
         self.waiting = text
@@ -99,7 +99,7 @@ class Log:
             self._say(text)
 
     def close(self) -> None:
-        """Print the pending line, if any was printed before or the work took long enough."""
+        """Print the pending line if the work took long enough."""
         if self.waiting is not None and self.clock() - self.begun >= QUIET_SECONDS:
             self._say(self.waiting)
 
@@ -118,17 +118,17 @@ def time_left(seconds: float) -> str:
 
 
 _SHOWING: list[Display] = []
-"""The display of the outermost work: what runs inside it, such as an evaluation after an epoch, shows nothing."""
+"""The display of the outermost task; nested tasks, such as an evaluation after an epoch, show nothing."""
 
 
 @contextmanager
 def display(show: Show = None) -> Iterator[Display]:
-    """Show progress on stderr: a bar on a terminal, lines elsewhere; nothing within work that is shown already.
+    """Show progress on stderr: a bar on a terminal, lines elsewhere, nothing for nested tasks.
 
-    Where several processes work together, the first shows it.
+    Of several processes, only the first shows it.
 
     Args:
-        show: False for nothing; "bar" for a bar without lines above it; True for a bar also where stderr is no
+        show: False for nothing; "bar" for a bar without lines above it; True for a bar even where stderr is not a
             terminal.
     """
     if show is False or _SHOWING or not is_first():

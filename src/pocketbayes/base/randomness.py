@@ -1,4 +1,4 @@
-"""Random numbers that belong to one caller, in place of torch's global generator."""
+"""Random generators private to one caller, in place of torch's global generator."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _GLOBAL_LOCK = threading.RLock()
-"""Held while torch's own generator is borrowed for an operation that accepts no other."""
+"""Held while torch's global generator is borrowed for an operation that accepts no other."""
 _THREAD = threading.local()
 
 _LIKE = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}
-"""Operations without a generator argument in older versions of torch, and what fills an empty tensor as they do."""
+"""Operations without a generator argument in older versions of torch, and their in-place equivalents."""
 
 
 class Randomness:
-    """Generators with the same seed, one per device, that nothing else draws from.
+    """Private generators with the same seed, one per device.
 
-    A fresh one with a seed gives the numbers that torch's global generator gives after `torch.manual_seed(seed)`.
+    They return the numbers that torch's global generator returns after `torch.manual_seed(seed)`.
     """
 
     def __init__(self, seed: int) -> None:
@@ -54,7 +54,7 @@ class Randomness:
 
     @contextmanager
     def redirected(self) -> Iterator[Redirection]:
-        """Serve every draw of this thread within the block, also those of code that knows only torch's generator."""
+        """Serve every draw of this thread within the block, even from code that uses torch's global generator."""
         before = current()
         _THREAD.randomness = self
         try:
@@ -68,7 +68,7 @@ class Redirection(TorchDispatchMode):
     """A mode in which operations without a generator argument draw from a `Randomness`.
 
     Attributes:
-        drew: Whether any operation did.
+        drew: Whether any operation drew.
     """
 
     def __init__(self, randomness: Randomness) -> None:
@@ -101,7 +101,7 @@ class Redirection(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
-        if "dropout_p" in names and _argument(func, "dropout_p", args, kwargs) == 0:  # attention that drops nothing
+        if "dropout_p" in names and _argument(func, "dropout_p", args, kwargs) == 0:  # attention without dropout
             return func(*args, **kwargs)
         if "generator" in names:
             place = names.index("generator")
@@ -114,7 +114,7 @@ class Redirection(TorchDispatchMode):
         if (fill := _LIKE.get(func.overloadpacket.__name__)) is not None:
             empty = torch.empty_like(args[0], **kwargs)
             return getattr(empty, fill)(*args[1:], generator=self._generator(args, kwargs))
-        with self:  # operations made of others, which inference mode hands over whole
+        with self:  # composite operations, which inference mode does not split
             result = func.decompose(*args, **kwargs)
         return self._borrow(func, args, kwargs) if result is NotImplemented else result
 
@@ -123,7 +123,7 @@ class Redirection(TorchDispatchMode):
         return self.randomness.on(_device(args, kwargs))
 
     def _borrow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that knows only torch's generator with that one, seeded from ours and then put back."""
+        """Run an operation that needs torch's global generator, seeded from ours and restored afterwards."""
         device = _device(args, kwargs)
         seed = int(torch.randint(2**62, (), generator=self._generator(args, kwargs), device=device))
         with _GLOBAL_LOCK, torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -132,7 +132,7 @@ class Redirection(TorchDispatchMode):
 
 
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what an operation is given for one of its arguments, or the default."""
+    """Return the value of an operation's argument, or its default."""
     given = dict(zip((argument.name for argument in func._schema.arguments), args), **kwargs)
     default = next(argument.default_value for argument in func._schema.arguments if argument.name == name)
     return given.get(name, default)
@@ -146,8 +146,8 @@ def _device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 def current() -> Randomness | None:
     """Return the source of this thread's random numbers; None for torch's global generator."""
-    found: Randomness | None = getattr(_THREAD, "randomness", None)
-    return found
+    randomness: Randomness | None = getattr(_THREAD, "randomness", None)
+    return randomness
 
 
 def seed_torch(seed: int) -> None:
@@ -161,7 +161,7 @@ def seed_torch(seed: int) -> None:
 
 @contextmanager
 def forked(seed: int | None = None, enabled: bool = True) -> Iterator[None]:
-    """Restore this thread's random state after the block, which starts from `seed` if one is given."""
+    """Run the block from `seed`, if given, and restore this thread's random state afterwards."""
     randomness = current()
     if not enabled:
         yield

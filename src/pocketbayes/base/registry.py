@@ -1,4 +1,4 @@
-"""Classes, or instances of them, registered by name when they are defined: the package's own and a user's."""
+"""Classes, or instances of them, that are registered by name when they are defined, by us or by a user."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Registry(dict[str, Entry]):
     """Classes of one kind, or one object of each, by their `name`."""
 
     def __init__(self, kind: str) -> None:
-        """Take what messages call such a class, for example "storage"."""
+        """Take the word for such a class in messages, for example "storage"."""
         super().__init__()
         self.kind = kind
 
     def join(self, name: str, entry: Entry) -> None:
-        """Add an entry; a class that is defined again, as in a notebook, replaces its former self.
+        """Add an entry; a class that is redefined, as in a notebook, replaces the previous one.
 
         Raises:
             UserError: If another class has the name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 MODEL_FILE = "model.pocket"
 """The trained network."""
 METRICS_FILE = "metrics.jsonl"
-"""A line for every epoch."""
+"""One line per epoch."""
 CHECKPOINT_FILE = "checkpoint.safetensors"
 """The state of the run; older checkpoints, if kept, are checkpoint-1.safetensors and so on."""
 RECIPE_FILE = "recipe.yaml"

@@ -1,7 +1,6 @@
-"""Every seed that is derived from another one.
+"""Seeds derived from the user's seed.
 
-Runs are resumed, and results repeated, from the user's one seed: the numbers that these functions return must not
-change from one release to the next.
+Runs are resumed and results reproduced from these numbers, so they must not change between releases.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def derive_seed(*numbers: int) -> int:
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """Return the seed of another pass over the data in its own order."""
+    """Return the seed of a further pass over the data, in another order."""
     return (seed + TURN * turn) & MASK
 
 
@@ -39,7 +38,7 @@ def pass_seed(seed: int, number: int) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed what this thread draws from, and the generators of numpy and Python: a transform may use any of them."""
+    """Seed this thread's generators and those of numpy and Python, since a transform may use any of them."""
     seed_torch(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global generator is what user code may use)
     random.seed(seed)

@@ -1,6 +1,6 @@
 """Plain networks by name: our own zoo, `torchvision:NAME` and `timm:NAME`.
 
-Nothing in here is Bayesian: any `nn.Module` can be made so, and these are the ones the papers use.
+These are the plain architectures of the papers; any other `nn.Module` can be made Bayesian too.
 """
 
 from pocketbayes.models.bounded import build_bounded

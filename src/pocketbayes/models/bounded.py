@@ -1,4 +1,4 @@
-"""Models built on the word of a file, which may lie: no larger than its weights, nothing fetched."""
+"""Models built from untrusted files: no larger than the file's weights, and without downloads."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from pocketbayes.models.external import VALUES
 from pocketbayes.models.registry import build
 
 FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
-"""Arguments that would read other files or the network."""
+"""Arguments that would read other files or download."""
 FREE_VALUES = 1 << 20
-"""Limit on the values that a builder may create, for untrusted files."""
+"""Values that a builder may create beyond those in the file."""
 VALUES_PER_OPERATION = 64
-"""The least that an operation counts for: a million tiny ones take time, too."""
+"""The minimum cost of an operation, since a million tiny ones take time, too."""
 INTERMEDIATE = 64
-"""How often a builder may compute each value on the way."""
+"""Intermediate values that a builder may compute per value of the model."""
 LARGEST_ARGUMENT = 1 << 16
 SECONDS, VALUES_PER_SECOND = 10.0, 5e6
 """CPU time of a builder."""
 
 
 def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int) -> nn.Module:
-    """Build a model that has about `tensors` tensors and `values` values; stop before it takes much more.
+    """Build a model of about `tensors` tensors and `values` values, and stop before it takes much more.
 
-    Our own models are built on the meta device: all of their tensors are about to be replaced. Others may compute
-    buffers that no file holds, so they are built as they are, but the size of each of their tensors is found on the
-    meta device first. Either way a file that claims a huge model costs neither memory nor time.
+    Our own models are built on the meta device, since all their tensors will be replaced. Models of other libraries may
+    compute buffers that no file holds, so they are built for real, but each tensor's size is first determined on the
+    meta device. A file that claims a huge model therefore costs neither memory nor time.
 
     Raises:
-        UserError: If the arguments fetch something, are beyond reason, or make a larger model than the file holds.
+        UserError: If the arguments would download something, are too large, or make a model larger than the file.
     """
     if fetching := sorted(FETCHING & args.keys()):
         raise UserError(f"model {name!r}: a file may not set {', '.join(fetching)}")
@@ -49,7 +49,7 @@ def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int)
         raise UserError(f"model {name!r}: its arguments are larger than the file: not the same architecture")
     budget = _Budget(name, tensors, values)
     with budget.of_modules(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a loaded model was built before, and its builder warned then
+        warnings.simplefilter("ignore")  # the builder already warned when the model was first built
         if ":" in name:
             with budget:
                 return build(name, **args)
@@ -73,7 +73,7 @@ class _Budget(TorchDispatchMode):
         self.deadline = time.thread_time() + SECONDS + values / VALUES_PER_SECOND
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation unless it makes more values than a model of the file's size has."""
+        """Run an operation unless it creates more values than a model of the file's size has."""
         kwargs = kwargs or {}
         if not (func._schema.is_mutable or func.is_view):
             size = _count_values(func, args, kwargs)
@@ -83,10 +83,10 @@ class _Budget(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def charge(self, kind: str, amount: int = 1) -> None:
-        """Count what a builder makes.
+        """Charge what a builder creates to the budget.
 
         Raises:
-            UserError: If that is too much, or takes too long.
+            UserError: If it exceeds the budget or takes too long.
         """
         self.left[kind] -= amount
         if self.left[kind] < 0:
@@ -96,7 +96,7 @@ class _Budget(TorchDispatchMode):
 
     @contextmanager
     def of_modules(self) -> Iterator[None]:
-        """Count what modules register in this thread; some register what they replace later."""
+        """Charge the tensors and modules registered in this thread, including those replaced later."""
         thread = threading.get_ident()
 
         def tensor(module: nn.Module, key: str, value: Tensor | None) -> None:
@@ -121,12 +121,12 @@ class _Budget(TorchDispatchMode):
 
 
 def _count_values(func: Any, args: Any, kwargs: Mapping[str, Any]) -> int:
-    """Return how many values an operation would make, without making them."""
+    """Return how many values an operation would create, without running it."""
     positional, named = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, dict(kwargs)))
     if any(argument.name == "device" for argument in func._schema.arguments):
         named["device"] = torch.device("meta")
     try:
         made = func(*positional, **named)
-    except (NotImplementedError, RuntimeError):  # depends on values, so makes no more than it is given; or fails
+    except (NotImplementedError, RuntimeError):  # it fails, or depends on values and returns no more than its inputs
         return 0
     return sum(tensor.numel() for tensor in tree_leaves(made) if isinstance(tensor, Tensor))

@@ -14,24 +14,24 @@ from torch import nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 
 LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}
-"""Where each library keeps its models."""
+"""The module with each library's models."""
 VALUES = frozenset({"weights", "weights_backbone", "pretrained"})
-"""Arguments that fill a model with trained weights, and download them."""
+"""Arguments that load pretrained weights and may download them."""
 _THEIR_NAMES = {
     "torchvision": {"classes": "num_classes"},
     "timm": {"classes": "num_classes", "in_channels": "in_chans"},
 }
 OUR_NAMES = {library: tuple(names) for library, names in _THEIR_NAMES.items()}
-"""The arguments that may be given by our names."""
+"""The arguments that accept our names."""
 
 
 def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:
-    """Return a model of `torchvision` or `timm`; `classes` (and for timm `in_channels`) may be given by our names."""
+    """Build a model of `torchvision` or `timm`, which also takes `classes` (and for timm `in_channels`)."""
     if library not in LIBRARIES:
         raise UnknownNameError("model library", library, LIBRARIES)
     models = _models(library)
     if not has_model(library, name):
-        close = difflib.get_close_matches(name, models.list_models(), n=5)  # timm's whole list would fill pages
+        close = difflib.get_close_matches(name, models.list_models(), n=5)  # timm's full list is too long to print
         raise UnknownNameError(f"{library} model", name, close or [f"those of {library}'s list_models()"])
     theirs = {_THEIR_NAMES[library].get(key, key): value for key, value in args.items()}
     if len(theirs) < len(args):
@@ -72,15 +72,15 @@ def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:
         raise UserError(f"{library}:{name}: {type(error).__name__}: {error}") from error
     except OSError as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{library}:{name}: its trained weights could not be fetched ({reason})") from error
+        raise UserError(f"{library}:{name}: its pretrained weights could not be downloaded ({reason})") from error
     return model
 
 
 def _check_same_structure(name: str, model: nn.Module, bare: nn.Module) -> None:
-    """Reject a pretrained model that its own arguments without the weights would not rebuild.
+    """Reject a pretrained model that its arguments without the weights would not rebuild.
 
-    A file keeps the arguments without `weights`, so that loading it downloads nothing. But some of torchvision's
-    weights switch auxiliary heads or an input transform.
+    A file stores the arguments without `weights`, so that loading it downloads nothing, but some of torchvision's
+    weights switch on auxiliary heads or an input transform.
     """
     ours, theirs = _structure(model), _structure(bare)
     different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))

@@ -17,7 +17,7 @@ def lenet300(
 
 
 class PadTo(nn.Module):
-    """Surrounds images smaller than `size` with zeros."""
+    """Zero padding of images that are smaller than `size`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class PadTo(nn.Module):
 def lenet5(in_channels: int = 1, classes: int = 10) -> nn.Sequential:
     """Build LeNet-5 with ReLU and max-pooling.
 
-    32x32 images as they are, 28x28 ones padded, the same weights for both.
+    Images of 28x28 are padded to 32x32.
     """
     return named(
         pad=PadTo(32),

@@ -20,7 +20,7 @@ def mlp(
     dropout: float = 0.0,
     activation: str = "relu",
 ) -> nn.Sequential:
-    """Linear layers with an activation between; inputs of any shape are flattened to `in_features`."""
+    """Build linear layers with activations between; inputs of any shape are flattened to `in_features`."""
     if activation not in ACTIVATIONS:
         raise UnknownNameError("activation", activation, ACTIVATIONS)
     if isinstance(hidden, int):

@@ -1,4 +1,4 @@
-"""The models by name, and how a model remembers the name it was built from."""
+"""Models by name, with the name and arguments recorded in each model."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ _SPEC = "_pocketbayes_spec"
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What `build` needs to make the same structure again: `build(spec.name, **spec.args)`. Weights are not in it."""
+    """Name and arguments that rebuild a model's structure, without weights: `build(spec.name, **spec.args)`."""
 
     name: str
     args: dict[str, Any]
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of our own models; `torchvision:NAME` and `timm:NAME` work too."""
+    """Return the names of the built-in models; `build` also takes `torchvision:NAME` and `timm:NAME`."""
     return tuple(_OWN)
 
 
 def build(name: str, **args: Any) -> nn.Module:
-    """Build a model by name; the model remembers how, see `spec_of`.
+    """Build a model by name and record its specification (see `spec_of`).
 
     Args:
         name: One of `names()`, `torchvision:NAME` or `timm:NAME`.
-        **args: The model's own arguments, `classes` and `in_channels` for most; only what JSON can hold.
-            Nothing is downloaded unless `weights=` (torchvision, by name) or `pretrained=True` (timm) asks for it.
+        **args: The model's own arguments, JSON values only; most models take `classes` and `in_channels`.
+            Nothing is downloaded unless `weights=` (torchvision, by name) or `pretrained=True` (timm) is given.
 
     Raises:
-        UnknownNameError: No such model.
-        UserError: Arguments that the model does not take, or that a file could not keep.
+        UnknownNameError: If there is no such model.
+        UserError: If the model does not take an argument, or a file could not store it.
     """
     if not isinstance(name, str):
-        raise UserError(f"a model's name is text, such as 'mlp', not {name!r}")
+        raise UserError(f"a model's name must be a string, such as 'mlp', not {name!r}")
     args = {key: _jsonable(name, key, value) for key, value in args.items()}
     library, separator, external_name = name.partition(":")
     if separator:
@@ -80,18 +80,18 @@ def build(name: str, **args: Any) -> nn.Module:
     empty = next((key for key, tensor in model.named_parameters() if not tensor.numel()), None)
     if empty is not None:
         raise UserError(f"model {name!r}: {empty} has no values: sizes must be at least 1")
-    model.__dict__[_SPEC] = ModelSpec(name, args)  # past nn.Module's bookkeeping; deepcopy and pickle carry it along
+    model.__dict__[_SPEC] = ModelSpec(name, args)  # bypasses nn.Module's bookkeeping; deepcopy and pickle copy it
     return model
 
 
 def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) -> nn.Module:
-    """Build a model for inputs of a shape and a number of outputs, as far as `args` leave these open.
+    """Build a model for a given input shape and number of outputs, unless `args` set them.
 
     Args:
         name: As in `build`.
         input_shape: The shape of one input, without the batch: (features,) or (channels, height, width).
-        outputs: Classes, or numbers to predict.
-        **args: As in `build`; what is given here is kept.
+        outputs: The number of classes, or of values to predict.
+        **args: As in `build`; they take precedence.
     """
     fitting = {"in_features": math.prod(input_shape), "classes": outputs, "out_features": outputs}
     if len(input_shape) == 3:
@@ -101,7 +101,7 @@ def build_for(name: str, input_shape: Sequence[int], outputs: int, **args: Any) 
 
 
 def argument_names(name: str) -> tuple[str, ...]:
-    """Return the arguments that our names cover: all of our own models', the common ones of another library's."""
+    """Return a model's argument names; for other libraries only those that we translate."""
     library, separator, _ = name.partition(":")
     if separator:
         return OUR_NAMES.get(library, ())
@@ -129,7 +129,7 @@ def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:
-    """Return the constructor of one of our own models."""
+    """Return the constructor of a built-in model."""
     if name not in _OWN:
         elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
         raise UnknownNameError("model", name, elsewhere or _OWN)
@@ -137,9 +137,9 @@ def constructor(name: str) -> Callable[..., nn.Module]:
 
 
 def _jsonable(name: str, key: str, value: Any) -> Any:
-    """Return the value as it would come back from a file (a tuple as a list)."""
+    """Return the value as a file would return it (a tuple as a list)."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:
-        reason = f"is a {type(value).__name__}, which a saved file cannot keep"
-        raise UserError(f"model {name!r}: {key} {reason}; give numbers, names or lists of them") from error
+        reason = f"is a {type(value).__name__}, which a file cannot store"
+        raise UserError(f"model {name!r}: {key} {reason}; give numbers, strings or lists of them") from error

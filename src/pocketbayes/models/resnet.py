@@ -1,7 +1,7 @@
 """Residual networks: ResNet-20/32/56 and a small one for CIFAR, ResNet-18/50/101 with three stems.
 
-Each is a chain `stem, layer1, layer2, ..., pool, classifier`. Names in the state dict are those of the checkpoints in
-use: torchvision's for ResNet-18/50/101, and for ResNet-20/32/56 torchvision's but for the classifier, `linear`.
+Each is a chain `stem, layer1, layer2, ..., pool, classifier`. Names in the state dict are torchvision's, except for the
+classifier of ResNet-20/32/56, which is `linear` as in common checkpoints.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class SubsampleAndPad(nn.Module):
 
 
 def projection(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """He et al.'s option B, a shortcut by a 1x1 convolution."""
+    """Build He et al.'s option B, a shortcut by a 1x1 convolution."""
     return nn.Sequential(conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 class Block(nn.Module):
-    """`relu(body(x) + shortcut(x))`, the body two 3x3 convolutions or, as a bottleneck, 1x1, 3x3 and a wide 1x1.
+    """Residual block `relu(body(x) + shortcut(x))`; the body is 3x3 + 3x3 or, as a bottleneck, 1x1 + 3x3 + wide 1x1.
 
-    The stride sits in the first 3x3 convolution, also in a bottleneck, as in torchvision.
+    The first 3x3 convolution has the stride, as in torchvision.
     """
 
     def __init__(self, in_channels: int, width: int, stride: int, bottleneck: bool, shortcut: Shortcut) -> None:
@@ -113,12 +113,12 @@ def resnet_cifar(depth: int, in_channels: int = 3, classes: int = 10, dropout: f
 
 
 def resnet_small(in_channels: int = 3, classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """Return the PBN paper's small ResNet for CIFAR-10 and SVHN, 0.17 million weights.
+    """Build the PBN paper's small ResNet for CIFAR-10 and SVHN, 0.17 million weights.
 
     The paper gives a 3x3 stem of stride 2, a 2x2 max-pool, four blocks of two 3x3 convolutions, "stride 2 then 1", and
-    features 16/32/64. Four halving blocks would leave nothing of the 8x8 map after the pool, and three feature numbers
-    do not fit four blocks. So: 16 features in the stem, two blocks of 32, two of 64, each pair with stride 2, then 1;
-    the last map is 2x2. Shortcuts are projections.
+    features 16/32/64. Four blocks of stride 2 would reduce the 8x8 map to nothing, and three widths do not fit four
+    blocks. We read it as 16 features in the stem, two blocks of 32 and two of 64, each pair with stride 2, then 1; the
+    last map is 2x2. Shortcuts are projections.
     """
     return residual_network(
         conv(in_channels, 16, stride=2),
@@ -143,7 +143,7 @@ def resnet(
 ) -> nn.Sequential:
     """Build ResNet-18, -50 or -101 of He et al. with torchvision's names.
 
-    `stem="imagenet"` is theirs: 7x7, stride 2, max-pool. For 32x32 images, `"cifar"`: 3x3, stride 1, no pool, and
+    `stem="imagenet"` is the original: 7x7, stride 2, max-pool. For 32x32 images, `"cifar"`: 3x3, stride 1, no pool, and
     `"pbn"`: 7x7, stride 1, no pool, as in the PBN paper.
     """
     if stem not in STEMS:

@@ -25,13 +25,13 @@ def double_conv(in_channels: int, out_channels: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """U-Net, logits per pixel: max-pooled on the way down; on the way up doubled and joined with features of that size.
+    """U-Net with logits per pixel: max-pooling down, bilinear up-sampling with skip connections up.
 
-    Images of any size: they are padded on the right and below with their last row and column to a multiple of
-    `2 ** (len(widths) - 1)`, and the logits are cut back.
+    Images may have any size: their last row and column are repeated up to a multiple of `2 ** (len(widths) - 1)`, and
+    the logits are cropped.
 
     Args:
-        widths: Channels from the finest level to the coarsest.
+        widths: Channels from the finest to the coarsest level.
         in_channels: Channels of the images.
         classes: Number of logits per pixel.
     """

@@ -1,4 +1,4 @@
-"""Vision transformers (Dosovitskiy et al. 2021), with timm's names and shapes, so that its weights fit."""
+"""Vision transformers (Dosovitskiy et al. 2021) with timm's names and shapes, so that its weights can be loaded."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class VisionTransformer(nn.Module):
         """Map images to logits."""
         if x.shape[-2:] != (self.image_size, self.image_size):
             size = "x".join(map(str, x.shape[-2:]))
-            raise UserError(f"vit: images are {size}, the model takes {self.image_size}: build it with image_size=")
+            raise UserError(f"vit: images are {size}, but the model takes {self.image_size}: build it with image_size=")
         patches = self.patch_embed(x).transpose(1, 2)
         tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1) + self.pos_embed
         logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])

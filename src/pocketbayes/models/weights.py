@@ -1,4 +1,4 @@
-"""Load checkpoints of other programs into a model."""
+"""Loading of other programs' checkpoints into a model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError, refusing
 
-_OPTIONAL = "num_batches_tracked"  # checkpoints older than this buffer lack it, and batch norm loads without
+_OPTIONAL = "num_batches_tracked"  # older checkpoints lack this buffer, and batch norm loads without it
 
 
 def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
     """Load a checkpoint of tensors (`torch.save` or safetensors) without running any code it may carry.
 
-    A `state_dict` entry around the tensors and a `module.` before every name, as data-parallel training scripts leave
-    them, are taken off. The model is changed only if every name and shape fits.
+    An enclosing `state_dict` entry and a `module.` before every name, left by data-parallel training scripts, are
+    removed. The model is changed only if every name and shape fits.
 
     Raises:
-        UserError: The file is absent or no checkpoint, or a tensor does not fit; the first such name is in the message.
+        UserError: If the file is missing or not a checkpoint, or a tensor does not fit (the message names the first).
     """
     state = _read(Path(path))
     expected = model.state_dict()
@@ -51,7 +51,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     else:
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
-        # A file that is no checkpoint can fail in as many ways as there are programs.
+        # A file that is not a checkpoint can raise an error of any kind.
         except Exception as error:
             reason = "it holds more than tensors, or is damaged; save its state_dict() alone"
             raise UserError(f"{path} is not a checkpoint that is safe to load: {reason}") from error

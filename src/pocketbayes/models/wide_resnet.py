@@ -10,7 +10,7 @@ from pocketbayes.models.layers import conv, named
 
 
 class PreActivationBlock(nn.Module):
-    """`x + body(relu(bn(x)))`; where the size changes, a 1x1 convolution of `relu(bn(x))` stands for `x`."""
+    """Residual block `x + body(relu(bn(x)))`; if the size changes, a 1x1 convolution of `relu(bn(x))` replaces `x`."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PreActivationBlock(nn.Module):
 
 
 def wide_resnet(depth: int, width: int, in_channels: int = 3, classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """Wide ResNet: `depth = 6 n + 4`, three stages of n blocks, 16, 32 and 64 times `width` channels."""
+    """Build a wide ResNet: `depth = 6 n + 4`, three stages of n blocks, 16, 32 and 64 times `width` channels."""
     if depth < 10 or depth % 6 != 4:
         raise UserError(f"wrn: depth {depth} is not 6 n + 4; take 10, 16, 22, 28, 34 or 40")
     stages: dict[str, nn.Module] = {}

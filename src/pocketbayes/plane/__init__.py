@@ -1,9 +1,9 @@
 """The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks.
 
-As data flows: ``surveying`` runs stage 2 and says which weights are outliers; ``histogram`` sums millions of points
-up in cells; ``centres`` is K-means and ``mixture`` EM on the cells, over ``blocks`` of them; ``choose`` finds K;
-``search`` gives every point its Gaussian, exactly; ``merging`` leaves fewer Gaussians; ``ellipses`` blends what fits
-none. ``gaussians`` has the closed forms, ``chunks`` the parallelism that changes no bit.
+In the order of the data flow: ``surveying`` runs stage 2 and finds outliers; ``histogram`` summarises millions of
+points in cells; ``centres`` is K-means and ``mixture`` EM on ``blocks`` of cells; ``choose`` finds K; ``search``
+assigns every point exactly; ``merging`` reduces the number of Gaussians; ``ellipses`` blends points that fit none.
+``gaussians`` has the closed forms, ``chunks`` parallelism with bitwise equal results.
 """
 
 from pocketbayes.plane.centres import kmeans

@@ -1,8 +1,8 @@
-"""Cells in tiles, and what a Gaussian can be worth anywhere in a tile: the engine under EM and exact search.
+"""Tiles of cells with bounds on each Gaussian's score in a tile, used by EM and by exact search.
 
-Cells are tiled by halving them again and again. For a box and a Gaussian the score is bounded from
-above and below, so a tile looks at a few candidates instead of all K. Inside a tile the expected score of a cell is
-linear in the cell's moments about the tile's centre: E and M steps are small matrix products.
+Cells are tiled by repeated halving. A Gaussian's score in a box is bounded from above and below, so that a tile
+evaluates a few candidates instead of all K. Within a tile the expected score of a cell is linear in the cell's moments
+about the tile's centre, so E and M steps are small matrix products.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor
 from pocketbayes.plane.centres import nearest
 from pocketbayes.plane.chunks import ordered_map, slices
 
-# Elements in one chunk's largest intermediate: a few megabytes, which stay in a cache.
+# Elements in one chunk's largest intermediate: a few megabytes, which fit a cache.
 CHUNK = 1 << 18
-# Tiles that are ruled upon together before each is looked at by itself.
+# Tiles that are bounded together before each is bounded by itself.
 GROUP = 8
-# In EM a Gaussian below the best of its tile by this many nats, everywhere in the tile, is left out.
+# EM skips a Gaussian that is this many nats below the best one everywhere in a tile.
 NEGLIGIBLE = 10.0
 CANDIDATES = 512
-# The width of a cell among equal ones: next to nothing, and it has a logarithm.
+# Width of a cell among equal points: tiny, but with a finite logarithm.
 NO_WIDTH = 1e-12
 
 
 @dataclass(frozen=True)
 class Components:
-    """Scores ``constant - |W (x - mean)|^2 / 2``: log densities, or half squared distances below zero.
+    """Scores ``constant - |W (x - mean)|^2 / 2``: log densities, or minus half the squared distances.
 
     Attributes:
         mean: (..., K, 2).
@@ -46,8 +46,8 @@ class Components:
         return len(self.mean)
 
     def take(self, index: Tensor) -> Components:
-        """Return the scores at some positions of a flat table."""
-        # Several times as quick as indexing by a tensor of more than one dimension.
+        """Return the components at the given positions."""
+        # Several times faster than indexing by a tensor of more than one dimension.
         flat = index.reshape(-1)
         return Components(
             self.mean.index_select(0, flat).reshape(*index.shape, 2),
@@ -57,7 +57,7 @@ class Components:
 
 
 def bounds(low: Tensor, high: Tensor, components: Components) -> tuple[Tensor, Tensor]:
-    """Highest and lowest score of every Gaussian in every box, (..., K).
+    """Bound the score of every Gaussian in every box from above and below, (..., K) each.
 
     By the triangle inequality: ``|W (x - m)|`` differs from ``|W (centre - m)|`` by at most ``max |W (x - centre)|``.
 
@@ -81,9 +81,9 @@ def bounds(low: Tensor, high: Tensor, components: Components) -> tuple[Tensor, T
 
 
 def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: float) -> tuple[Tensor, Tensor]:
-    """Highest scores in each box, (..., K), and how many Gaussians may be among the ``k`` best somewhere in it, (...).
+    """Return upper bounds per box, (..., K), and how many Gaussians may be among the ``k`` best in it, (...).
 
-    A Gaussian is ruled out where ``k`` others are better everywhere by more than ``slack``.
+    A Gaussian is ruled out if ``k`` others are better everywhere in the box by more than ``slack``.
     """
     highest, lowest = bounds(low, high, components)
     bar = lowest.amax(-1, keepdim=True) if k == 1 else lowest.topk(k, -1).values[..., -1:]
@@ -91,16 +91,16 @@ def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: 
 
 
 def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return positions in compact tiles of at most ``size``, by halving along the wider side.
+    """Group points into compact tiles of at most ``size`` by halving along the wider side.
 
-    Neighbours in order are near.
+    Consecutive tiles are close to each other.
 
     Args:
         points: (n, 2).
-        size: of a tile; the number of tiles is a power of 2.
+        size: largest tile; the number of tiles is a power of 2.
 
     Returns:
-        Positions, (tiles, cells in a tile), and which of them count: the last one is repeated to fill the tiles.
+        Positions, (tiles, cells in a tile), and a mask of the valid ones: the last one is repeated to fill the tiles.
     """
     depth = max(0, math.ceil(math.log2(len(points) / size)))
     rows = torch.arange(-(-len(points) >> depth) << depth, device=points.device)[None]
@@ -115,7 +115,7 @@ def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def narrow(
     low: Tensor, high: Tensor, components: Components, k: int, slack: float, width: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Return candidates of boxes that are in the order of :func:`tile`: groups of them first, then each by itself.
+    """Find the candidates of boxes in the order of :func:`tile`, first for groups of boxes, then for each one.
 
     Args:
         low: lower corners, (boxes, 2).
@@ -123,7 +123,7 @@ def narrow(
         components: K scores.
         k: how many best Gaussians are wanted.
         slack: see :func:`shortlist`.
-        width: at least so many candidates (or all K) are given for each box.
+        width: smallest number of candidates per box (or all K).
 
     Yields:
         A slice of boxes, their candidates with the highest bounds first, (b, w), and how many of them are needed,
@@ -132,7 +132,7 @@ def narrow(
     total, width = len(components), min(width, len(components))
 
     def chunk(part: slice) -> tuple[slice, Tensor, Tensor]:
-        # The last group is filled up with its last box.
+        # The last group repeats its last box.
         boxes = torch.arange(part.start, part.stop + (part.start - part.stop) % GROUP, device=low.device)
         boxes = boxes.clamp_max(part.stop - 1).reshape(-1, GROUP)
         few_low, few_high = low[boxes], high[boxes]
@@ -140,9 +140,9 @@ def narrow(
         chosen = highest.topk(min(max(int(needed.max()), width), total), -1, sorted=False).indices
         highest, needed = shortlist(few_low, few_high, components.take(chosen[:, None]), k, slack)
         top = highest.topk(max(int(needed.max()), width), -1).indices
-        found = chosen[:, None].expand(-1, GROUP, -1).gather(2, top)
+        candidates = chosen[:, None].expand(-1, GROUP, -1).gather(2, top)
         count = part.stop - part.start
-        return part, found.flatten(0, 1)[:count], needed.flatten()[:count]
+        return part, candidates.flatten(0, 1)[:count], needed.flatten()[:count]
 
     step = GROUP * max(1, CHUNK // total)
     return ordered_map(chunk, slices(len(low), step), low.device)
@@ -155,7 +155,7 @@ class Blocks:
         weight: (m,).
         mean: (m, 2).
         cov: within each cell, (m, 3) as (xx, xy, yy).
-        size: cells in a tile, at most.
+        size: largest number of cells in a tile.
     """
 
     def __init__(self, weight: Tensor, mean: Tensor, cov: Tensor, size: int) -> None:
@@ -172,13 +172,13 @@ class Blocks:
         self.log_widths = 2 * _spacing(mean).log()
 
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
-        """Tile and the Gaussians that matter in them, (t,) and (t, c), tiles with equally many together."""
+        """Return tiles, (t,), and their relevant Gaussians, (t, c), grouped by the number of Gaussians."""
         groups = []
         for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE, 1):
             needed, order = needed.clamp_max(CANDIDATES).sort(stable=True)
             start = 0
             while start < len(order):
-                # No tile looks at more than half as many again as it needs.
+                # No tile evaluates more than 1.5 times the candidates that it needs.
                 width = int(1.5 * int(needed[start]))
                 like = int(torch.searchsorted(needed, width, right=True))
                 stop = min(like, start + max(1, CHUNK // (width * self.weight.shape[1])))
@@ -188,7 +188,7 @@ class Blocks:
         return groups
 
     def start(self, centres: Tensor) -> Tensor:
-        """Return the sums of an M step, as :meth:`sweep` gives them, where each cell belongs to its nearest centre."""
+        """Return the sums of an M step, as :meth:`sweep` does, with each cell assigned to its nearest centre."""
         features = self.features.flatten(0, 1)
         tiles = self.centre.repeat_interleave(self.weight.shape[1], 0)
         index = nearest(tiles + features[:, 1:3], centres)[1][:, 0]
@@ -197,7 +197,7 @@ class Blocks:
         return _total(index, torch.cat((_shift(moments, tiles - centres[index]), widths), 1), len(centres))
 
     def sweep(self, components: Components, candidates: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
-        """Return one E step and the sums of the M step.
+        """Run one E step and return the sums for the M step.
 
         Args:
             components: the current Gaussians.
@@ -231,11 +231,10 @@ class Blocks:
 
 
 def _spacing(mean: Tensor) -> Tensor:
-    """Return the width of every cell, (tiles, cells, 2), by which the data are resolved there.
+    """Return the width of every cell, (tiles, cells, 2), at which the data are resolved there.
 
-    The gap to its neighbour.
-
-    The nearer one along each axis, so that stds of 1e-8 keep their own width in a tile that holds stds of 1e-2 as well.
+    It follows from the gap to the nearer neighbour along each axis, so that stds of 1e-8 keep their own width in a tile
+    that also holds stds of 1e-2.
     """
     size = mean.shape[1]
     if size == 1:
@@ -247,7 +246,7 @@ def _spacing(mean: Tensor) -> Tensor:
 
 
 def _total(index: Tensor, values: Tensor, k: int) -> Tensor:
-    """Sum of the rows of each number, (k, columns), in the order of the rows."""
+    """Sum the rows by index, (k, columns), in the order of the rows."""
     return torch.stack([torch.bincount(index, column.contiguous(), k) for column in values.unbind(1)], 1)
 
 
@@ -263,7 +262,7 @@ def _coefficients(gap: Tensor, components: Components) -> Tensor:
 
 
 def _shift(moments: Tensor, gap: Tensor) -> Tensor:
-    """Return moments about the tile's centre, (..., 6), as moments about a point that lies ``-gap`` from it."""
+    """Convert moments about the tile's centre, (..., 6), to moments about the point at ``-gap`` from it."""
     n, x, y, xx, xy, yy = moments.unbind(-1)
     gx, gy = gap.unbind(-1)
     shifted = (

@@ -1,8 +1,7 @@
-"""K-means on weighted cells: where the mixture starts.
+"""K-means on weighted cells, the starting point of the mixture.
 
-Seeds are drawn by squared distance (k-means++), in batches that double, twice as many as wanted; then the pairs whose
-union costs least are united until K are left, and Lloyd's iterations do the rest. The detour through 2 K seeds costs
-little and ends in better optima than seeding K directly.
+2 K seeds are drawn by squared distance (k-means++) in doubling batches; the cheapest pairs are united until K are left,
+and Lloyd's iterations follow. Overseeding costs little and ends in better optima than seeding K directly.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from torch import Tensor
 
 from pocketbayes.plane.chunks import slices, workers
 
-# One distance matrix of the fallback: 128 MB.
+# Entries of the fallback's distance matrix: 128 MB.
 DISTANCES = 1 << 24
 OVERSEEDING = 2
-# At most this share of the centres goes in one round of uniting, so that costs stay true while neighbours change.
+# Largest share of the centres that is united in one round, so that costs stay valid while neighbours change.
 UNITED_PER_ROUND = 0.1
 TOLERANCE = 1e-4
 
 
 def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-    """Squared distances and positions of the ``k`` nearest centres, (n, k) each, by a k-d tree on a CPU.
+    """Return squared distances and positions of the ``k`` nearest centres, (n, k) each, by a k-d tree on a CPU.
 
     Args:
         points: (n, 2), float64.
@@ -37,23 +36,23 @@ def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor
 
 
 def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what :func:`nearest` gives, from all distances: for devices that have no trees."""
-    found = [
+    """Do the same as :func:`nearest` from all distances, for devices without k-d trees."""
+    pieces = [
         torch.cdist(points[part], centres, compute_mode="donot_use_mm_for_euclid_dist").topk(k, largest=False)
         for part in slices(len(points), max(1, DISTANCES // len(centres)))
     ]
-    return torch.cat([f.values for f in found]).square(), torch.cat([f.indices for f in found])
+    return torch.cat([piece.values for piece in pieces]).square(), torch.cat([piece.indices for piece in pieces])
 
 
 def kmeans(weight: Tensor, points: Tensor, k: int, seed: int = 0, iterations: int = 20) -> Tensor:
-    """Centre that lessen ``sum_i weight_i min_k |x_i - c_k|^2``.
+    """Find centres that reduce ``sum_i weight_i min_k |x_i - c_k|^2``.
 
     Args:
         weight: (m,), float64.
         points: (m, 2), float64.
-        k: number of centres; fewer come back where there are fewer distinct points.
-        seed: of the drawing.
-        iterations: at most so many of Lloyd's.
+        k: number of centres; fewer are returned if there are fewer distinct points.
+        seed: of the draws.
+        iterations: maximum of Lloyd's iterations.
 
     Returns:
         Centres, (at most k, 2), each the mean of the points nearest to it up to the last iteration's movement.
@@ -72,11 +71,11 @@ def kmeans(weight: Tensor, points: Tensor, k: int, seed: int = 0, iterations: in
 
 
 def _lloyd(weight: Tensor, points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return means and counts of the points nearest to each centre that has any, and the cost before."""
+    """Return means and counts of the points nearest to each non-empty centre, and the cost before the update."""
     distance, index = nearest(points, centres)
     index = index[:, 0]
     counts = torch.bincount(index, weight, len(centres))
-    # About the old centre: a sum of small numbers, where stds of 1e-8 would drown.
+    # Relative to the old centre, so that stds of 1e-8 are not lost to rounding.
     gap = points - centres[index]
     moved = torch.stack([torch.bincount(index, weight * gap[:, axis], len(centres)) for axis in (0, 1)], 1)
     held = counts > 0
@@ -84,7 +83,7 @@ def _lloyd(weight: Tensor, points: Tensor, centres: Tensor) -> tuple[Tensor, Ten
 
 
 def _seed(weight: Tensor, points: Tensor, k: int, seed: int) -> Tensor:
-    """Compute ``k`` distinct points or fewer, each batch drawn systematically in proportion to the cost so far."""
+    """Draw at most ``k`` distinct points in batches, systematically in proportion to the cost so far."""
     generator = torch.Generator().manual_seed(seed)
     heaviest = int(weight.argmax())
     chosen = points[heaviest : heaviest + 1]
@@ -102,13 +101,13 @@ def _seed(weight: Tensor, points: Tensor, k: int, seed: int) -> Tensor:
 
 
 def _unite(centres: Tensor, counts: Tensor, k: int) -> Tensor:
-    """Unite the cheapest pairs, each other's best partners, by Ward's cost ``n1 n2 / (n1 + n2) |c1 - c2|^2``."""
+    """Unite the cheapest pairs of mutually best partners by Ward's cost ``n1 n2 / (n1 + n2) |c1 - c2|^2``."""
     if len(centres) <= k:
         return centres
     distance, index = nearest(centres, centres, min(8, len(centres)))
     both = counts[:, None] * counts[index] / (counts[:, None] + counts[index])
-    own = index == torch.arange(len(centres), device=centres.device)[:, None]
-    cost, column = torch.where(own, float("inf"), both * distance).min(1)
+    itself = index == torch.arange(len(centres), device=centres.device)[:, None]
+    cost, column = torch.where(itself, float("inf"), both * distance).min(1)
     partner = index.gather(1, column[:, None])[:, 0]
     me = torch.arange(len(centres), device=centres.device)
     first = me[(partner[partner] == me) & (me < partner)]

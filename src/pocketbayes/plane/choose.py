@@ -1,4 +1,4 @@
-"""How many Gaussians: by the bits that an index may cost, or by the Bayesian information criterion."""
+"""The number of Gaussians, from the bits per index or by the Bayesian information criterion."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pocketbayes.plane.histogram import Histogram
 from pocketbayes.plane.mixture import PlaneMixture, fit_mixture
 
 MOST = 8192
-# Close enough to the wanted bits, from below.
+# Accepted shortfall from the requested bits.
 BITS_TOLERANCE = 0.05
 
 
 def entropy_bits(counts: Tensor) -> float:
-    """Compute ``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``: what an ideal code spends on one index."""
+    """Compute ``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``, the bits per index of an ideal code."""
     shares = counts[counts > 0].to(torch.float64)
     shares = shares / shares.sum()
     return max(0.0, float(-(shares * shares.log2()).sum()))
 
 
 def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 30) -> PlaneMixture:
-    """Return the largest mixture whose shares have an entropy of at most ``bits`` (within 0.05), in four fits or fewer.
+    """Fit the largest mixture whose weights have an entropy of at most ``bits`` (within 0.05), in at most four fits.
 
-    ``2^bits`` Gaussians never cost more; unequal shares leave room for some more.
+    ``2^bits`` Gaussians never exceed it; unequal weights allow more.
     """
     k = min(max(1, math.floor(2**bits)), MOST)
     fitted = trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
@@ -41,7 +41,7 @@ def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 
 
 
 def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMixture:
-    """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ...: doubled until it rises."""
+    """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ... until it rises."""
     n = float(cloud.sums[:, 0].sum())
 
     def criterion(mixture: PlaneMixture) -> float:

@@ -1,8 +1,7 @@
-"""The same bits from any number of threads: work is cut into fixed chunks, each done by one thread, summed in order.
+"""Parallelism with bitwise equal results: fixed chunks, one thread each, summed in order.
 
-torch splits its own loops by the number of threads, which changes the order of float sums (and whether an element
-falls into a vector or a scalar tail). Here every operation runs on one thread and the parallelism is over chunks
-instead.
+torch splits its loops by the number of threads, which changes the order of float sums (and whether an element falls
+into a vector or a scalar tail). Here every operation runs on one thread, and chunks run in parallel instead.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _workers: ContextVar[int | None] = ContextVar("_workers", default=None)
 
 @contextmanager
 def fixed_order() -> Iterator[None]:
-    """Run torch's operations on one thread each inside this block, and hand the threads to :func:`ordered_map`."""
+    """Run torch's operations on one thread each within the block and leave the threads to :func:`ordered_map`."""
     if _workers.get() is not None:
         yield
         return
@@ -46,12 +45,12 @@ def workers() -> int:
 
 
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], device: torch.device) -> Iterator[Result]:
-    """Return results in the order of the items, with only a few of them in memory at a time.
+    """Yield results in the order of the items, with only a few of them in memory at a time.
 
     Args:
-        function: what to do with an item; it must not touch what another item writes.
-        items: fixed whatever the number of threads.
-        device: anything but a CPU works through the items one by one: it is parallel inside.
+        function: applied to each item; it must not touch what another item writes.
+        items: independent of the number of threads.
+        device: devices other than a CPU process items one by one, since they are parallel inside.
     """
     threads = workers()
     if threads == 1 or device.type != "cpu":
@@ -68,5 +67,5 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], devic
 
 
 def slices(n: int, size: int) -> list[slice]:
-    """Consecutive slices of at most ``size`` that cover ``range(n)``."""
+    """Return consecutive slices of at most ``size`` that cover ``range(n)``."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]

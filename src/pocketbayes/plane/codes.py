@@ -1,8 +1,8 @@
-"""Entropy-constrained codes: a codebook whose entries are chosen by distance and by what their code costs.
+"""Entropy-constrained codes: codebook entries are chosen by distance and by the length of their code.
 
-A value z takes the code k that minimises `(z - c_k)^2 + lam b_k`, b_k the length of its code in bits. Centres and
-lengths follow from the assignments, and codes that no value takes vanish: K is a result, not a setting. Without stds
-the plane is a line, and all searches are by sorting.
+A value z takes the code k that minimises `(z - c_k)^2 + lam b_k`, with b_k the code length in bits. Centres and lengths
+follow from the assignments and unused codes are dropped, so K is a result, not a setting. Without stds the plane is a
+line, and searches are by sorting.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 DENSE_RADIUS = 8.0
-"""Standard deviations within which the first centres are equally spaced; beyond they grow apart."""
+"""Radius in standard deviations within which the first centres are equally spaced; spacing grows beyond."""
 TAIL_GROWTH = 1.1
 ROUNDS = 15
 MAX_FITTED = 1 << 22
-"""Values that a codebook is fitted to; more would only take time."""
+"""Largest number of values that a codebook is fitted to; more would only cost time."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Codebook:
         return lower_envelope(self.centres, self.centres.square() + self.lam * self.bits)
 
     def boundaries(self) -> tuple[Tensor, Tensor]:
-        """Return the codes in use, ascending, and the values at which one gives way to the next."""
+        """Return the codes in use, ascending, and the values that separate them."""
         return self._envelope
 
     def assign(self, values: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def lower_envelope(centres: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codebook:
-    """Fit centres and code lengths to values, in `rounds` of assignment and update.
+    """Fit centres and code lengths to values by alternating assignments and updates.
 
     Args:
         values: (n,), any scale.
@@ -110,7 +110,7 @@ def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codeboo
 
 
 def renew_codebook(codebook: Codebook, values: Tensor) -> Codebook:
-    """Assign values, then set centres to their means and code lengths to their shares; unused codes vanish."""
+    """Assign values, update centres and code lengths, and drop unused codes."""
     line = _Line(_some(values.detach().flatten()))
     renewed = line.renew(Codebook(codebook.centres.double(), codebook.bits.double(), codebook.lam))
     return Codebook(renewed.centres.to(values), renewed.bits.to(values), codebook.lam)
@@ -123,7 +123,7 @@ def entropy(counts: Tensor) -> float:
 
 
 class _Line:
-    """Sorted values and their prefix sums: counts and sums between boundaries take two searches."""
+    """Sorted values with prefix sums, so that counts and sums between boundaries take two searches."""
 
     def __init__(self, values: Tensor) -> None:
         self.sorted = values.double().sort().values
@@ -143,14 +143,14 @@ class _Line:
 
 
 def _some(values: Tensor) -> Tensor:
-    """Return the values, or where they are many a sample with the smallest and the largest."""
+    """Return the values, or a sample of many that includes the smallest and the largest."""
     if len(values) <= MAX_FITTED:
         return values
     return torch.cat([values[:: -(-len(values) // MAX_FITTED)], *(end[None] for end in values.aminmax())])
 
 
 def _first_centres(line: _Line, spread: float, lam: float) -> Tensor:
-    """Place centres at equal distances, the best ones for a smooth density; far out, where values are few, wider."""
+    """Place centres at equal distances, optimal for a smooth density, and wider apart in the tails."""
     step = math.sqrt(6 * lam / math.log(2))
     reach = float(line.sorted.abs().max()) if line.size else 0.0
     inside = torch.arange(1, math.ceil(min(reach, DENSE_RADIUS * spread) / step) + 1, dtype=torch.float64) * step

@@ -1,4 +1,4 @@
-"""Ellipse points: weights that fit no Gaussian well, blended from several."""
+"""Ellipse points: weights that fit no Gaussian well and are blended from several."""
 
 from __future__ import annotations
 
@@ -26,19 +26,16 @@ def ellipse_points(
     mode: EllipseMode = "nearest",
     index: Tensor | None = None,
 ) -> Tensor:
-    """Return points with ``(x - m)^T S^(-1).
+    """Return the points with ``(x - m)^T S^(-1) (x - m) > chi2`` for every Gaussian or for their own.
 
-    (x - m) > chi2`` for every Gaussian (``nearest``) or for their own (``own``).
-
-    A true Gaussian has 5 % of its points outside 5.991, so ``own`` flags about that many by construction.
+    A true Gaussian has 5 % of its points outside 5.991, so ``own`` returns about that many by construction.
 
     Args:
         points: (n, 2).
         mixture: K Gaussians.
         chi2: squared Mahalanobis distance of the ellipse.
-        mode: which ellipses count.
-        index: the Gaussian of every point, -1 for points to pass over; found by :meth:`PlaneMixture.assign` by
-            default.
+        mode: ``nearest`` for all Gaussians, ``own`` for the point's own.
+        index: the Gaussian of every point, -1 for points to skip; by default from :meth:`PlaneMixture.assign`.
 
     Returns:
         Positions, ascending, int64.
@@ -57,22 +54,22 @@ def ellipse_points(
         own = owner[part]
         return (outside(points[part], own) & (own >= 0)).nonzero()[:, 0] + int(part.start)
 
-    found = torch.cat(list(ordered_map(chunk, slices(len(points), CHUNK), points.device)))
+    rows = torch.cat(list(ordered_map(chunk, slices(len(points), CHUNK), points.device)))
     if mode == "nearest":
-        nearest = best(points[found], mixture.components(weighted=False))[:, 0]
-        found = found[outside(points[found], nearest)]
-    return found
+        nearest = best(points[rows], mixture.components(weighted=False))[:, 0]
+        rows = rows[outside(points[rows], nearest)]
+    return rows
 
 
 @fixed_order()
 def blend(points: Tensor, mixture: PlaneMixture, k: int = 5, keep: int | None = None) -> tuple[Tensor, Tensor]:
-    """``alpha_j = N(x; j) / sum_i N(x; i)`` over the ``k`` Gaussians nearest to each point by Mahalanobis distance.
+    """Compute ``alpha_j = N(x; j) / sum_i N(x; i)`` over the ``k`` Gaussians nearest by Mahalanobis distance.
 
     Args:
         points: (p, 2).
-        mixture: K Gaussians; where there are fewer than ``k``, all are used.
-        k: how many.
-        keep: only so many of them, the best by density (2 in the authors' code).
+        mixture: K Gaussians; all are used if there are fewer than ``k``.
+        k: number of Gaussians per point.
+        keep: number of them to keep, the best by density (2 in the authors' code).
 
     Returns:
         Numbers of the Gaussians, (p, k) int64, and their shares, (p, k) float64; each row sums to 1.

@@ -1,7 +1,7 @@
-"""Gaussians in the plane: distance, merging and Mahalanobis distance, all in closed form for 2x2 matrices.
+"""Closed forms for Gaussians in the plane: Wasserstein distance, merging and Mahalanobis distance.
 
-Everything is batched over leading dimensions and computed in float64, because a std of 1e-8 means a determinant of
-1e-32; results come back in the dtype of the first argument.
+Everything is batched over leading dimensions and computed in float64, since a std of 1e-8 means a determinant of 1e-32;
+results have the dtype of the first argument.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
 
     Args:
         A: matrices of shape (..., 2, 2).
-        root_det: ``sqrt(det A)`` where it is known more exactly than ``A`` tells.
+        root_det: ``sqrt(det A)`` if it is known more precisely than from ``A``.
     """
     root = _root_det(A) if root_det is None else root_det
     scale = (_trace(A) + 2 * root).clamp_min(0).sqrt()
@@ -49,12 +49,11 @@ def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
 
 
 def w2_squared(m1: Tensor, S1: Tensor, m2: Tensor, S2: Tensor) -> Tensor:
-    """Compute ``|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))``.
+    """Compute the squared 2-Wasserstein distance of Gaussians.
 
-    Squared 2-Wasserstein distance.
-
-    In two dimensions the trace of ``(S1^(1/2) S2 S1^(1/2))^(1/2)`` needs no matrix root: for eigenvalues a, b of a
-    2x2 matrix, ``(sqrt a + sqrt b)^2 = tr + 2 sqrt(det)``.
+    It is ``|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))``. In two dimensions the trace of
+    ``(S1^(1/2) S2 S1^(1/2))^(1/2)`` needs no matrix root: for eigenvalues a, b of a 2x2 matrix, ``(sqrt a + sqrt b)^2 =
+    tr + 2 sqrt(det)``.
 
     Args:
         m1: means, (..., 2).
@@ -82,15 +81,15 @@ def merge(
     n2: Tensor | float,
     how: MergeRule = "moments",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one Gaussian in place of two that stand for ``n1`` and ``n2`` weights.
+    """Replace two Gaussians of ``n1`` and ``n2`` weights by one.
 
-    ``w = n / (n1 + n2)``, ``d = m1 - m2``.
+    With ``w = n / (n1 + n2)`` and ``d = m1 - m2``:
 
-    - ``moments``: ``S = w1 S1 + w2 S2 + w1 w2 d d^T``: the mean and covariance of the united cloud, exactly.
+    - ``moments``: ``S = w1 S1 + w2 S2 + w1 w2 d d^T``: the exact mean and covariance of the united cloud.
     - ``barycenter``: ``S = w1^2 S1 + w2^2 S2 + w1 w2 (R + R^T)`` with ``R = (S1 S2)^(1/2)``: the W2 barycenter, which
-      lies on the geodesic between the two and forgets how far apart they were.
+      lies on the geodesic between the two and ignores their distance.
     - ``paper`` (2DGBNN Eqs. 5, 6, as printed): ``m = (m1 + m2)/2`` and
-      ``S = (S1 + S2)/2 + d d^T/8 + (S1^(1/2) S2 S1^(1/2))^(1/2)/2``. It does not look at the counts and is not
+      ``S = (S1 + S2)/2 + d d^T/8 + (S1^(1/2) S2 S1^(1/2))^(1/2)/2``. It ignores the counts and is not
       idempotent: two equal Gaussians become one with 1.5 times the covariance.
 
     Args:
@@ -153,7 +152,7 @@ def mahalanobis_squared(points: Tensor, means: Tensor, covs: Tensor, candidates:
         points: (n, 2).
         means: (K, 2).
         covs: (K, 2, 2), positive definite.
-        candidates: Gaussians to look at for each point, (n, c); all of them by default.
+        candidates: Gaussians to evaluate for each point, (n, c); all of them by default.
 
     Returns:
         Squared distances, (n, K), or (n, c) where candidates are given.
@@ -176,5 +175,5 @@ def whitened_norm_squared(gap: Tensor, W: Tensor) -> Tensor:
 
 
 def log_peak(covs: Tensor) -> Tensor:
-    """Compute ``-log(2 pi) - log det S / 2``: the log density of each Gaussian at its own centre."""
+    """Compute ``-log(2 pi) - log det S / 2``, the log density of each Gaussian at its centre."""
     return whitening(covs)[1] - math.log(2 * math.pi)

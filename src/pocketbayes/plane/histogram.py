@@ -1,9 +1,9 @@
-"""A fine histogram of the plane: a summary of millions of points that is small, exact in its moments, and adds up.
+"""A fine histogram of the plane: a small, additive summary of millions of points with exact moments.
 
-Each axis is warped to 2^16 levels, half of them given out by mass (so that stds of 1e-8 beside stds of 1e-2 keep
-their shape, whatever the tails), half evenly. A cell is a quadtree node over these levels, that is a range of Morton
-codes, split while its scatter is large: cells are fine where points are dense. Of each cell we keep count, mean and
-second moments. Histograms over one grid merge by adding, which is also how several processes share the work.
+Each axis is warped to 2^16 levels, half of them allocated by mass (so that stds of 1e-8 beside stds of 1e-2 keep their
+shape), half evenly. A cell is a quadtree node over these levels, that is a range of Morton codes, split while its
+scatter is large, so that cells are fine where points are dense. Each cell stores count, mean and second moments.
+Histograms over one grid are merged by addition, which also divides the work among processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 
 CHUNK = 1 << 18
 BITS = 16
-# A large table pays for many points only.
+# A large table is only worthwhile for many points.
 TABLE_BITS = (16, 22)
 SAMPLE = 1 << 20
 MOST_TILT = 4
@@ -28,9 +28,9 @@ MOST_TILT = 4
 
 @dataclass(frozen=True)
 class Axis:
-    """A monotone, piecewise linear map from values to levels 0 .. 2^16 - 1, as fast as three table lookups.
+    """A monotone, piecewise linear map from values to levels 0 .. 2^16 - 1 by three table lookups.
 
-    Its pieces are the values that share the upper half of their float32 bits (sign, exponent, 7 bits of mantissa).
+    A piece is the set of values with the same upper half of their float32 bits (sign, exponent, 7 bits of mantissa).
 
     Attributes:
         left: where each piece starts, (2^16,), float64.
@@ -44,12 +44,12 @@ class Axis:
 
     @classmethod
     def fit(cls, values: Tensor, extent: Tensor) -> Axis:
-        """Give each piece half of the levels by its share of the values, half by its width relative to ``extent``."""
+        """Allocate half of the levels by each piece's share of the values, half by its width relative to ``extent``."""
         pieces = torch.arange(1 << BITS, dtype=torch.int32, device=values.device) - (1 << (BITS - 1))
         bits = pieces << BITS
         left = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32).double()
         low, high = values.amin(), values.amax()
-        # Outside the range (and for the codes of NaN and infinity) a piece has no width.
+        # Pieces outside the range (and those of NaN and infinity) have no width.
         start = left.nan_to_num(nan=float("inf")).clamp(low, high)
         start = torch.where(pieces < 0, torch.where(left.isnan(), low, start), start)
         width = torch.cat((start[1:], high[None])) - start
@@ -74,17 +74,17 @@ def _piece(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the cells are. Made once (on one machine), used for every part of the cloud.
+    """The positions of the cells, made once (on one machine) and used for every part of the cloud.
 
     Attributes:
         x: levels of the first axis.
         y: levels of the second axis.
-        x_code: what a level of the first axis contributes to a Morton code, (2^16,).
-        y_code: what a level of the second axis contributes.
-        span: how many codes there are.
+        x_code: contribution of each level of the first axis to a Morton code, (2^16,).
+        y_code: contribution of each level of the second axis.
+        span: number of codes.
         starts: first code of each cell, (cells,), ascending from 0.
-        anchors: a point in or near each cell, (cells, 2): sums are taken about it, so that none cancels.
-        table: the cell of every prefix of a code, -1 where it has several, (2^16,) or (2^22,) int32.
+        anchors: a point in or near each cell, (cells, 2), as the origin of its sums, which avoids cancellation.
+        table: the cell of every prefix of a code, -1 if it has several, (2^16,) or (2^22,) int32.
     """
 
     x: Axis
@@ -100,12 +100,12 @@ class Grid:
         return len(self.starts)
 
     def code(self, points: Tensor) -> Tensor:
-        """Morton codes: the bits of both levels interleaved."""
+        """Return Morton codes: the bits of both levels interleaved."""
         x, y = points.detach().unbind(1)
         return self.x_code.index_select(0, self.x.level(x)) + self.y_code.index_select(0, self.y.level(y))
 
     def locate(self, points: Tensor) -> Tensor:
-        """Return the cell of every point, (n,) int64; chunk the points where memory matters."""
+        """Return the cell of every point, (n,) int64; call it on chunks to limit memory."""
         code = self.code(points)
         cell = self.table.index_select(0, code // (self.span // len(self.table))).to(torch.int64)
         rows = (cell < 0).nonzero()[:, 0]
@@ -129,7 +129,7 @@ class Histogram:
         return Histogram(self.grid, self.sums + other.sums)
 
     def cells(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return weights (m,), means (m, 2) and covariances (m, 3) as (xx, xy, yy) of the cells that hold something."""
+        """Return weights (m,), means (m, 2) and covariances (m, 3) as (xx, xy, yy) of the non-empty cells."""
         held = self.sums[:, 0] > 0
         sums = self.sums[held]
         weight = sums[:, 0]
@@ -144,11 +144,11 @@ class Histogram:
 
 @fixed_order()
 def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
-    """Return a grid of about ``cells`` cells (at most 1.5 times as many that hold points) fitted to the cloud.
+    """Fit a grid of about ``cells`` cells to the cloud (at most 1.5 times as many that hold points).
 
     Args:
-        points: (n, 2); beyond a million a random sample of them is looked at.
-        cells: how many. With as many cells as points, nearly every distinct point gets its own.
+        points: (n, 2); of more than a million, a random sample is used.
+        cells: number of cells; with as many cells as points, nearly every distinct point gets its own.
         seed: of the sample.
     """
     points, total = points.detach(), len(points)
@@ -157,15 +157,15 @@ def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
         points = points[torch.randint(total, (SAMPLE,), generator=generator).to(points.device)]
     points = points.to(torch.float64)
     if total == 0 or not bool(torch.isfinite(points).all()):
-        raise UserError("no grid fits these points: there must be some, and means and stds must be finite")
-    # The same even steps on both axes: a cell in the tails is as high as it is wide.
+        raise UserError("cannot fit a grid: there must be points, and means and stds must be finite")
+    # The same even steps on both axes make cells in the tails square.
     extent = (points.amax(0) - points.amin(0)).amax()
     x, y = Axis.fit(points[:, 0], extent), Axis.fit(points[:, 1], extent)
     i, j = x.level(points[:, 0]), y.level(points[:, 1])
     x_code, y_code, span = _interleaving(points)
     codes, order = (x_code[i] + y_code[j]).sort()
     starts, first = _split(codes, span, torch.stack((i, j), 1)[order], _even_levels(points)[order], cells)
-    # How many cells start up to the first and up to the last code of each prefix.
+    # The number of cells that start up to the first and up to the last code of each prefix.
     prefixes = 1 << TABLE_BITS[total >= SAMPLE]
     unit = span // prefixes
     lowest = torch.bincount((starts + unit - 1) // unit, minlength=prefixes)[:prefixes].cumsum(0) - 1
@@ -181,7 +181,7 @@ def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) ->
     Args:
         points: (n, 2).
         grid: from :func:`make_grid`.
-        weights: how much each point counts, (n,); 1 by default.
+        weights: weight of each point, (n,); 1 by default.
     """
 
     def chunk(part: slice) -> Tensor:
@@ -201,9 +201,9 @@ def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) ->
 
 
 def _interleaving(points: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Return what each level of either axis contributes to a code, and the number of codes.
+    """Return each level's contribution to a code for both axes, and the number of codes.
 
-    The axis along which the cloud is wider is cut more finely, by up to 2^4: cells are to be about as high as wide.
+    The axis along which the cloud is wider is divided more finely, by up to 2^4, so that cells are nearly square.
     """
     ranks = torch.tensor([0.25, 0.75], dtype=torch.float64, device=points.device) * (len(points) - 1)
     low, high = points.sort(0).values[ranks.round().long()]
@@ -224,15 +224,15 @@ def _spread(v: Tensor) -> Tensor:
 
 
 def _even_levels(points: Tensor) -> Tensor:
-    """Return the points in 2^20 even steps, the same for both axes."""
+    """Quantise the points to 2^20 even steps, the same for both axes."""
     low, high = points.amin(0), points.amax(0)
     return ((points - low) * ((1 << 20) / (high - low).amax().clamp_min(1e-300))).to(torch.int64)
 
 
 def _scatter(coordinates: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the summed squared distances from their mean of the points in any range, relative to those of all points.
+    """Return a function for the scatter of a range of points about their mean, relative to that of all points.
 
-    Sums are integers: no rounding, whatever the number of points.
+    Sums are integers, so there is no rounding.
     """
     sums = torch.nn.functional.pad(coordinates.cumsum(0), (0, 0, 1, 0))
     squares = torch.nn.functional.pad(coordinates.square().sum(1).cumsum(0), (1, 0))
@@ -246,11 +246,11 @@ def _scatter(coordinates: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _split(codes: Tensor, span: int, warped: Tensor, even: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Halve every node whose scatter is above a threshold, and lower the threshold until there are cells enough.
+    """Halve every node whose scatter exceeds a threshold, and lower the threshold until there are enough cells.
 
-    A node's scatter is count times squared width, so equal scatter puts about sqrt(density) nodes per area, which is
-    how the centres of an optimal quantiser are spread too. Warped coordinates ask for cells where points are dense,
-    even ones for cells in the tails, where K-means spends its centres.
+    A node's scatter is count times squared width, so equal scatter puts about sqrt(density) nodes per area, like the
+    centres of an optimal quantiser. Warped coordinates add cells where points are dense, even ones add cells in the
+    tails, where K-means places many centres.
     """
     in_warped, in_even = _scatter(warped), _scatter(even)
 
@@ -263,7 +263,7 @@ def _split(codes: Tensor, span: int, warped: Tensor, even: Tensor, cells: int) -
     error = scatter(low, high)
     threshold = float(error[0])
     while int((high > low).sum()) < cells and threshold > 1e-18:
-        # With cells for all there is nothing to choose.
+        # With a cell per point, split everything.
         threshold = threshold / 2 if cells < len(codes) else 0.0
         while bool((wide := (error > threshold) & (bits > 0)).any()):
             bit = bits[wide] - 1

@@ -1,4 +1,4 @@
-"""Fewer Gaussians: small ones are dissolved, close ones are merged."""
+"""Reduction of the number of Gaussians: small ones are dissolved, close ones are merged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pocketbayes.plane.mixture import PlaneMixture
 
 Reading = Literal["value", "difference"]
 READINGS: tuple[str, ...] = ("value", "difference")
-# W2 below 1 %, and a Gaussian's own radius below 10 %, of the cloud's root mean square radius: see `merge_all`.
+# W2 below 1 % and a Gaussian's radius below 10 % of the cloud's root mean square radius (see `merge_all`).
 RELATIVE_TAU_D = 1e-4
 RELATIVE_TAU_V = 1e-2
 RELATIVE_TAU_G = 2.0
@@ -31,7 +31,7 @@ def dissolve(mixture: PlaneMixture, counts: Tensor, n_min: int) -> tuple[PlaneMi
         n_min: 30 in the paper's text, 20 in its table; 0 drops nothing.
 
     Returns:
-        What is left, and the new number of every old Gaussian, (K,), -1 where it was dissolved.
+        The remaining mixture, and the new number of every old Gaussian, (K,), -1 if it was dissolved.
     """
     kept = counts >= n_min
     return mixture.take(kept), torch.where(kept, kept.cumsum(0) - 1, -1)
@@ -51,20 +51,21 @@ def merge_all(
 ) -> tuple[PlaneMixture, Tensor, Tensor]:
     """Merge neighbours with ``W2^2 < tau_d``, ``Delta_g < tau_g`` and ``Delta_v < tau_v`` until no such pair is left.
 
-    Each Gaussian is compared with its eight nearest by centre. In each round the pairs that are each other's closest
-    are merged; the closest pair of all is always among them, so no round is idle. ``Delta_g`` looks at the mean
-    absolute gradient over a Gaussian's weights, ``Delta_v`` at the trace of its covariance.
+    Each Gaussian is compared with its eight nearest by centre. Each round merges the pairs that are mutually closest,
+    which always include the closest pair of all. ``Delta_g`` compares the mean absolute gradient over a Gaussian's
+    weights, ``Delta_v`` the trace of its covariance.
 
     Args:
         mixture: K Gaussians.
         counts: weights assigned to each, (K,).
-        gradients: mean absolute gradient over the weights of each, (K,); without them ``tau_g`` is not asked.
-        tau_d: largest squared distance. The paper's two values are five orders apart, because it is a length of the
-            cloud; by default it is 1e-4 times the trace of the cloud's covariance (count-weighted, within and between
-            Gaussians), so that scaling all weights changes nothing.
-        tau_g: largest gradient; by default twice the mean over the weights. The paper's 0.15 binds no network we know.
-        tau_v: largest variance; by default 1e-2 times that of the cloud. The paper's 1e-3 does not bind either.
-        how: how two become one, see :func:`pocketbayes.plane.merge`.
+        gradients: mean absolute gradient over the weights of each, (K,); without them ``tau_g`` is ignored.
+        tau_d: largest squared distance. The paper's two values differ by five orders of magnitude, since they scale
+            with the cloud; the default is 1e-4 times the trace of the cloud's covariance (count-weighted, within and
+            between Gaussians), which is independent of the scale of the weights.
+        tau_g: largest gradient; by default twice the mean over the weights. The paper's 0.15 excluded no pair in our
+            networks.
+        tau_v: largest variance; by default 1e-2 times that of the cloud. The paper's 1e-3 excluded none either.
+        how: the rule of :func:`pocketbayes.plane.merge`.
         reading: ``value``: both Gaussians lie below the thresholds (the paper's text); ``difference``: the difference
             between them does (its algorithm).
 
@@ -104,11 +105,11 @@ def merge_all(
 def _pairs(
     means: Tensor, covs: Tensor, gradients: Tensor | None, tau_d: float, tau_g: float, tau_v: float, reading: str
 ) -> tuple[Tensor, Tensor]:
-    """Return pairs that may be merged at once: each the closest that either of its two Gaussians may be merged into."""
+    """Return disjoint pairs to merge, each the closest allowed pair of both of its Gaussians."""
     total = len(means)
     _, near = nearest(means, means, min(NEIGHBOURS + 1, total))
     me = torch.arange(total, device=means.device)[:, None].expand_as(near)
-    # A neighbour of mine need not have me among its own: each pair once, from either side.
+    # Being a neighbour is not symmetric, so take each pair once, from either side.
     pairs = (torch.minimum(me, near) * total + torch.maximum(me, near))[me != near].unique()
     first, second = pairs // total, pairs % total
     distance = w2_squared(means[first], covs[first], means[second], covs[second])

@@ -1,4 +1,4 @@
-"""A Gaussian mixture over the plane, fitted to a histogram: K-means start, then EM on the log-likelihood."""
+"""A Gaussian mixture over the plane, fitted to a histogram by K-means and then EM."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from pocketbayes.plane.gaussians import log_peak, whitened_norm_squared, whiteni
 from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
 from pocketbayes.plane.search import best
 
-# Enough cells for each Gaussian to know its own shape.
+# Enough cells to resolve the shape of each Gaussian.
 CELLS_PER_GAUSSIAN = 64
 CELLS = (1 << 15, 1 << 18)
 CELL_FLOOR = 0.1
 KMEANS_ITERATIONS = 20
 TOLERANCE = 1e-4
-"""EM stops when the mean log-likelihood gains less."""
+"""Smallest gain in mean log-likelihood for which EM continues."""
 RELATIVE_FLOOR = 1e-6
 ABSOLUTE_FLOOR = 1e-24
 
 
 @dataclass(frozen=True)
 class PlaneMixture:
-    """``p(x) = sum_k weights_k N(x; means_k, covs_k)`` in the plane, all float64.
+    """Mixture ``p(x) = sum_k weights_k N(x; means_k, covs_k)`` in the plane, all float64.
 
     Attributes:
         means: centres ``(mean, std)``, (K, 2).
         covs: positive definite covariances, (K, 2, 2).
         weights: shares that sum to 1, (K,).
-        log_likelihood: mean log density of the points it was fitted to, a lower bound by Jensen within each cell; NaN
-            where the mixture was changed since.
+        log_likelihood: mean log density of the fitted points, a lower bound by Jensen within each cell; NaN if the
+            mixture was changed since.
     """
 
     means: Tensor
@@ -48,27 +48,25 @@ class PlaneMixture:
         return len(self.means)
 
     def take(self, kept: Tensor) -> PlaneMixture:
-        """Return the Gaussians at some positions or under a mask, their weights summing to 1 again."""
+        """Return the selected Gaussians with renormalised weights."""
         weights = self.weights[kept]
         return PlaneMixture(self.means[kept], self.covs[kept], weights / weights.sum())
 
     def components(self, weighted: bool = True) -> Components:
-        """Score ``log weights_k + log N(x; k)``; not ``weighted``: minus half the squared Mahalanobis distance."""
+        """Score ``log weights_k + log N(x; k)``, or, unweighted, minus half the squared Mahalanobis distance."""
         whiteners, _ = whitening(self.covs)
         constant = self.weights.log() + log_peak(self.covs) if weighted else torch.zeros_like(self.weights)
         return Components(self.means, whiteners, constant)
 
     def assign(self, points: Tensor, grid: Grid | None = None) -> Tensor:
-        """Compute ``argmax_k weights_k N(x; k)``.
-
-        The most probable Gaussian of every point, exactly and in bounded memory.
+        """Compute ``argmax_k weights_k N(x; k)`` of every point, exactly and in bounded memory.
 
         Args:
             points: (n, 2).
-            grid: cells that fit the points, where they are known already.
+            grid: cells that fit the points, if known.
 
         Returns:
-            Numbers, (n,) int64; -1 where there are no Gaussians.
+            Numbers, (n,) int64; -1 if there are no Gaussians.
         """
         if len(self) == 0:
             return torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
@@ -88,7 +86,7 @@ class PlaneMixture:
 
 
 def default_bins(k: int) -> int:
-    """Return cells for a fit of ``k`` Gaussians."""
+    """Return the number of cells for a fit of ``k`` Gaussians."""
     return min(max(CELLS_PER_GAUSSIAN * k, CELLS[0]), CELLS[1])
 
 
@@ -104,26 +102,26 @@ def fit_mixture(
 ) -> PlaneMixture:
     """Maximise ``sum_i log sum_k pi_k N(x_i; m_k, S_k)`` over the histogram (2DGBNN Eq. 3; its sign is a misprint).
 
-    The same for a seed whatever the number of threads (on a CPU).
+    On a CPU the result depends on the seed, not on the number of threads.
 
     Args:
         points: the cloud, (n, 2), or its histogram, as merged from several machines.
-        k: Gaussians. Fewer come back where there are fewer distinct points.
-        weights: how much each point counts, (n,).
+        k: number of Gaussians; fewer are returned if there are fewer distinct points.
+        weights: weight of each point, (n,).
         seed: of the histogram's sample and the K-means start.
-        bins: cells of the histogram: 64 a Gaussian by default, between 2^15 and 2^18. With as many as points the fit
-            is on the points themselves.
-        iterations: at most so many EM steps; 0 stops at K-means.
+        bins: cells of the histogram, by default 64 per Gaussian, between 2^15 and 2^18. With a bin per point the fit is
+            to the points themselves.
+        iterations: maximum of EM steps; 0 stops after K-means.
     """
     if k < 1:
-        raise UserError(f"a mixture needs at least one Gaussian, k={k} was asked for")
+        raise UserError(f"a mixture needs at least one Gaussian, not k={k}")
     if not isinstance(points, Histogram):
         if points.ndim != 2 or points.shape[1] != 2 or len(points) == 0:
             raise UserError(f"points must be a non-empty (n, 2) tensor of (mean, std), got shape {tuple(points.shape)}")
         points = make_histogram(points, make_grid(points, bins or default_bins(k), seed), weights)
     weight, mean, cov = points.cells()
     if len(weight) == 0 or not bool(torch.isfinite(points.sums).all()):
-        raise UserError("no mixture fits these points: means and stds must be finite, and some must weigh something")
+        raise UserError("cannot fit a mixture: means and stds must be finite, and some weights must be positive")
     centres = kmeans(weight, mean, k, seed, KMEANS_ITERATIONS)
     blocks = Blocks(weight, mean, cov, size=min(max(len(weight) // len(centres), 4), 64))
     return _expectation_maximisation(blocks, centres, iterations)
@@ -134,7 +132,7 @@ def _expectation_maximisation(blocks: Blocks, centres: Tensor, iterations: int) 
     before = -math.inf
     for step in range(iterations):
         components = PlaneMixture(means, covs, weights).components()
-        # Shapes change fast at first and slowly later: look for candidates at steps 0, 1, 2, 4, 8, 16, ...
+        # Shapes change fast at first, so update the candidates at steps 0, 1, 2, 4, 8, 16, ...
         if step & (step - 1) == 0:
             candidates = blocks.candidates(components)
         sums, likelihood = blocks.sweep(components, candidates)
@@ -157,8 +155,8 @@ def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     yy = (averages[:, 4] - dy * dy).clamp_min(0)
     bound = (xx * yy).sqrt()
     xy = torch.minimum(torch.maximum(averages[:, 3] - dx * dy, -bound), bound)
-    # Positive definite always: a third of a cell's width (the geometric mean over cells, for widths differ by orders of
-    # magnitude), and something where all points are equal.
+    # Keep covariances positive definite: add a third of a cell's width (the geometric mean over cells, since widths
+    # differ by orders of magnitude) and a tiny constant for equal points.
     floor = CELL_FLOOR * averages[:, 5:].exp() + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
     covs = torch.stack((xx + floor[:, 0], xy, xy, yy + floor[:, 1]), 1).reshape(-1, 2, 2)
     return means, covs, counts / counts.sum()

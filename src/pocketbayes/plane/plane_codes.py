@@ -1,8 +1,8 @@
-"""Entropy-constrained codes in the plane of means and stds: a code stands for a Gaussian.
+"""Entropy-constrained codes in the plane of means and stds: each code is a Gaussian.
 
-A weight N(m, s^2) takes the code (c_k, t_k) that minimises `w ((m - c_k)^2 + 2 (s - t_k)^2) + lam b_k`. With
-w proportional to 1 / s^2 the distance is, to second order, the KL divergence of the shared Gaussian from the weight's
-own; constant stds give back the codes on a line.
+A weight N(m, s^2) takes the code (c_k, t_k) that minimises `w ((m - c_k)^2 + 2 (s - t_k)^2) + lam b_k`. With w
+proportional to 1 / s^2 the distance is, to second order, the KL divergence between the shared Gaussian and the weight's
+own; with constant stds these are the codes on a line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from pocketbayes.plane.codes import fit_codebook
 
 STD_LEVELS = 4
-"""Stds that each of the first centres is tried with."""
+"""Stds per initial centre."""
 ROUNDS = 12
 FITTED = 1 << 17
-"""Weights that a codebook is fitted to."""
+"""Largest number of weights that a codebook is fitted to."""
 CHUNK = 1 << 16
 MAX_IMPORTANCE = 16.0
 
@@ -43,7 +43,7 @@ class PlaneCodebook:
         return len(self.centres)
 
     def assign(self, means: Tensor, stds: Tensor, importance: Tensor) -> Tensor:
-        """Return the code of every Gaussian; all three of one shape."""
+        """Return the code of every Gaussian; the three arguments have one shape."""
         columns = torch.stack([self.centres, self.stds, self.centres.square() + 2 * self.stds.square()])
         rows = torch.stack([-2 * importance * means, -4 * importance * stds, importance], -1).view(-1, 3)
         penalty = self.lam * self.bits
@@ -52,7 +52,7 @@ class PlaneCodebook:
 
 
 def importance_of(stds: Tensor) -> Tensor:
-    """Return weights in proportion to 1 / std^2, within bounds and with median 1; 1 for all where many stds are 0."""
+    """Return weights proportional to 1 / std^2, bounded, with median 1; all 1 if most stds are 0."""
     positive = stds[stds > 0]
     if not len(positive) or len(positive) < 0.5 * len(stds):
         return torch.ones_like(stds)
@@ -61,7 +61,7 @@ def importance_of(stds: Tensor) -> Tensor:
 
 
 def fit_plane_codebook(means: Tensor, stds: Tensor, importance: Tensor, lam: float) -> PlaneCodebook:
-    """Fit centres, stds and code lengths; codes that no weight takes vanish.
+    """Fit centres, stds and code lengths, and drop unused codes.
 
     Args:
         means: (n,).

@@ -1,8 +1,8 @@
-"""The best Gaussians of every point, exactly, without looking at all K.
+"""Exact search for the best Gaussians of every point without evaluating all K.
 
-Points are binned; a group of tiles, a tile, then a cell, rules out every Gaussian whose highest possible score there
-is below the lowest possible score of enough others. Most cells are left with one or a few candidates. Points of the
-others (large cells in the tails) are binned again, more finely; the last few look at all K.
+Points are binned. For groups of tiles, tiles and then cells, Gaussians are ruled out whose upper bound is below the
+lower bound of enough others. Most cells keep one or a few candidates. Points in other cells (large ones in the tails)
+are binned again, more finely; the last few are compared with all K.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pocketbayes.plane.histogram import Grid, make_grid
 
 POINTS = 1 << 18
 SCORES = 1 << 18
-# Below so many scores it is quicker to compute them all.
+# Below this number of scores it is faster to compute them all.
 BRUTE = 1 << 22
 CELLS = 1 << 17
 TILE = 32
 WIDTHS = (1, 4, 16)
-# Bounds and scores are computed by different sums: rounding must not rule out the best.
+# Bounds and scores are summed differently, and rounding must not rule out the best.
 SLACK = 1e-9
 
 
@@ -33,8 +33,8 @@ def best(points: Tensor, components: Components, k: int = 1, grid: Grid | None =
     Args:
         points: (n, 2).
         components: K scores.
-        k: how many; at most K come back.
-        grid: cells that fit the points, where they are known already.
+        k: number of Gaussians per point, at most K.
+        grid: cells that fit the points, if known.
 
     Returns:
         Positions, (n, min(k, K)), int64.
@@ -104,10 +104,7 @@ def _boxes(points: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rule_out(low: Tensor, high: Tensor, components: Components, k: int) -> tuple[Tensor, Tensor]:
-    """Return candidates of each cell, highest bounds first,.
-
-    (cells, 16), and how many it needs (more than 16: look closer).
-    """
+    """Return each cell's candidates by descending bound, (cells, 16), and how many it needs (more than 16: refine)."""
     width = max(WIDTHS)
     order, _ = tile((low + high) / 2, TILE)
     candidates = torch.empty((len(low), width), dtype=torch.int64, device=low.device)

@@ -1,8 +1,8 @@
-"""Stage 2 of 2DGBNN: from a mean and a std per weight to a Gaussian's number per weight, outliers and blends.
+"""Stage 2 of 2DGBNN: from a mean and a std per weight to the number of a Gaussian per weight, outliers and blends.
 
-Steps, each a function of its own that can be left out: outliers, mixture, assignment, small clusters dissolved, close
-Gaussians merged, ellipse points found and blended. Merging comes before the ellipse points (the paper has them the
-other way round), so that these are judged by, and blended from, the Gaussians that are kept.
+The steps, most of which are optional: find outliers, fit the mixture, assign weights, dissolve small clusters, merge
+close Gaussians, blend ellipse points. Merging comes before the ellipse points (in the paper after), so that these are
+found with, and blended from, the final Gaussians.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
 from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
 
 CHUNK = 1 << 20
-# How many Gaussians the histogram must serve where BIC is to choose their number.
+# Number of Gaussians that the histogram is made for when BIC chooses it.
 BIC_CELLS_FOR = 2048
 # The relative defaults; see `PlaneSettings.for_cloud`.
 MOST_GAUSSIANS = 2000
@@ -39,7 +39,7 @@ SMALLEST_CLUSTER, LARGEST_N_MIN = 3, 30
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """Every setting of stage 2; "auto" is relative to the cloud, see `PlaneSettings.for_cloud`.
+    """The settings of stage 2; `PlaneSettings.for_cloud` replaces "auto".
 
     Attributes:
         k: Gaussians to fit (2000 in the paper's text, 6000 in its table), ``"bic"`` or ``"auto"``.
@@ -48,18 +48,18 @@ class PlaneSettings:
         gradient_fraction: this share of the weights with the largest absolute gradients are outliers; 0 for none.
         n_min: clusters with fewer weights are dissolved into outliers (30 in the text, 20 in the table); 0 for none;
             ``"auto"`` for a tenth of the mean cluster, from 3 to 30.
-        ellipse: ``nearest``: weights outside the ellipses of all Gaussians; ``own``: outside that of their own; None
-            for none.
+        ellipse: ``nearest`` for weights outside the ellipses of all Gaussians, ``own`` for those outside the ellipse of
+            their own, None for no blending.
         chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
-        neighbours: Gaussians that an ellipse point is blended from.
-        keep: how many of these to keep, the best by density (2 in the authors' code); None for all.
-        merge: rule by which two Gaussians become one; None for no merging.
+        neighbours: number of Gaussians that an ellipse point is blended from.
+        keep: number of these to keep, the best by density (2 in the authors' code); None for all.
+        merge: rule for merging two Gaussians; None for no merging.
         tau_d: see :func:`merge_all`; None for relative to the cloud.
         tau_g: see :func:`merge_all`.
         tau_v: see :func:`merge_all`.
         reading: see :func:`merge_all`.
-        seed: of all that is drawn.
-        iterations: EM steps at most.
+        seed: of all draws.
+        iterations: maximum of EM steps.
         bins: cells of the histogram; see :func:`fit_mixture`.
     """
 
@@ -100,7 +100,7 @@ class PlaneSettings:
                 raise UnknownNameError(kind, name, known)
 
     def for_cloud(self, mean: Tensor) -> PlaneSettings:
-        """Return the settings with every "auto" replaced by a number that suits these weights.
+        """Replace every "auto" by a number that fits these weights.
 
         k is the square root of the number of weights, at most 2000; tau_w is 4 times the root mean square of the means;
         n_min is a tenth of the mean cluster, at least 3 (a Gaussian stores five values, an outlier two) and at most 30.
@@ -120,14 +120,14 @@ class PlaneSettings:
 
 @dataclass(frozen=True)
 class Plane:
-    """What stage 2 found. Positions are those of the flat weight vector, int64, ascending.
+    """The result of stage 2. Positions refer to the flat weight vector and are int64, ascending.
 
     Attributes:
-        mixture: the Gaussians that are left.
-        index: the Gaussian of every weight, (n,) int64, -1 for outliers. Ellipse points keep the number of their own.
+        mixture: the final Gaussians.
+        index: the Gaussian of every weight, (n,) int64, -1 for outliers. Ellipse points keep their own number.
         counts: weights of each Gaussian, (K,).
         value_outliers: positions with a large mean.
-        gradient_outliers: positions with a large gradient, those with a large mean left out.
+        gradient_outliers: positions with a large gradient but not a large mean.
         small_outliers: positions whose cluster was dissolved.
         ellipses: positions of the ellipse points, (p,).
         blend_index: Gaussians that each is blended from, (p, neighbours).
@@ -162,15 +162,13 @@ class Plane:
 def outliers(
     mean: Tensor, gradient: Tensor | None, tau_w: float | None = 0.2, gradient_fraction: float = 0.01
 ) -> dict[str, Tensor]:
-    """Compute ``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest.
-
-    Weights that keep a mean and a std of their own.
+    """Find weights that keep their own mean and std: ``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest.
 
     Args:
         mean: (n,).
-        gradient: of the loss with respect to the means, averaged over batches, (n,); None where it is not known.
-        tau_w: None for none.
-        gradient_fraction: share of all weights; 0 for none. Ties at the threshold stay inside.
+        gradient: of the loss with respect to the means, averaged over batches, (n,); None if unknown.
+        tau_w: largest mean of other weights; None for no limit.
+        gradient_fraction: share of all weights; 0 for none. Ties at the threshold are not outliers.
 
     Returns:
         Masks ``value`` and ``gradient``, (n,) each; they may overlap.
@@ -192,23 +190,23 @@ def survey(
     settings: PlaneSettings | None = None,
     team: Team = ALONE,
 ) -> Plane:
-    """Return all of stage 2. The same for a seed whatever the number of threads (on a CPU).
+    """Run stage 2. On a CPU the result depends on the seed, not on the number of threads.
 
-    Where every cluster is too small, all weights become outliers and a warning says so.
+    If every cluster is too small, all weights become outliers and a warning is raised.
 
     Args:
         mean: (n,).
         std: (n,).
         gradient: of the loss with respect to the means, averaged over batches, (n,); None for no gradient outliers.
-        settings: relative to the cloud by default.
-        team: processes that hold the same weights and share the work: each summarises its part of the cloud, and the
-            summaries, whose size does not depend on the number of weights, are added up.
+        settings: by default relative to the cloud.
+        team: processes that hold the same weights and divide the work; each summarises its part of the cloud, and the
+            summaries, whose size is independent of the number of weights, are added.
     """
     settings = settings or PlaneSettings()
     mean, std = mean.detach(), std.detach()
     if mean.ndim != 1 or mean.shape != std.shape or (gradient is not None and gradient.shape != mean.shape):
         shapes = [None if t is None else tuple(t.shape) for t in (mean, std, gradient)]
-        raise UserError(f"mean, std and gradient must be flat and equally long, got the shapes {shapes}")
+        raise UserError(f"mean, std and gradient must be vectors of one length, not of shapes {shapes}")
     settings = settings.for_cloud(mean)
     assert settings.tau_w != "auto"
     assert settings.n_min != "auto"
@@ -233,7 +231,7 @@ def survey(
             index.fill_(-1)
             why = (
                 f"no cluster of {len(points)} weights has n_min={settings.n_min} members: all weights are outliers "
-                f"(ask for fewer Gaussians than k={k_fitted}, or a smaller n_min)"
+                f"(choose fewer Gaussians than k={k_fitted}, or a smaller n_min)"
                 if len(points)
                 else f"all {len(mean)} weights are outliers by value or gradient: raise tau_w={settings.tau_w}"
             )
@@ -296,7 +294,7 @@ def _fit(points: Tensor, settings: PlaneSettings, team: Team) -> tuple[PlaneMixt
 
 
 def _renumber(index: Tensor, mapping: Tensor) -> None:
-    """Put new numbers in place of the old ones; -1 stays."""
+    """Replace old numbers by new ones; -1 stays."""
     for part in slices(len(index), CHUNK):
         index[part] = torch.where(index[part] >= 0, mapping.index_select(0, index[part].clamp_min(0)), -1)
 
