@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, st
 from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.base import softplus_inverse
+from pocketbayes.posteriors.fused import blocks, softplus
 from pocketbayes.posteriors.priors import Empirical, Normal
 from pocketbayes.propagation import find_propagation
 
@@ -149,33 +149,30 @@ class VariationalNewton(torch.optim.Optimizer):
         mean, rho, state = self.posterior.mean, self.posterior.rho, self.state[self.posterior.rho]
         assert mean.grad is not None
         assert rho.grad is not None
-        if "hess" in state:  # h + d, which set the stds: cheaper than softplus
-            total = state["hess"] + self._per_weight(stds["decay"])
-            std = (total * self.count).rsqrt_()
-        else:
-            std = torch.nn.functional.softplus(rho)
-            total = std.square().mul_(self.count).reciprocal_()
-        if not stds["decay"] or (isinstance(self.prior, Empirical) and stds["steps"] % PRIOR_EVERY == 0):
-            stds["decay"] = self._prior_decay(mean, std)
-        decay = self._per_weight(stds["decay"])
+        drawn = stds["decay"]  # that of the stds which the gradients belong to
+        if not drawn or (isinstance(self.prior, Empirical) and stds["steps"] % PRIOR_EVERY == 0):
+            stds["decay"] = self._prior_decay(mean, softplus(rho))
+            drawn = drawn or stds["decay"]
         if "hess" not in state:
-            state["hess"] = total - decay
-        hess = state["hess"]
-        # The chain rule gives rho the gradient g (w - mean) / std dstd/drho, and dstd/drho = sigmoid(rho).
-        change = torch.addcdiv(hess, rho.grad, rho.sigmoid().mul_(std), value=-1)
-        lag = 1 - stds["hess_decay"]
-        bound = total * (MAX_CHANGE / lag)  # heavy tails of single estimates: at most a tenth of the curvature a step
-        change.clamp_(-bound, bound)
-        hess.sub_(change, alpha=lag).addcdiv_(change.square_(), total, value=0.5 * lag * lag)
-        average = self._average(mean).lerp_(mean.grad, 1 - means["momentum"])
-        centre = self.prior.centre if isinstance(self.prior, Normal) else None
-        step = (decay * (mean if centre is None else mean - centre)).add_(average, alpha=1 / correction)
-        # A negative curvature must stay above -d, also where d falls as an empirical prior widens.
-        torch.add(hess.clamp_(min=decay * -0.5), decay, out=total)
-        step.mul_(self._per_weight(means["first_curvature"])).div_(total).mul_(means["lr"])
-        std = total.mul_(self.count).rsqrt_()
-        mean.sub_(step.clamp_(-std, std))  # a noisy curvature near 0 would throw a weight out of its own posterior
-        rho.copy_(_inverse_softplus(std))
+            state["hess"] = softplus(rho).square_().mul_(self.count).reciprocal_()
+            for part, decay in zip(state["hess"].split(self.sizes), drawn):
+                part.sub_(decay)
+        tensors = [mean, mean.grad, self._average(mean), rho, rho.grad, state["hess"]]
+        if isinstance(self.prior, Normal) and self.prior.centre is not None:
+            tensors.append(self.prior.centre)
+        layers = zip(*(tensor.split(self.sizes) for tensor in tensors))
+        for layer, old, decay, first in zip(layers, drawn, stds["decay"], means["first_curvature"]):
+            step = _Step(
+                count=self.count,
+                drawn_decay=old,
+                decay=decay,
+                lag=1 - stds["hess_decay"],
+                momentum=means["momentum"],
+                correction=correction,
+                rate=means["lr"] * first,
+            )
+            for block in blocks(*layer):
+                step(*block)
 
     def _average(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -190,12 +187,44 @@ class VariationalNewton(torch.optim.Optimizer):
             return (1 / (self.count * self.prior.std**2),) * len(self.sizes)
         return tuple((self.count * self.prior.variances(mean, std)).reciprocal().tolist())
 
-    def _per_weight(self, values: Sequence[float]) -> Tensor:
-        """Return a value per weight from one per layer, or one value where they agree."""
-        mean = self.posterior.mean
-        if all(math.isclose(value, values[0], rel_tol=1e-12) for value in values):
-            return mean.new_tensor(values[0])
-        return torch.cat([mean.new_tensor(v).expand(n) for v, n in zip(values, self.sizes)])
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of the weights of one layer, in place; its attributes hold for all of them."""
+
+    count: float
+    drawn_decay: float
+    decay: float
+    lag: float
+    momentum: float
+    correction: float
+    rate: float
+
+    def __call__(
+        self,
+        mean: Tensor,
+        gradient: Tensor,
+        average: Tensor,
+        rho: Tensor,
+        rho_gradient: Tensor,
+        hess: Tensor,
+        centre: Tensor | None = None,
+    ) -> None:
+        total = hess + self.drawn_decay
+        std = (total * self.count).rsqrt_()
+        # The chain rule gives rho the gradient g (w - mean) / std dstd/drho, and dstd/drho = sigmoid(rho).
+        change = torch.addcdiv(hess, rho_gradient, rho.sigmoid().mul_(std), value=-1)
+        bound = total * (MAX_CHANGE / self.lag)  # a tenth of the curvature a step: single estimates have heavy tails
+        change.clamp_(bound.neg(), bound)
+        hess.sub_(change, alpha=self.lag).addcdiv_(change.square_(), total, value=0.5 * self.lag * self.lag)
+        # A negative curvature must stay above -d, also where d falls as an empirical prior widens.
+        torch.add(hess.clamp_(min=-0.5 * self.decay), self.decay, out=total)
+        average.lerp_(gradient, 1 - self.momentum)
+        step = ((mean if centre is None else mean - centre) * self.decay).add_(average, alpha=1 / self.correction)
+        step.mul_(self.rate).div_(total)
+        torch.rsqrt(total.mul_(self.count), out=std)
+        mean.sub_(step.clamp_(std.neg(), std))  # a noisy curvature near 0 would throw a weight out of its own posterior
+        rho.copy_(_inverse_softplus(std))
 
 
 def _inverse_softplus(std: Tensor) -> Tensor:
