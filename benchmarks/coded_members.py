@@ -1,16 +1,19 @@
 """Coded ensembles of the members of members.py: bytes, accuracy, NLL, other images, shift, and adaptive passes.
 
-python benchmarks/coded_members.py --data-dir DATA [--members 10] [--max-bytes 760000] [--cache FOLDER]
+python benchmarks/coded_members.py --data-dir DATA [--members 10] [--max-bytes 760000] [--steps 0] [--cache FOLDER]
 python benchmarks/coded_members.py --data-dir DATA --full [--cache FOLDER]
+python benchmarks/coded_members.py --data-dir DATA --time [--cache FOLDER]
 
-The first members of DATA/weights as one mixture, coded without training: one codebook for all, its lambda chosen by the
-size of the file alone, error feedback and batch-norm correction on 1024 training images. Every figure on CIFAR-10 is of
-all test images; rows for fewer members are prefixes of the same file. AUROC of the maximum probability on 2000 other
-images each. Shift: 40 test images under the 15 corruptions of CIFAR-10-C (our own versions) at each severity, with a
-temperature fitted on 2000 clean images. Adaptive passes: the rule is fitted on every second test image and measured on
-the others, both ways, for the members have seen every training image.
+The first members of DATA/weights as one mixture, coded by `pb.compress` with their number fixed: one codebook for all,
+that fills the size; with `--steps` each member is then trained that long with itself as teacher. The members have seen
+every training image, so the validation data, 1000 of these, decide on nothing but the units of the codebook and whether
+the trained file is taken. Every figure on CIFAR-10 is of all test images; rows for fewer members are prefixes of the
+same file. AUROC of the maximum probability on 2000 other images each. Shift: 40 test images under the 15 corruptions of
+CIFAR-10-C (our own versions) at each severity, with a temperature fitted on 2000 clean images. Adaptive passes: the
+rule is fitted on every second test image and measured on the others, both ways.
 
-`--full` measures the same members under shift in FP32; their other figures are those of members.py.
+`--full` measures the same members in FP32 under shift; their other figures are those of members.py. `--time` measures
+the seconds of CPU in which `pb.compress` chooses members and bits of five within 400,000 bytes.
 
 Rows go to results/coded-members.json.
 """
@@ -32,44 +35,32 @@ import pocketbayes as pb
 from measure import Rows
 from members import OUTSIDE, SHIFTED, Members, measured, under_shift, weights
 from networks import given_resnet20
-from pocketbayes.files.network_file import Packed
 from pocketbayes.inference.metrics import dee
 from pocketbayes.inference.stopping import choose_stopping, last_steps
-from pocketbayes.methods.recalibration import batch_norm_statistics, correct_statistics
-from pocketbayes.network import Mixture
 from pocketbayes.network import members as networks_of
-from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, round_points
-from pocketbayes.ship.compression.feedback import error_shares
-from pocketbayes.ship.compression.inputs import input_moments
+from pocketbayes.ship.compression import Compressed
 
 MAX_RISE = 0.005
 MOST = {"svhn": 2000, "cifar100": 2000}
 """Other images, in the order of their files."""
+TRAIN, VAL = 10_000, 1000
+"""Training images that `compress` is given as training and as validation data."""
+TIMED_MEMBERS, TIMED_BYTES = 5, 400_000
 CLEAN = 2000
 """Clean images that the temperature under shift is fitted on."""
 
 
-def coded(net: Mixture, batches: list[Tensor], max_bytes: int) -> tuple[Packed, float, float]:
-    """Return the finest file within a size, its lambda, and the seconds of CPU that it took."""
+def compressed(
+    bench: Members, count: int, max_bytes: int, steps: int, out: Path | None, keep: int | None
+) -> tuple[Compressed, float]:
+    """Compress the first members to a size; return what was found and the seconds of CPU that it took."""
+    net = pb.mixture([given_resnet20(weights(bench.data_dir, number)) for number in range(count)])
+    images = pb.data.load("cifar10", "train", bench.data_dir, mean="imagenet", val_fraction=0.0, subset=TRAIN + VAL)
+    x, y = images[:]
+    train, val = (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
     clock = time.process_time()
-    examples = sum(map(len, batches))
-    shares = [error_shares(input_moments(network, batches, examples)) for network in networks_of(net)]
-    lam, found = 0.1, None
-    for _ in range(4):
-        made = code(net, Recipe(lam), shares).net
-        packed = Packed.of(made, CODED_PRECISION)
-        if packed.size <= max_bytes:
-            found = made, lam
-            if packed.size > 0.985 * max_bytes:
-                break
-        lam *= (packed.size / (0.993 * max_bytes)) ** 2
-    assert found is not None
-    made, lam = found
-    (before,) = batch_norm_statistics([net], batches)[1]
-    (own,) = batch_norm_statistics([made], batches)[1]
-    correct_statistics(made, own, net, before)
-    round_points(made)
-    return Packed.of(made, CODED_PRECISION), lam, time.process_time() - clock
+    found = pb.compress(net, train, val, max_bytes=max_bytes, count=keep, steps=steps, out=out, progress=False)
+    return found, time.process_time() - clock
 
 
 def adaptive(each: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -110,29 +101,51 @@ def full_precision(bench: Members, rows: Rows) -> None:
         rows.keep(f"{number + 1} in FP32", {"shift": under_shift(*together)})
 
 
+def timed(bench: Members) -> dict[str, Any]:
+    """Measure how long it takes to choose members and bits within a size."""
+    found, seconds = compressed(bench, TIMED_MEMBERS, TIMED_BYTES, 0, None, None)
+    chosen = found.chosen
+    assert chosen.packed is not None
+    return {
+        "members": TIMED_MEMBERS,
+        "max_bytes": TIMED_BYTES,
+        "val": VAL,
+        "cpu_seconds": seconds,
+        "bytes": chosen.bytes,
+        "kept": chosen.packed.networks,
+        "files": len(found.trials),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--members", type=int, default=10)
     parser.add_argument("--max-bytes", type=int, default=760_000)
     parser.add_argument("--cache", type=Path, default=Path("runs/members"))
+    parser.add_argument("--steps", type=int, default=0, help="training steps of each coded member")
+    parser.add_argument("--time", action="store_true", help="the seconds that compressing five takes")
     parser.add_argument("--full", action="store_true", help="the members in FP32, under shift")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    beside = {"what": "ResNet-20 on CIFAR-10, no training", "outside": MOST, "clean": CLEAN}
+    beside = {"what": "coded ResNet-20s on CIFAR-10", "outside": MOST, "clean": CLEAN}
     rows, bench = Rows("coded-members", beside), Members(args.data_dir, args.cache)
     if args.full:
         return full_precision(bench, rows)
+    if args.time:
+        return rows.keep("compress", timed(bench))
     curve = Rows("members").document["curve"]
-    net = pb.mixture([given_resnet20(weights(args.data_dir, number)) for number in range(args.members)])
-    name = f"coded-{args.members}-{args.max_bytes}"
+    name = f"coded-{args.members}-{args.max_bytes}" + (f"-{args.steps}" if args.steps else "")
     file, facts = args.cache / f"{name}.pocket", args.cache / f"{name}.json"
     if not facts.exists():
-        train = pb.data.load("cifar10", "train", args.data_dir, mean="imagenet", val_fraction=0.0, subset=1024)
-        packed, lam, seconds = coded(net, list(train[:][0].split(128)), args.max_bytes)
-        packed.write(file)
+        out = args.cache / name
+        found, seconds = compressed(bench, args.members, args.max_bytes, args.steps, out, args.members)
+        found.save(file)
+        packed = found.chosen.packed
+        assert packed is not None
         sizes = [packed.first(count).size for count in range(1, args.members)] + [packed.size]
-        facts.write_text(json.dumps({"sizes": sizes, "lambda": lam, "cpu_seconds": seconds}))
+        known = {"sizes": sizes, "lambda": found.chosen.how["lam"], "steps": found.chosen.how.get("steps", 0)}
+        facts.write_text(json.dumps({**known, "cpu_seconds": seconds}))
     known = json.loads(facts.read_text())
     labels, targets = bench.images("cifar10")[1], bench.images(SHIFTED)[1]
     each: dict[str, list[Tensor]] = {data: [] for data in ("cifar10", *OUTSIDE, SHIFTED)}
@@ -148,8 +161,9 @@ def main() -> None:
         if count > 1:
             row["adaptive"] = adaptive(torch.stack(each["cifar10"]), labels)
         if count == args.members:
-            row |= {"lambda": known["lambda"], "cpu_seconds": known["cpu_seconds"]}
-        rows.keep(f"{count} of {args.members} within {args.max_bytes}", row)
+            row |= {key: known[key] for key in ("lambda", "steps", "cpu_seconds")}
+        trained = f", {args.steps} steps" if args.steps else ""
+        rows.keep(f"{count} of {args.members} within {args.max_bytes}{trained}", row)
 
 
 if __name__ == "__main__":

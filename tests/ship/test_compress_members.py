@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 import pocketbayes as pb
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
-from pocketbayes.ship.compression.fewer import measure_prefixes, prefix
+from pocketbayes.ship.compression.fewer import measure_prefixes, order_by_worth, prefix, reordered
 from pocketbayes.ship.compression.trials import NOISE
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -31,6 +33,66 @@ def test_measure_prefixes_agrees_with_evaluate(mixture: Mixture) -> None:
         expected = pb.evaluate(prefix(mixture, count), val)
         assert nll == pytest.approx(expected["nll"], rel=1e-5)
         assert accuracy == pytest.approx(expected["accuracy"])
+
+
+def test_order_by_worth_drops_what_the_rest_miss_least(mixture: Mixture) -> None:
+    val = pb.data.load("digits", "val")
+    order = order_by_worth(mixture, val, 3, 0)
+    pairs = [[0, 1], [0, 2], [1, 2]]
+    losses = [pb.evaluate(_part(mixture, pair), val)["nll"] for pair in pairs]
+    best = pairs[losses.index(min(losses))]
+    assert set(order[:2]) == set(best)
+    alone = [pb.evaluate(members(mixture)[place], val)["nll"] for place in best]
+    assert order[0] == best[alone.index(min(alone))]
+
+
+def _part(mixture: Mixture, places: list[int]) -> Mixture:
+    shares = [WEIGHTS[place] for place in places]
+    return Mixture([members(mixture)[place] for place in places], [share / sum(shares) for share in shares])
+
+
+def test_order_by_worth_of_regressions_uses_densities() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(200, 3)
+    y = x.sum(1, keepdim=True)
+    networks = []
+    for error in (3.0, 0.0, 1.0):
+        model = torch.nn.Linear(3, 1)
+        with torch.no_grad():
+            model.weight.fill_(1.0)
+            model.bias.fill_(error)
+        networks.append(pb.bayesianize(model, "map"))
+        networks[-1].likelihood = pb.GaussianNoise(0.5)
+    assert order_by_worth(Mixture(networks), (x, y), 1, 0) == [1, 2, 0]
+
+
+def test_compress_drops_the_worst_member_not_the_last(mixture: Mixture) -> None:
+    train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
+    torch.manual_seed(1)
+    untrained = pb.bayesianize(pb.models.build("mlp", in_features=64, out_features=10, hidden=[24]), "map")
+    untrained.info = members(mixture)[0].info
+    net = Mixture([untrained, *members(mixture)[:2]])
+    found = pb.compress(net, train, val, max_bytes=3500, count=2, progress=False)
+    expected = pb.evaluate(Mixture(members(mixture)[:2]), val)["accuracy"]
+    assert pb.evaluate(found.net, val)["accuracy"] > expected - 0.1
+    assert pb.evaluate(prefix(net, 2), val)["nll"] > found.chosen.nll
+
+
+def test_reordered_members_answer_the_same(mixture: Mixture) -> None:
+    x = torch.rand(5, 1, 8, 8)
+    other = reordered(mixture, [2, 0, 1])
+    assert other.weights == pytest.approx((0.2, 0.5, 0.3))
+    torch.testing.assert_close(pb.predict(other, x).probs, pb.predict(mixture, x).probs)
+
+
+def test_compress_keeps_the_temperature_of_a_calibrated_net(mixture: Mixture) -> None:
+    train, val = pb.data.load("digits", "train", subset=300), pb.data.load("digits", "val")
+    calibrated = copy.deepcopy(mixture)
+    for network in calibrated:
+        network.calibration = Calibration(temperature=3.0)
+    found = pb.compress(calibrated, train, val, max_bytes=6000, count=3, progress=False)
+    assert [network.calibration for network in members(found.net)] == 3 * [Calibration(temperature=3.0)]
+    assert found.before.nll == pytest.approx(pb.evaluate(calibrated, val)["nll"], rel=1e-4)
 
 
 def test_first_networks_of_a_packed_mixture_are_its_prefix(mixture: Mixture) -> None:

@@ -221,7 +221,7 @@ def with_posterior(network: Network, posterior: Posterior) -> Network:
         propagation=propagation,
         input_var=network.input_var,
     )
-    made.method, made.info = network.method, network.info
+    made.method, made.info, made.calibration = network.method, network.info, network.calibration
     return made.eval()
 
 

@@ -1,9 +1,10 @@
-"""What the first members of a mixture are worth: every prefix from one pass of each member."""
+"""What members of a mixture are worth: their order, and every prefix from one pass of each member."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,16 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import NotFiniteAnswersError
-from pocketbayes.data.batches import as_source
+from pocketbayes.data.batches import as_source, size_of
 from pocketbayes.inference.evaluation import evaluate, loss_of, stream
+from pocketbayes.inference.passes import RealPasses
 from pocketbayes.likelihoods import Categorical, task_of
 from pocketbayes.network import Mixture, members
 
 Loss = tuple[float, float | None]
 """NLL, and accuracy where there are classes."""
+MAX_RANKED_TARGETS = 1 << 20
+"""Targets, at most, that members are ordered by: every n-th of each batch where there are more, as there are pixels."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,56 @@ class Prefixes:
 
     losses: list[Loss]
     disagreement: float | None = None
+
+
+def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int]:
+    """Return the members' places, worst last: each is the one that the mixture of those before it misses least.
+
+    Args:
+        net: The mixture.
+        data: As in `evaluate`; the NLL decides.
+        samples: Passes of the whole mixture.
+        seed: Of the draws.
+    """
+    left, dropped = list(range(len(net))), []
+    densities = log_densities(net, data, samples, seed) + torch.tensor(net.shares()).log()[:, None]
+    while len(left) > 1:
+        without = [[other for other in left if other != number] for number in left]
+        losses = [_nll(densities[rest], [net.shares()[number] for number in rest]) for rest in without]
+        dropped.append(left.pop(losses.index(min(losses))))
+    return left + dropped[::-1]
+
+
+def log_densities(net: Mixture, data: Any, samples: int, seed: int) -> Tensor:
+    """Return the log density (members, targets) that each member gives to the targets; NaN becomes the least number.
+
+    Args:
+        net: The mixture.
+        data: As in `evaluate`.
+        samples: Passes of the whole mixture.
+        seed: Of the draws.
+    """
+    source, rows = as_source(data), []
+    each = -(-samples // len(net))
+    for network in members(net):
+        found: list[Tensor] = []
+        for passes, y in stream(network, source, samples=each, seed=seed):
+            if isinstance(passes, RealPasses):
+                own = passes.log_likelihood().flatten()
+            else:
+                probs = passes.summary().mean
+                counted = _counted(net, y, probs.shape[1])
+                own = probs.gather(1, torch.where(counted, y, 0).unsqueeze(1)).squeeze(1)[counted].log()
+            stride = -(-size_of(source) * own.numel() // (len(y) * MAX_RANKED_TARGETS))
+            found.append(own[:: max(stride, 1)].double().cpu())
+        rows.append(torch.cat(found))
+    least = math.log(torch.finfo(torch.float64).tiny)
+    return torch.stack(rows).nan_to_num(nan=least).clamp(min=least)
+
+
+def _nll(densities: Tensor, shares: Sequence[float]) -> float:
+    """Return the NLL of a mixture from its members' log densities with their shares."""
+    return math.log(sum(shares)) - float(densities.logsumexp(0).mean())
 
 
 def measure_prefixes(net: Mixture, data: Any, samples: int, seed: int) -> Prefixes:
@@ -71,6 +125,12 @@ def prefix(net: Mixture, count: int) -> Mixture:
     """Return the mixture of the first members, their shares in proportion."""
     shares = net.shares()[:count]
     return Mixture(members(net)[:count], None if net.weights is None else [share / sum(shares) for share in shares])
+
+
+def reordered(net: Mixture, order: Sequence[int]) -> Mixture:
+    """Return the mixture with its members in another order."""
+    networks, weights = members(net), net.weights
+    return Mixture([networks[place] for place in order], None if weights is None else [weights[p] for p in order])
 
 
 def _counted(net: Mixture, y: Tensor, classes: int) -> Tensor:

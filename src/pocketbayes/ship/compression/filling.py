@@ -13,11 +13,11 @@ from pocketbayes.ship.compression.fewer import prefix
 
 FINEST, COARSEST = 0.001, 10.0
 """Lambdas between which a size is searched for."""
-HALVINGS = 10
-ATTEMPTS = 3
+HALVINGS = 11
+ATTEMPTS = 4
 """Files that are made, at most, until one fills a size."""
-AIM = 0.993
-CLOSE = 0.985
+AIM = 0.997
+CLOSE = 0.992
 """Shares of a size: what is aimed at, and what is close enough."""
 PATIENCE = 2
 """Numbers of members in a row that may be worse than the best one before the search ends."""
@@ -62,10 +62,10 @@ def fill(
             own = recipe_of_size(first, recipe, AIM * limit - rest * count)
             packed = pack(own, count)
             rest = (packed.size - estimate_bytes(first, own)) / count
-            if packed.size <= limit:
+            if packed.size <= limit and (found is None or packed.size > found[0].size):
                 found = packed, own
-                if packed.size >= CLOSE * limit or _is_finest(own):
-                    break
+            if CLOSE * limit <= packed.size <= limit or (packed.size <= limit and _is_finest(own)):
+                break
         if found is not None:
             losses.append(measure(*found, count))
             if _is_finest(found[1]):
