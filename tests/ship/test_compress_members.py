@@ -12,7 +12,7 @@ import pocketbayes as pb
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
-from pocketbayes.ship.compression.fewer import measure_prefixes, order_by_worth, prefix, reordered
+from pocketbayes.ship.compression.fewer import best_first, measure_prefixes, order_by_worth, prefix
 from pocketbayes.ship.compression.trials import NOISE
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -78,11 +78,22 @@ def test_compress_drops_the_worst_member_not_the_last(mixture: Mixture) -> None:
     assert pb.evaluate(prefix(net, 2), val)["nll"] > found.chosen.nll
 
 
-def test_reordered_members_answer_the_same(mixture: Mixture) -> None:
-    x = torch.rand(5, 1, 8, 8)
-    other = reordered(mixture, [2, 0, 1])
-    assert other.weights == pytest.approx((0.2, 0.5, 0.3))
+def test_best_first_answers_the_same(mixture: Mixture) -> None:
+    x, val = torch.rand(5, 1, 8, 8), pb.data.load("digits", "val")
+    other = best_first(mixture, val, 3, 0, None)
+    order = order_by_worth(mixture, val, 3, 0)
+    assert other.weights == pytest.approx([WEIGHTS[place] for place in order])
     torch.testing.assert_close(pb.predict(other, x).probs, pb.predict(mixture, x).probs)
+    assert best_first(mixture, val, 3, 0, 3) is mixture
+
+
+def test_compress_names_members_that_do_not_fit() -> None:
+    x, y = torch.randn(20, 6), torch.arange(20) % 3
+    for other, words in ((torch.nn.Linear(6, 4), "3 and 4 numbers"), (torch.nn.Linear(5, 3), "member 2 does not take")):
+        net = pb.mixture([torch.nn.Linear(6, 3), other])
+        for ask in (lambda net=net: pb.predict(net, x), lambda net=net: pb.compress(net, (x, y), (x, y), count=2)):
+            with pytest.raises(pb.UserError, match=words):
+                ask()
 
 
 def test_compress_keeps_the_temperature_of_a_calibrated_net(mixture: Mixture) -> None:

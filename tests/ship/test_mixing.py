@@ -14,6 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pocketbayes as pb
+from pocketbayes.base.calibrated import Calibration
 from pocketbayes.cli import app
 from pocketbayes.inference.diversity import similarity, title
 
@@ -106,6 +107,15 @@ def test_mixture_refuses_bad_lists_and_nan(tmp_path: Path) -> None:
         pb.mixture([])
     with pytest.raises(pb.UserError, match="list"):
         pb.mixture("runs/a")
+    for nothing in (None, 3, {}, model(0), {"a": model(0)}, iter(())):
+        with pytest.raises(pb.UserError, match="a list of at least one network"):
+            pb.mixture(nothing)
+    for weights in (0.5, ["a", 0.5], [[0.5], [0.5]]):
+        with pytest.raises(pb.UserError, match="a list of numbers"):
+            pb.mixture([model(0), model(1)], weights)
+    for weights in ([1.5, -0.5], [float("nan"), 1.0]):
+        with pytest.raises(pb.UserError, match="finite and not negative"):
+            pb.mixture([model(0), model(1)], weights)
     with pytest.raises(pb.UserError, match="1 weights for 2"):
         pb.mixture([model(0), model(1)], [1.0])
     with pytest.raises(pb.UserError, match="sum to 1"):
@@ -119,6 +129,24 @@ def test_mixture_refuses_bad_lists_and_nan(tmp_path: Path) -> None:
         next(broken.parameters())[0] = torch.nan
     with pytest.raises(pb.UserError, match=r"member 2 .* NaN"):
         pb.mixture([model(1), broken])
+
+
+def test_mixture_of_plain_models_is_checked_by_data(digits: Any) -> None:
+    wrong = pb.models.build("mlp", in_features=64, hidden=[8], out_features=7)
+    with pytest.raises(pb.UserError, match="answer with 10 and 7 numbers"):
+        pb.mixture([model(0), wrong], data=digits)
+    assert len(pb.mixture(model(seed) for seed in range(2))) == 2
+
+
+def test_mixture_drops_temperatures_that_differ() -> None:
+    nets = [pb.bayesianize(model(seed), "map") for seed in range(2)]
+    nets[0].calibration = Calibration(temperature=2.0)
+    with pytest.warns(UserWarning, match=r"pb.calibrate\(net, val\)"):
+        net = pb.mixture(nets)
+    assert [network.calibration for network in net] == [None, None]
+    assert nets[0].calibration is not None
+    nets[1].calibration = Calibration(temperature=2.0)
+    assert [network.calibration for network in pb.mixture(nets)] == 2 * [Calibration(temperature=2.0)]
 
 
 def test_mixture_warns_of_a_member_far_worse_than_the_rest(digits: Any) -> None:

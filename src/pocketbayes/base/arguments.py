@@ -43,7 +43,10 @@ def checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | 
     Raises:
         UserError: If there is not one non-negative number per network, or if they do not sum to 1.
     """
-    values = tuple(float(weight) for weight in weights)
+    try:
+        values = tuple(float(weight) for weight in weights)
+    except (TypeError, ValueError):
+        raise UserError(f"weights must be a list of numbers, one per network, not {weights!r}") from None
     if len(values) != count:
         raise UserError(f"{len(values)} weights for {count} networks: give one per network")
     if not all(math.isfinite(value) and value >= 0 for value in values):

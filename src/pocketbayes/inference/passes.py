@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.likelihoods import Likelihood, match_target
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
@@ -77,6 +78,9 @@ class _RunningMoments:
         if self.mean is None or self.squares is None:
             self.mean, self.squares = mean.clone(), torch.zeros_like(mean) if squares is None else squares
             return
+        if mean.shape != self.mean.shape:  # they might broadcast
+            one, two = (" x ".join(map(str, each.shape[1:])) for each in (self.mean, mean))
+            raise UserError(f"members answer with {one} and {two} numbers: a mixture needs the same classes or targets")
         own = len(values) * weight
         change, share = mean - self.mean, own / total
         self.mean.add_(change, alpha=share)

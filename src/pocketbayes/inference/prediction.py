@@ -258,8 +258,19 @@ def turns_of(net: Net, ask: Ask) -> list[Turn]:
 
 def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
     """Yield what `Passes.add` takes, network by network: memory holds the decoded weights of one at a time."""
-    for turn in turns_of(net, ask):
+    for number, turn in enumerate(turns_of(net, ask), 1):
+        yield from _run_named(turn, number, x, ask)
+
+
+def _run_named(turn: Turn, number: int, x: ModelInput, ask: Ask) -> Iterator[Passed]:
+    """Run passes; a later member that does not take the inputs of the first is named."""
+    try:
         yield from turn.run(x, ask)
+    except RuntimeError as error:
+        if number == 1 or isinstance(error, torch.OutOfMemoryError):
+            raise
+        line = str(error).splitlines()[0]
+        raise UserError(f"member {number} does not take the inputs that those before it take: {line}") from error
 
 
 def likelihood_of(net: Net) -> Likelihood | None:

@@ -6,19 +6,22 @@ import copy
 import itertools
 import statistics
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
+from pocketbayes.data.batches import as_source, batches
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.diversity import SIMILAR, cosines
 from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.inference.prediction import as_inputs
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
 from pocketbayes.network import Mixture, Net, Network, members, shares
@@ -53,18 +56,20 @@ def mixture(
     Raises:
         UserError: If the members do not fit together, or if one holds NaN or infinity.
     """
-    if isinstance(parts, (str, Path, nn.Module)) or not len(parts):
+    listed = isinstance(parts, Iterable) and not isinstance(parts, (str, Path, nn.Module, Mapping))
+    if not listed or not (parts := list(parts)):
         raise UserError("a mixture needs a list of at least one network, model, run folder or file")
-    if weights is not None and len(weights) != len(parts):
-        raise UserError(f"{len(weights)} weights for {len(parts)} members: give one per member")
+    if weights is not None:
+        checked_shares(weights, len(parts))
     nets = [_read(part, model) for part in parts]
     names = [name for part, net in zip(parts, nets) for name in _names(part, net)]
     networks = [network for net in nets for network in members(net)]
     for number, (name, network) in enumerate(zip(names, networks), 1):
         if (bad := not_finite(network)) is not None:
             raise UserError(f"member {number} ({name}): a weight of {bad!r} is NaN or infinite; leave it out")
-    found = Mixture(_with_known_data(networks, names), _flat_weights(nets, weights)).eval()
-    _check_outputs(found, names)
+    networks = _without_own_temperatures(_with_known_data(networks, names))
+    found = Mixture(networks, _flat_weights(nets, weights)).eval()
+    _check_outputs(found, names, data)
     _warn_of_copies(found, names)
     if data is not None:
         _warn_of_weak(found, names, data, samples)
@@ -145,6 +150,22 @@ def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[
     return filled
 
 
+def _without_own_temperatures(networks: Sequence[Network]) -> list[Network]:
+    """Return the networks, without their calibration where it is not the same for all."""
+    if all(network.calibration == networks[0].calibration for network in networks):
+        return list(networks)
+    warnings.warn(
+        "the members' own temperatures do not hold for a mixture: pb.calibrate(net, val) fits one", stacklevel=3
+    )
+    plain = []
+    for network in networks:
+        if network.calibration is not None:
+            network = copy.deepcopy(network)
+            network.calibration = network.conformal = None
+        plain.append(network)
+    return plain
+
+
 def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
     """Return what two data descriptions disagree about, and both values."""
     compared = {
@@ -168,20 +189,23 @@ def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
     return None
 
 
-def _check_outputs(net: Mixture, names: Sequence[str]) -> None:
+def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
     """Raise UserError if a member does not take the inputs of the others, or answers in another shape."""
     info = members(net)[0].info
-    if info is None:
-        return
+    if info is not None:
+        x = torch.zeros(1, *info.input_shape)
+    elif data is not None:
+        x = as_inputs(next(iter(batches(as_source(data), 1)))[0])
+    else:
+        return  # predictions will tell
     shapes: dict[tuple[int, ...], int] = {}
     for number, network in enumerate(members(net)):
-        x = torch.zeros(1, *info.input_shape, device=network.device)
         try:
             with torch.no_grad(), evaluating(network):
-                output = network.run_at(network.posterior.moments()[0], x)
+                output = network.run_at(network.posterior.moments()[0], network.place(x))
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"member {number + 1} ({names[number]}) does not take inputs {tuple(info.input_shape)}: "
+                f"member {number + 1} ({names[number]}) does not take inputs {tuple(x[:1].shape[1:])}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         shapes.setdefault(tuple(output.shape[1:]), number)

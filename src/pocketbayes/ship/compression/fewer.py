@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import NotFiniteAnswersError
-from pocketbayes.data.batches import as_source, size_of
+from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.inference.evaluation import evaluate, loss_of, stream
 from pocketbayes.inference.passes import RealPasses
+from pocketbayes.inference.prediction import predict
 from pocketbayes.likelihoods import Categorical, task_of
 from pocketbayes.network import Mixture, members
 
@@ -35,6 +36,19 @@ class Prefixes:
 
     losses: list[Loss]
     disagreement: float | None = None
+
+
+def best_first(net: Mixture, data: Any, samples: int, seed: int, count: int | None) -> Mixture:
+    """Return the mixture in the order in which members may be dropped from its end, or as it is where all are kept.
+
+    Raises:
+        UserError: If the members do not answer one question.
+    """
+    predict(net, next(iter(batches(as_source(data), 1)))[0], samples=1)  # names members that do not fit together
+    if count == len(net):
+        return net
+    order, networks, weights = order_by_worth(net, data, samples, seed), members(net), net.weights
+    return Mixture([networks[place] for place in order], weights and [weights[place] for place in order])
 
 
 def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int]:
@@ -125,12 +139,6 @@ def prefix(net: Mixture, count: int) -> Mixture:
     """Return the mixture of the first members, their shares in proportion."""
     shares = net.shares()[:count]
     return Mixture(members(net)[:count], None if net.weights is None else [share / sum(shares) for share in shares])
-
-
-def reordered(net: Mixture, order: Sequence[int]) -> Mixture:
-    """Return the mixture with its members in another order."""
-    networks, weights = members(net), net.weights
-    return Mixture([networks[place] for place in order], None if weights is None else [weights[p] for p in order])
 
 
 def _counted(net: Mixture, y: Tensor, classes: int) -> Tensor:

@@ -31,7 +31,7 @@ from pocketbayes.ship.compression.coding import (
     round_points,
 )
 from pocketbayes.ship.compression.feedback import error_shares
-from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, order_by_worth, prefix, reordered
+from pocketbayes.ship.compression.fewer import Loss, best_first, measure_prefixes, prefix
 from pocketbayes.ship.compression.filling import CLOSE, COARSEST, fill, recipe_of_size
 from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
 from pocketbayes.ship.compression.store import Store
@@ -117,8 +117,8 @@ def compress(
         net = Deterministic().init(net)
     if count is not None and not 1 <= count <= len(members(net)):
         raise UserError(f"count={count}: the mixture has {len(members(net))} members")
-    if isinstance(net, Mixture) and count != len(net):
-        net = reordered(net, order_by_worth(net, val, samples, seed))
+    if isinstance(net, Mixture):
+        net = best_first(net, val, samples, seed, count)
     with display(progress) as bar:
         sweep = _Sweep(net, train, val, samples, seed, out, bar)
         sweep.keep_as("lossless", "lossless")
