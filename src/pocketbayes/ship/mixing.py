@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.diversity import SIMILAR, cosines
 from pocketbayes.inference.evaluation import evaluate
@@ -192,12 +193,9 @@ def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
 def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
     """Raise UserError if a member does not take the inputs of the others, or answers in another shape."""
     info = members(net)[0].info
-    if info is not None:
-        x = torch.zeros(1, *info.input_shape)
-    elif data is not None:
-        x = as_inputs(next(iter(batches(as_source(data), 1)))[0])
-    else:
+    if info is None and data is None:
         return  # predictions will tell
+    x = as_inputs(next(iter(batches(as_source(data), 1)))[0] if info is None else torch.zeros(1, *info.input_shape))
     shapes: dict[tuple[int, ...], int] = {}
     for number, network in enumerate(members(net)):
         try:
@@ -205,7 +203,7 @@ def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
                 output = network.run_at(network.posterior.moments()[0], network.place(x))
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"member {number + 1} ({names[number]}) does not take inputs {tuple(x[:1].shape[1:])}: "
+                f"member {number + 1} ({names[number]}) does not take inputs {_input_words(x)}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
         shapes.setdefault(tuple(output.shape[1:]), number)
@@ -215,6 +213,10 @@ def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
             f"members {first + 1} ({names[first]}) and {second + 1} ({names[second]}) answer with {_words(own)} and "
             f"{_words(other)} numbers: a mixture needs the same classes or targets"
         )
+
+
+def _input_words(x: ModelInput) -> str:
+    return str(tuple(x.shape[1:])) if isinstance(x, Tensor) else "of these names"
 
 
 def _words(shape: tuple[int, ...]) -> str:
