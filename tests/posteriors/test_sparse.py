@@ -207,7 +207,7 @@ def test_sparse_swap_agrees_with_a_hand_calculation() -> None:
     assert source.tolist() == [-1, 0, 2, -1]
     assert carry(torch.tensor([10.0, 40, 50, 80]), source).tolist() == [0, 10, 50, 0]
     assert int(posterior.swapped) == 2
-    with pytest.raises(pb.UserError, match="1 weights cannot make room for 2"):
+    with pytest.raises(pb.UserError, match="cannot replace 1 weights by 2"):
         posterior.swap(torch.tensor([0]), torch.tensor([2, 3]), torch.ones(2))
 
 

@@ -1,4 +1,4 @@
-"""Storages: what a posterior keeps, one file each."""
+"""Storages of posteriors, one per file."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Ma
     """Rebuild the posterior that its name, layout, tensors and config describe.
 
     Raises:
-        UserError: If no class of that name was defined, or the tensors are not such as it declares.
+        UserError: If no class of that name is defined, or the tensors do not match its declaration.
     """
     kind = POSTERIORS.find(name)
     kind.check_file(layout, tensors, config)

@@ -1,4 +1,4 @@
-"""What every storage of a posterior must do, and what follows from that."""
+"""The interface of a posterior's storage, with defaults derived from its moments."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from pocketbayes.posteriors.shared_plane import SharedPlane
 
 @dataclass(frozen=True)
 class Census:
-    """What is stored, counted honestly.
+    """Counts of stored values.
 
     Attributes:
         weights: Weights of the model that the posterior covers.
-        stored: Values kept for them, by kind (means, stds, ...).
+        stored: Stored values by kind (means, stds, ...).
         random: Weights with a std above 0.
-        trainable: Values that training changes, point parameters included where a whole network is counted.
+        trainable: Values that training changes, including point parameters if a whole network is counted.
         points: Values outside the posterior: biases, normalisation, running statistics.
         memory_bytes: Bytes of the tensors in memory.
-        notes: Anything to read beside the numbers.
+        notes: Remarks on the numbers.
     """
 
     weights: int
@@ -65,28 +65,28 @@ class Census:
 
 
 POSTERIORS: Registry[type[Posterior]] = Registry("storage")
-"""Every storage by name: a subclass of `Posterior` joins by being defined."""
+"""Every storage by name; subclasses of `Posterior` are registered when they are defined."""
 
 
 FIXED = "not trained"
-"""In the config of a storage that is restored by default: its buffers of real numbers, which are no parameters."""
+"""Key in a config for the floating-point buffers, which must not be restored as parameters."""
 
 
 class Posterior(nn.Module, ABC):
-    """q(w) over the weights of a layout: the storage axis.
+    """A distribution q(w) over the weights of a layout, and how it is stored.
 
-    A storage has one duty, `moments`. Its tensors are parameters and buffers; together with `config` they rebuild it.
+    A subclass must define `moments`. Its parameters and buffers, with `config`, rebuild it.
 
     Attributes:
-        name: What files call the storage; the class's own name if it gives none.
-        tensors: The role, shape and range of each tensor. A file keeps undeclared ones as finely as means.
+        name: The name in files; by default the name of the class.
+        tensors: The role, shape and range of each tensor. Files store undeclared ones with the precision of means.
         layout: The weights.
     """
 
     name: ClassVar[str]
     tensors: ClassVar[Mapping[str, Coding]] = {}
     drops_units: ClassVar[bool] = False
-    """Whether a draw switches whole input units off, so that noise per example is dropout of the inputs."""
+    """Whether a draw drops whole input units, so that noise per example is dropout of the inputs."""
     layout: Layout
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -106,10 +106,10 @@ class Posterior(nn.Module, ABC):
 
     @classmethod
     def check_file(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-        """Reject tensors from a file that are not as the class declares them.
+        """Reject tensors from a file that do not match the class's declaration.
 
         Raises:
-            UserError: For the first that is missing, or has another type, shape or range.
+            UserError: If a tensor is missing or has a wrong type, shape or range.
         """
         try:
             check_tensors(tensors, cls.tensors, cls.dimensions(layout, tensors, config))
@@ -118,14 +118,14 @@ class Posterior(nn.Module, ABC):
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the sizes that are known beforehand, by the names that the class's `tensors` use."""
+        """Return the sizes known in advance, by the dimension names of the class's `tensors`."""
         return {"weights": layout.size}
 
     def check(self) -> None:
-        """Reject tensors, and moments made of them, that do not go with the layout.
+        """Reject tensors and moments that do not match the layout.
 
         Raises:
-            UserError: With the tensor and what is wrong with it.
+            UserError: If one does not; the message names it.
         """
         tensors = self.state_dict()
         self.check_file(self.layout, tensors, self.config())
@@ -135,14 +135,14 @@ class Posterior(nn.Module, ABC):
 
     @property
     def noise_size(self) -> int:
-        """How many standard normal numbers one draw takes."""
+        """The number of standard normal numbers per draw."""
         return self.layout.size
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Return a block in which nothing is trained: moments are computed once, not for every draw.
+        """Compute the moments once, not for every draw, within a block that trains nothing.
 
-        Within another such block, that one's moments are used.
+        Nested blocks use the moments of the outermost one.
         """
         if self._held is not None:
             yield
@@ -162,19 +162,16 @@ class Posterior(nn.Module, ABC):
         return mean, std
 
     def weight_means(self) -> Tensor:
-        """Return the mean of every weight, (n,), where the stds are not wanted.
-
-        Within `frozen`, that of the first call.
-        """
+        """Return the mean of every weight, (n,), without the stds; within `frozen`, that of the first call."""
         return self.held_moments()[0]
 
     def random_slots(self) -> list[int]:
-        """Return the slots of the layout outside of which every std is 0."""
+        """Return the slots of the layout that have a std above 0."""
         stds = self.layout.views(self.held_moments()[1].detach())
         return [number for number, std in enumerate(stds) if bool((std > 0).any())]
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return one draw (n,) of all weights: a smooth function of `noise_size` standard normal numbers."""
+        """Return one draw (n,) of all weights, a smooth function of `noise_size` standard normal numbers."""
         return self._displaced(noise)
 
     def _displaced(self, noise: Tensor | None) -> Tensor:
@@ -183,32 +180,32 @@ class Posterior(nn.Module, ABC):
         return torch.addcmul(mean, std, self._noise(noise, mean))
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return a draw for each row of noise.
+        """Return one draw per row of noise (s, noise_size), of the weights from `start` to `stop`, (s, m).
 
-        (s, noise_size), of the weights from one edge of a slot to another: (s, m).
+        Both positions are edges of slots.
         """
         return torch.stack([self.sample(row)[start:stop] for row in noise])
 
     @property
     def independent(self) -> bool:
-        """Whether the weights are drawn independently of one another, as by the `sample` of this class."""
+        """Whether the weights are independent of one another, as in the `sample` of this class."""
         return type(self).sample is Posterior.sample
 
     def project(self, gradient: Tensor, start: int = 0) -> Tensor:
-        """Return gradients with respect to the noise of a draw, at the mean, from those with respect to the weights.
+        """Convert gradients with respect to the weights, at the mean, to gradients with respect to the noise.
 
-        To first order |.|^2 is the variance, over draws, of the quantity whose gradients these are, and inner products
-        are covariances: where one noise serves many weights, their gradients add up.
+        To first order their squared norm is the quantity's variance over draws, and inner products are covariances;
+        where weights share noise, their gradients add up.
 
         Args:
-            gradient: (b, n), or (b, m) for the m weights from position `start` on, if no others are random.
-            start: The position of its first weight.
+            gradient: (b, n), or (b, m) for the m weights from `start` on, if no others are random.
+            start: The position of the first weight.
         """
         rest = self.layout.size - start - gradient.shape[1]
         return self._project(F.pad(gradient, (start, rest)) if start or rest else gradient)
 
     def _project(self, gradient: Tensor) -> Tensor:
-        """Build from the gradients (b, n) of all weights."""
+        """Project the gradients (b, n) of all weights."""
         if self.independent:
             return gradient * self.moments()[1]
         if (ties := self.ties()) is not None:
@@ -225,11 +222,11 @@ class Posterior(nn.Module, ABC):
         return None
 
     def project_table(self, sums: Tensor) -> Tensor:
-        """Return gradients with respect to the noise from those (b, size) with respect to the table of `ties`."""
-        raise NotImplementedError(f"{type(self).__name__} has ties, and no project_table")
+        """Convert gradients (b, size) with respect to the table of `ties` to gradients with respect to the noise."""
+        raise NotImplementedError(f"{type(self).__name__} defines ties but not project_table")
 
     def kl(self, prior: Prior) -> Tensor:
-        """Compute KL(q || prior) in nats, a true sum over the weights with std > 0: a point value has no KL."""
+        """Compute KL(q || prior) in nats, summed over the weights with std > 0, since a point value has no KL."""
         mean, std = self.moments()
         random = std > 0
         if bool(random.all()):
@@ -238,16 +235,16 @@ class Posterior(nn.Module, ABC):
         return prior.take(index).total_kl(mean.index_select(0, index), std.index_select(0, index))
 
     def std_parameters(self) -> Iterable[nn.Parameter]:
-        """Return the parameters that set the stds: they have a learning rate of their own and no weight decay."""
+        """Return the parameters of the stds, which have their own learning rate and no weight decay."""
         declared = {name for name, coding in self.tensors.items() if coding.role == "std"}
         return [p for name, p in self.named_parameters() if name in declared and p.requires_grad]
 
     def densities(self) -> dict[str, float]:
-        """Return the fraction of weights that are present, by slot; nothing where all of them always are."""
+        """Return the fraction of present weights by slot; empty for dense storages."""
         return {}
 
     def matrix_slots(self) -> list[int]:
-        """Return the slots whose weights this storage can hand out as sparse matrices, which only F.linear accepts."""
+        """Return the slots that can be returned as sparse matrices, which only F.linear accepts."""
         return []
 
     def mean_slots(self, matrices: Collection[int] = ()) -> list[Tensor]:
@@ -272,7 +269,7 @@ class Posterior(nn.Module, ABC):
         """Hold the tensors as an exported graph should keep them, in place; afterwards the posterior is only traced."""
 
     def stored(self) -> dict[str, int]:
-        """Return the number of values kept, by kind."""
+        """Return the number of stored values by kind."""
         counts: dict[str, int] = {}
         for name, tensor in self.state_dict().items():
             if kind := KINDS.get(self.tensors.get(name, UNDECLARED).role):
@@ -280,17 +277,17 @@ class Posterior(nn.Module, ABC):
         return counts
 
     def config(self) -> dict[str, Any]:
-        """Return what, with the layout and the tensors, rebuilds the posterior: its plain public attributes."""
+        """Return the public attributes that, with layout and tensors, rebuild the posterior."""
         plain = {name: value for name, value in vars(self).items() if not _is_reserved(name) and _is_plain(value)}
         fixed = [name for name, buffer in self.named_buffers() if buffer.is_floating_point()]
         return plain | ({FIXED: fixed} if fixed and self._restored_by_default() else {})
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Rebuild the posterior whose `state_dict()` and `config()` these are.
+        """Rebuild the posterior from its `state_dict()` and `config()`.
 
-        The tensors are taken over, not copied, and `__init__` is not called: a storage that keeps more than tensors and
-        plain attributes overrides this.
+        The tensors are not copied, and `__init__` is not called; a storage with more than tensors and plain attributes
+        must override this.
         """
         self = cls.__new__(cls)
         Posterior.__init__(self, layout)
@@ -312,11 +309,9 @@ class Posterior(nn.Module, ABC):
 
     @classmethod
     def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
-        """Return ranges (first value, number) of the largest values in `index` that weights use in order.
+        """Return ranges (first value, length) at the top of `index` whose values weights use once each, in order.
 
-        Each value once.
-
-        A file keeps one symbol for all of a range.
+        A file stores one symbol for a whole range.
         """
         return []
 
@@ -344,17 +339,17 @@ class Posterior(nn.Module, ABC):
 
 
 def _is_reserved(name: str) -> bool:
-    """Return whether an attribute is private, or one that every posterior has."""
+    """Return whether an attribute is private or common to all posteriors."""
     return name.startswith("_") or name in ("training", "layout", "name", "tensors", "call_super_init", "dump_patches")
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether JSON keeps a value."""
+    """Return whether JSON can represent a value."""
     if isinstance(value, (list, tuple)):
         return all(_is_plain(item) for item in value)
     return value is None or isinstance(value, (bool, int, float, str))
 
 
 def softplus_inverse(std: Tensor) -> Tensor:
-    """Rho with softplus(rho) = std, exact where exp would overflow or lose digits."""
+    """Solve softplus(rho) = std for rho, exactly even where exp would overflow or lose digits."""
     return std + torch.log(-torch.expm1(-std))

@@ -1,4 +1,4 @@
-"""Weights as codes: a small codebook, and for each weight the number of its entry."""
+"""Weights as codes: a small codebook and an entry number per weight."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ StdUnits = Literal["none", "layer", "filter", "code"]
 
 
 class Coded(Posterior):
-    """mean_i = scale_u centre_k and std_i = std_u or scale_u std_k, k = index_i the weight's code, u its unit.
+    """Coded weights: `mean_i = scale_u centre_k`, `std_i = std_u` or `scale_u std_k`, for code k = index_i and unit u.
 
-    A unit is the whole network, a layer, or a filter: a row of the weight's first axis. With a std for every code the
-    codebook lies in the plane of means and stds; with one per unit, or none, it is a line. Draws are independent.
+    A unit is the whole network, a layer, or a filter (a row of the weight's first axis). With a std per code the
+    codebook lies in the plane of means and stds; with one per unit, or none, on a line. Draws are independent.
     """
 
     name = "coded"
@@ -45,7 +45,7 @@ class Coded(Posterior):
         units: Units = "network",
         std_units: StdUnits = "none",
     ) -> None:
-        """Take codes (n,), centres (K,), a scale for each unit (1 by default) and, where there are any, stds."""
+        """Take codes (n,), centres (K,), a scale per unit (1 by default) and, if any, stds."""
         super().__init__(layout)
         for value, kinds in ((units, Units), (std_units, StdUnits)):
             if value not in get_args(kinds):
@@ -83,7 +83,7 @@ class Coded(Posterior):
         return mean, self.spread(self.std, self.std_units).expand_as(mean)
 
     def spread(self, values: Tensor, units: str) -> Tensor:
-        """Return a unit's value for each of its weights, or the one value of the network."""
+        """Expand a value per unit to its weights; a single value of the network stays as it is."""
         if units == "network":
             return values
         counts = [len(_row_sizes(slot.shape, slot.size)) if units == "filter" else 1 for slot in self.layout.slots]
@@ -94,11 +94,11 @@ class Coded(Posterior):
 
     @property
     def noise_size(self) -> int:
-        """Without stds nothing is drawn."""
+        """0 without stds, otherwise one number per weight."""
         return 0 if self.std_units == "none" else self.layout.size
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return one draw; without stds the means."""
+        """Return one draw, or the means if there are no stds."""
         return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
 
     def pack_for_graph(self) -> None:
@@ -118,7 +118,7 @@ class Coded(Posterior):
 
     @property
     def independent(self) -> bool:
-        """Every weight has noise of its own."""
+        """True: every weight has its own noise."""
         return True
 
 

@@ -1,4 +1,4 @@
-"""What a storage says of its tensors: their role, shape and range. Files are packed and checked by it."""
+"""Declarations of a storage's tensors (role, shape, range), by which files are packed and checked."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pocketbayes.base.errors import UserError
 Role = Literal["mean", "std", "positions", "entries", "codes", "count"]
 
 PLACES = ("positions", "entries")
-"""The roles of values that point at something."""
+"""Roles whose values are indices."""
 LARGEST = torch.finfo(torch.float64).max
-"""Above every finite number of any type: the bound of values that need only be finite."""
+"""The largest finite number: the bound of values that need only be finite."""
 KINDS = {"mean": "means", "std": "stds", "positions": "positions", "entries": "entries", "codes": "codes"}
-"""What a census calls the values of a role; counts are not stored for the weights' sake."""
+"""Names of the roles in a census, which leaves out counts."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How a file keeps a tensor, and what it may hold.
+    """How a file stores a tensor, and which values are valid.
 
     Attributes:
-        role: "mean" and "std" are numbers, which a file keeps as finely as its precision says for each. "positions" are
-            places of weights, each once. "entries" are places in a table. "codes" are places in an ordered codebook,
-            one for each weight. "count" is anything else that is whole.
-        shape: A name for each dimension: tensors that name the same one agree on its size, and "weights" is the
-            layout's. None for any shape.
-        low: The smallest value; -infinity is below every number, so it must be asked for.
+        role: "mean" and "std" are real numbers, stored with the file's precision for each. "positions" are indices of
+            weights, without duplicates. "entries" are indices into a table. "codes" are indices into an ordered
+            codebook, one per weight. "count" is any other integer.
+        shape: A name per dimension; tensors that share a name must agree on its size, and "weights" is the layout's.
+            None for any shape.
+        low: The smallest value; -infinity must be allowed explicitly.
         high: The largest value.
-        below: Dimensions whose sizes, added up, are above every value: of positions, the weights.
-        dtype: The type, where it is not any float, or any integer, as the role says.
+        below: Dimensions whose total size is an exclusive upper bound; for positions, the weights.
+        dtype: The exact type; None for any float or any integer, depending on the role.
         optional: Whether the tensor may be missing.
     """
 
@@ -49,17 +49,17 @@ class Coding:
 
 
 UNDECLARED = Coding("mean")
-"""What is assumed of a tensor that a storage does not declare: as fine as means, and finite."""
+"""The default for undeclared tensors: finite, with the precision of means."""
 MEAN = Coding("mean", ("weights",))
 
 
 def raw_std(*shape: str, optional: bool = False) -> Coding:
-    """Return the coding of what softplus makes stds of: -infinity is a std of 0."""
+    """Return the coding of softplus-inverse stds, where -infinity means a std of 0."""
     return Coding("std", shape, low=-math.inf, optional=optional)
 
 
 def positions(*shape: str, optional: bool = False) -> Coding:
-    """Return the coding of places of weights."""
+    """Return the coding of positions of weights."""
     return Coding("positions", shape, low=0, below=("weights",), optional=optional)
 
 
@@ -68,11 +68,11 @@ def check_tensors(tensors: Mapping[str, Tensor], codings: Mapping[str, Coding], 
 
     Args:
         tensors: The storage's tensors by name.
-        codings: What it declares of them.
-        sizes: The dimensions whose sizes are known; the others follow from the first tensor that names them.
+        codings: Their declarations.
+        sizes: Known sizes of dimensions; others follow from the first tensor that names them.
 
     Raises:
-        UserError: For the first tensor that is missing, or has another type, shape or range than it should.
+        UserError: If a tensor is missing or has a wrong type, shape or range.
     """
     if missing := [name for name, coding in codings.items() if not coding.optional and name not in tensors]:
         raise UserError(f"no {missing[0]!r}")
@@ -95,7 +95,7 @@ def _check_type(name: str, tensor: Tensor, coding: Coding | None) -> None:
     is_float = coding.role in ("mean", "std")
     fits = tensor.dtype == coding.dtype if coding.dtype else tensor.is_floating_point() == is_float
     if coding.role == "positions":
-        fits = tensor.dtype in (torch.int32, torch.int64)  # torch indexes by no others
+        fits = tensor.dtype in (torch.int32, torch.int64)  # torch accepts no other indices
     if not fits or tensor.dtype == torch.bool or tensor.is_complex():
         wanted = coding.dtype or ("real numbers" if is_float else "whole numbers")
         raise UserError(f"{name!r} of type {tensor.dtype} in place of {wanted}")
@@ -117,7 +117,7 @@ def _check_range(name: str, tensor: Tensor, coding: Coding, known: Mapping[str, 
         return
     low, high = (end.item() for end in tensor.detach().aminmax())
     highest = sum(known[dimension] for dimension in coding.below) - 1 if coding.below else coding.high
-    if not (coding.low <= low and high <= highest):  # also where one of them is NaN
+    if not (coding.low <= low and high <= highest):  # also true if one of them is NaN
         raise UserError(f"values from {low:g} to {high:g} in {name!r}, {_wanted(coding, highest)}")
     if coding.role == "positions" and not _each_once(tensor):
         raise UserError(f"the same position twice in {name!r}")

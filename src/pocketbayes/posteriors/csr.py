@@ -1,4 +1,4 @@
-"""Matrices with few values: products over the present values alone, with gradients for these alone."""
+"""Sparse matrices: products and gradients over the present values only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pocketbayes.posteriors.gaussian import METADATA, Op
 
 @dataclass(frozen=True)
 class Pattern:
-    """Where the values of a matrix (rows, columns) are, in compressed rows.
+    """The positions of a matrix's values in compressed sparse rows.
 
     Attributes:
         shape: (rows, columns).
@@ -34,7 +34,7 @@ class Pattern:
         """Return the pattern of ascending positions in the flattened matrix."""
         rows, columns = shape
         firsts = torch.arange(0, (rows + 1) * columns, columns, device=index.device, dtype=index.dtype)
-        # The library behind the products takes 32-bit positions and would convert others at every call.
+        # MKL takes 32-bit positions and would convert others at every call.
         return cls(shape, torch.searchsorted(index, firsts, out_int32=True), index.remainder(columns).int())
 
     def matrix(self, values: Tensor) -> Tensor:
@@ -49,13 +49,13 @@ class Pattern:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tables take now."""
+        """Bytes of the current tables."""
         known = self.__dict__.get("_transposed")
         return self.starts.nbytes + self.columns.nbytes + (known[0].nbytes + known[1].nbytes if known else 0)
 
     @cached_property
     def _transposed(self) -> tuple[Tensor, Pattern]:
-        """Only the gradient of the input needs it."""
+        """The transposed pattern, needed only for gradients of the input."""
         rows, columns = self.shape
         row = torch.repeat_interleave(torch.arange(rows, device=self.columns.device), self.starts.diff())
         index, order = torch.sort(self.columns.long() * rows + row)
@@ -63,9 +63,9 @@ class Pattern:
 
 
 class SparseMatrix(torch.Tensor):
-    """A matrix of few values posing as a dense one: F.linear multiplies by its values, nothing else may use it.
+    """A sparse matrix that looks like a dense one to a model, but only F.linear may use it.
 
-    It holds no dense memory. Whoever hands it to a model has made sure that the model takes it to F.linear only.
+    It holds no dense memory. The plan of a network ensures that the model passes it to F.linear only.
     """
 
     values_: Tensor
@@ -86,7 +86,7 @@ class SparseMatrix(torch.Tensor):
     def __torch_function__(
         cls, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take F.linear, and questions that the values do not answer."""
+        """Handle F.linear and metadata; reject other operations."""
         if func is F.linear:
             return _linear(*args, **(kwargs or {}))
         if func in METADATA or func is torch.Tensor.as_subclass:
@@ -99,7 +99,7 @@ class SparseMatrix(torch.Tensor):
 
 
 def _linear(input: Tensor, weight: SparseMatrix, bias: Tensor | None = None) -> Tensor:
-    """Compute X W^T + b for inputs (..., columns); the output's memory is in its usual order: models may view it."""
+    """Compute X W^T + b for inputs (..., columns), with contiguous output, since models may view it."""
     rows, columns = weight.pattern.shape
     x = input.reshape(-1, columns).t()
     if torch.is_grad_enabled() and (weight.values_.requires_grad or x.requires_grad):
@@ -125,7 +125,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        """Compute grad X^T at the present places, and W^T grad."""
+        """Compute grad X^T at the present positions, and W^T grad."""
         values, x = ctx.saved_tensors
         grad = grad.contiguous()
         of_values = of_x = None

@@ -1,4 +1,4 @@
-"""A value per weight and a rate at which whole input units vanish: Monte Carlo dropout as a storage."""
+"""Monte Carlo dropout as a storage: a value per weight and a dropout rate of input units."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
 Units = tuple[int, int]
-"""How a weight's input units lie in it: its view (groups, outputs, units a group, positions) has one mask entry per
-(group, unit); (0, 0) for a weight that is never dropped."""
+"""The arrangement of a weight's input units: its view (groups, outputs, units per group, positions) has one mask entry
+per (group, unit); (0, 0) for a weight that is never dropped."""
 
 
 class Dropped(Posterior):
-    """w_ij = mean_ij z_j / (1 - p), z_j ~ Bernoulli(1 - p), one z_j per input unit j (Gal & Ghahramani 2016).
+    """Dropout: `w_ij = mean_ij z_j / (1 - p)`, `z_j ~ Bernoulli(1 - p)` per input unit j (Gal & Ghahramani 2016).
 
-    Mean and std are exact: std = |mean| sqrt(p / (1 - p)). The weights of one unit vanish together, so they are not
-    independent, and the distribution is no Gaussian. A draw is a step function of its noise: unit j is kept where its
-    noise exceeds the normal quantile of p. `local` and `flipout` both drop the inputs of each example apart, which is
-    what flipout approximates for Gaussians; any other rule table sees mean and std.
+    Mean and std are exact: `std = |mean| sqrt(p / (1 - p))`. The weights of a unit are dropped together, so they are
+    not independent, and the distribution is not Gaussian. A draw is a step function of its noise: unit j is kept if its
+    noise exceeds the normal quantile of p. `local` and `flipout` both drop inputs per example, which flipout
+    approximates for Gaussians; other rule tables use mean and std.
     """
 
     name = "dropped"
@@ -37,7 +37,7 @@ class Dropped(Posterior):
     tensors: ClassVar = {"mean": MEAN}
 
     def __init__(self, layout: Layout, mean: Tensor, rate: float, units: Sequence[Units]) -> None:
-        """Take the values, p, and per slot how its units lie (see `input_units`)."""
+        """Take the values, the rate p, and the units of each slot (see `input_units`)."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rate = float(rate)
@@ -47,17 +47,13 @@ class Dropped(Posterior):
         self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
         fits = [g == i == 0 or (g > 0 < i and s.size % (g * i) == 0) for (g, i), s in zip(self.units, layout.slots)]
         if len(self.units) != len(layout) or not all(fits):
-            raise UserError(f"units {self.units} do not go with the shapes of the weights")
+            raise UserError(f"units {self.units} do not match the shapes of the weights")
 
     def check(self) -> None:
-        """Reject tensors that do not go with the layout, and units that do not lie in it.
-
-        Raises:
-            UserError: With what is wrong.
-        """
+        """Reject tensors or units that do not match the layout."""
         super().check()
         if len(self.units) != len(self.layout.slots):
-            raise UserError(f"units for {len(self.units)} weights, {len(self.layout.slots)} are there")
+            raise UserError(f"units for {len(self.units)} weights, but the layout has {len(self.layout.slots)}")
         for (groups, inner), slot in zip(self.units, self.layout.slots):
             outer, inputs = (*slot.shape, 0, 0)[:2]
             fits = (groups, inner) == (outer, 1) or (inner == inputs and groups > 0 and outer % groups == 0)
@@ -79,7 +75,7 @@ class Dropped(Posterior):
         return sum(groups * inner for groups, inner in self.units)
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return one mask for all weights: units whose noise is below the quantile of p vanish, the others grow."""
+        """Return one draw: units whose noise is below the quantile of p are dropped, the others scaled up."""
         noise = self._noise(noise, self.mean)
         masks = ((noise > self._quantile).to(self.mean.dtype) / (1 - self.rate)).split([g * i for g, i in self.units])
         parts = []
@@ -91,7 +87,7 @@ class Dropped(Posterior):
         return torch.cat(parts)
 
     def _project(self, gradient: Tensor) -> Tensor:
-        """Compute sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over the weights i of each unit: a mask has no derivative."""
+        """Compute sqrt(p / (1 - p)) sum_i dy/dw_i mean_i over each unit, since a mask has no derivative."""
         spread = (self.rate / (1 - self.rate)) ** 0.5
         parts = [gradient.new_zeros(len(gradient), 0)]
         for (groups, inner), slot in zip(self.units, self.layout.slots):
@@ -102,15 +98,15 @@ class Dropped(Posterior):
         return torch.cat(parts, 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """Return 0: a discrete distribution has no KL from a density; weight decay takes its place, as for a point."""
+        """Return 0: a discrete distribution has no finite KL to a density; weight decay replaces it, as for a point."""
         return self.mean.new_zeros(())
 
     def stored(self) -> dict[str, int]:
-        """Return n values and the rate."""
+        """Return the counts of values and rates."""
         return {"means": self.mean.numel(), "rates": 1}
 
     def config(self) -> dict[str, Any]:
-        """Return the rate, and how the units lie."""
+        """Return the rate and the units."""
         return {"rate": self.rate, "units": [list(units) for units in self.units]}
 
     @classmethod
@@ -120,10 +116,10 @@ class Dropped(Posterior):
 
 
 def input_units(model: nn.Module, layout: Layout) -> list[Units]:
-    """Return how the input units of every slot lie in its weight.
+    """Return the arrangement of every slot's input units.
 
-    The second axis of a weight holds its inputs, in each of a convolution's groups others; a transposed convolution has
-    them in its first axis. The first layer is not dropped, for its inputs are the data, and a bias has no input.
+    The second axis of a weight holds its inputs, separately for each group of a convolution; a transposed convolution
+    has them in its first axis. The first layer is not dropped, since its inputs are the data, and a bias has no input.
     """
     first = _layer(layout.slots[0].name)
     units: list[Units] = []
@@ -140,5 +136,5 @@ def input_units(model: nn.Module, layout: Layout) -> list[Units]:
 
 
 def _layer(name: str) -> str:
-    """Return the path of the layer a weight belongs to, of a parametrised one the layer itself."""
+    """Return the path of a weight's layer; for a parametrised weight, the layer itself."""
     return re.split(r"(?:^|\.)parametrizations\.", name.rpartition(".")[0])[0]

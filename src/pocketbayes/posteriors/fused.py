@@ -1,8 +1,8 @@
 """Draws and KL divergences of independent Gaussians in few passes over memory, with `std = softplus(rho)`.
 
-A training step with many weights and few examples is bound by memory: composed of torch's operations, a draw and a KL
-with their gradients allocate a dozen tensors of all weights, and the first use of freshly allocated memory costs ten
-times the arithmetic.
+A training step with many weights and few examples is bound by memory: with torch's operations, a draw and a KL with
+their gradients allocate a dozen tensors of all weights, and the first touch of new memory costs ten times the
+arithmetic.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 2**16
-"""Weights worked on at once on a CPU: few enough for its cache, many enough to hide the cost of a call."""
+"""Weights per block on a CPU: few enough for its cache, many enough to hide the cost of a call."""
 ROW = 256
-"""Values summed in their own type."""
+"""Number of values that are summed in their own type."""
 MAX_SERIES_RHO = -2.0
-"""Up to where series in a std do: a std of 0.127, of which that of `softplus` leaves out 1e-8."""
+"""Largest rho for series in the std: at a std of 0.127 the error of `softplus` is 1e-8."""
 
 
 def in_eager_mode() -> bool:
-    """Return whether operations run as they are called: neither traced, nor transformed by `torch.func`."""
+    """Return whether operations are neither traced nor transformed by `torch.func`."""
     return not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
 
 
 def blocks(*tensors: Tensor) -> Iterator[Sequence[Tensor]]:
-    """Yield views of the tensors (n,), block by block on a CPU; whole elsewhere, where each call is a kernel."""
+    """Yield views of the tensors (n,) block by block on a CPU; whole on devices where each call is a kernel."""
     if len(tensors[0]) <= BLOCK or tensors[0].device.type != "cpu":
         yield tensors
     else:
@@ -40,7 +40,7 @@ def softplus(rho: Tensor) -> Tensor:
     """Compute log(1 + exp(rho)), (n,), to single precision and without gradients.
 
     With s = e / (2 + e), e = exp(rho), it is `2 s (1 + s^2/3 + s^4/5 + ...)`. Where all stds of a block are small, as
-    they mostly are, three terms give every digit at a sixth of the time of torch's log1p.
+    they usually are, three terms are exact at a sixth of the time of torch's log1p.
     """
     if rho.device.type != "cpu" or rho.dtype != torch.float32:
         return F.softplus(rho)
@@ -60,7 +60,7 @@ class Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, rho: Tensor, std: Tensor, noise: Tensor) -> Tensor:
-        """Take the stds as they are known, without gradients."""
+        """Take the stds without gradients."""
         ctx.save_for_backward(rho, noise)
         return torch.addcmul(mean, std, noise)
 
@@ -75,7 +75,7 @@ class Draw(torch.autograd.Function):
 
 
 class NormalKL(torch.autograd.Function):
-    """The KL divergence of N(mean, softplus(rho)^2) from normal priors N(0, s_l^2), one for each layer."""
+    """KL(N(mean, softplus(rho)^2) || N(0, s_l^2)) with one prior variance per layer."""
 
     @staticmethod
     def forward(
@@ -85,11 +85,11 @@ class NormalKL(torch.autograd.Function):
 
         Args:
             ctx: Autograd's.
-            mean: Means (n,), less those of the prior.
+            mean: Means (n,) minus those of the prior.
             rho: (n,).
             std: softplus(rho), without gradients.
             sizes: The number of weights in each layer.
-            variance: s^2; None for the best of each layer, `mean(mean^2 + std^2)`.
+            variance: s^2; None for the optimum of each layer, `mean(mean^2 + std^2)`.
         """
         counts = torch.tensor(sizes, device=std.device)
         layers = zip(*(tensor.split(sizes) for tensor in (mean, rho, std)))
@@ -105,7 +105,7 @@ class NormalKL(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        """Return the gradients of mean and rho; the best variances have none (envelope theorem)."""
+        """Return the gradients of mean and rho; optimal variances contribute none (envelope theorem)."""
         mean, rho, std, precisions = ctx.saved_tensors
         of_mean, of_rho = torch.empty_like(mean), torch.empty_like(rho)
         layers = zip(*(tensor.split(ctx.sizes) for tensor in (mean, rho, std, of_mean, of_rho)))
@@ -121,8 +121,8 @@ class NormalKL(torch.autograd.Function):
 def _sums(mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
     """Return the sums of `mean^2 + std^2` and of `log std`.
 
-    From rho = log(exp(std) - 1) follows `log std = rho - std/2 - std^2/24 + std^4/2880 - ...`: where stds are small, no
-    logarithm is needed.
+    With rho = log(exp(std) - 1), `log std = rho - std/2 - std^2/24 + std^4/2880 - ...`, so small stds need no
+    logarithm.
     """
     squares, logs = [], []
     for means, raw, stds in blocks(mean, rho, std):
@@ -136,10 +136,10 @@ def _sums(mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
 
 
 def row_sums(values: Tensor) -> Tensor:
-    """Sum rows of few values, to be added up in float64.
+    """Sum short rows, to be added up in float64.
 
-    A float32 sum over many equal values loses digits, because every addition is rounded the same way; by how many
-    depends on the CPU's vector length.
+    A float32 sum over many equal values loses digits, because every addition rounds the same way; how many depends on
+    the CPU's vector length.
     """
     whole = len(values) // ROW * ROW
     rows = values[:whole].view(-1, ROW).sum(1)
@@ -147,12 +147,12 @@ def row_sums(values: Tensor) -> Tensor:
 
 
 def wide_type(tensor: Tensor) -> torch.dtype:
-    """Return the type of sums: float64, which MPS does not have."""
+    """Return the type of sums: float64, or float32 on MPS, which has no float64."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def normal_kl(mean: Tensor, std: Tensor, variance: float) -> Tensor:
-    """Sum the KL divergence of N(mean, std^2) from N(0, variance) in float64, exact where the terms cancel."""
+    """Sum KL(N(mean, std^2) || N(0, variance)) in float64, which stays accurate where the terms cancel."""
     wide = wide_type(std)
     squares, logs = [], []
     for block in blocks(mean, std):
@@ -164,7 +164,7 @@ def normal_kl(mean: Tensor, std: Tensor, variance: float) -> Tensor:
 
 
 def _sum_of_logs(values: Tensor) -> Tensor:
-    """Sum the logs of float64 values that float32 can hold: of a product of four, which cannot overflow, at a time."""
+    """Sum the logs of float64 values in the range of float32, four at a time as the log of their product."""
     size = len(values) // 4
     first, second, third, fourth, rest = values.split([size, size, size, size, len(values) - 4 * size])
     total: Tensor = (first * second * third * fourth).log().sum() + rest.log().sum()

@@ -1,4 +1,4 @@
-"""A tensor of independent Gaussians, for weights and activations alike."""
+"""A tensor of independent Gaussians, for weights and activations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Op = Callable[..., Any]
 
 
 class RuleTable(ABC):
-    """What happens when an operation meets a Gaussian: one table per propagation.
+    """The rules for operations on Gaussians; one table per propagation.
 
     Attributes:
         name: The propagation's name, for errors.
-        draws: Whether a weight that no rule takes is drawn instead, and two passes differ; else it is refused.
-        takes_matrices: Whether the Gaussians of weights may hold sparse matrices.
+        draws: Whether a weight without a rule is drawn, so that passes differ; otherwise it is refused.
+        takes_matrices: Whether weights may hold sparse matrices.
     """
 
     name: str
@@ -28,7 +28,7 @@ class RuleTable(ABC):
     takes_matrices: bool = False
 
     def drawing_from(self, randomness: Randomness | None) -> RuleTable:
-        """Return the table that draws from the given source; one that never draws is itself."""
+        """Return a table that draws from the given generators; one that never draws returns itself."""
         return self
 
     def noisy(self, x: Tensor, var: float) -> Gaussian:
@@ -37,18 +37,18 @@ class RuleTable(ABC):
 
     @abstractmethod
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """Return whether a rule takes this weight, at its place among the arguments, as a Gaussian."""
+        """Return whether a rule accepts this argument as a Gaussian weight."""
 
     @abstractmethod
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the operation on arguments of which at least one is a Gaussian."""
+        """Apply an operation to arguments that include a Gaussian."""
 
 
 class Gaussian(torch.Tensor):
-    """N(mean, var), entry by entry, posing as the tensor of its means.
+    """A tensor of N(mean, var) entries that models see as the tensor of its means.
 
-    The moments are `loc`, `variance` and `stddev`, as in `torch.distributions`: `mean`, `var` and `std` are methods
-    that models call on their activations. Operations are looked up in the rule table that the Gaussian carries.
+    The moments are `loc`, `variance` and `stddev`, as in `torch.distributions`, because `mean`, `var` and `std` are
+    methods that models call on activations. Operations are looked up in the Gaussian's rule table.
     """
 
     loc: Tensor
@@ -61,7 +61,7 @@ class Gaussian(torch.Tensor):
     def __new__(
         cls, mean: Tensor, var: Tensor | None = None, *, std: Tensor | None = None, rules: RuleTable | None = None
     ) -> Gaussian:
-        """Make a Gaussian of a mean and either a variance or a std, which frees a weight's draw of square roots."""
+        """Make a Gaussian from a mean and either a variance or a std; a std saves square roots in draws."""
         if (var is None) == (std is None):
             raise ValueError("a Gaussian takes either var or std")
         self = mean.as_subclass(cls)
@@ -73,7 +73,7 @@ class Gaussian(torch.Tensor):
 
     @property
     def variance(self) -> Tensor:
-        """The variance; that of a weight with a std only while it is used: all at once are as large as the weights."""
+        """The variance; for a weight with a std it is computed on use, to save memory."""
         if self._var is not None:
             return self._var
         assert self._std is not None
@@ -105,15 +105,15 @@ class Correlated(Gaussian):
     """N(mean, covariance) for every example (b, ...): the entries of one example may be correlated.
 
     Attributes:
-        blocks: (b, g, k, k), the covariance of the d = g k entries of an example, in their flat order: those of
-            different blocks are independent, so that g = 1 is a full matrix and k = 1 a diagonal one.
+        blocks: (b, g, k, k), the covariance of the d = g k entries of an example, in their flat order; blocks are
+            independent, so g = 1 is a full matrix and k = 1 a diagonal one.
     """
 
     blocks: Tensor
 
     @staticmethod
     def __new__(cls, mean: Tensor, blocks: Tensor, *, rules: RuleTable | None = None) -> Correlated:
-        """Make one of a mean (b, ...) and the blocks of its covariance."""
+        """Make one from a mean (b, ...) and the blocks of its covariance."""
         diagonal = blocks.diagonal(dim1=-2, dim2=-1)
         self: Correlated = Gaussian.__new__(cls, mean, diagonal.reshape(mean.shape), rules=rules)  # type: ignore[assignment]
         self.blocks = blocks
@@ -137,11 +137,11 @@ METADATA: frozenset[Op] = frozenset(
        torch.Tensor.is_complex, torch.Tensor.is_contiguous, torch.Tensor.element_size, torch.Tensor.nelement,
        torch.Tensor.__len__, torch.is_floating_point, torch.is_complex, torch.numel}
 )  # fmt: skip
-"""Questions about a tensor that its values do not answer."""
+"""Operations that depend on a tensor's metadata, not its values."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Return every tensor in nested lists, tuples and dicts."""
+    """Yield every tensor in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -153,19 +153,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def safe_sqrt(var: Tensor) -> Tensor:
-    """Compute sqrt(var) with gradient 0 at 0.
-
-    No floor under the root, which would swamp the small variances of deep nets.
-    """
+    """Compute sqrt(var) with gradient 0 at 0, without a floor, which would swamp the small variances of deep nets."""
     positive = var > 0
     return torch.where(positive, var, 1).sqrt() * positive
 
 
 def noise_like(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw standard normal noise in the tensor's own memory format.
-
-    It is filled flat: drawing into channels_last is 8x slower.
-    """
+    """Draw standard normal noise in the tensor's memory format, filled flat: channels_last would be 8x slower."""
     options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
     if generator is not None:  # torch.compile accepts no generator=None where shapes are dynamic
         options["generator"] = generator

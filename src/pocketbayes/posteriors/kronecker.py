@@ -1,4 +1,4 @@
-"""A Gaussian with Kronecker factors for each random weight: Laplace's result where the curvature is factored."""
+"""A Gaussian with Kronecker-factored covariance per weight tensor, as the Laplace approximation returns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class Kronecker(Posterior):
-    """W = mean + R (std * E) C^T for each random slot, seen as a matrix, E standard normal; W = mean elsewhere.
+    """`W = mean + R (std * E) C^T` for each random slot as a matrix, with E standard normal; `W = mean` elsewhere.
 
-    R and C are orthogonal: the eigenvectors of the covariance among rows and among columns. A slot of r x c weights
-    takes r^2 + c^2 + r c values where a dense covariance takes (r c)^2. Nothing is trained: the tensors are buffers.
+    R and C hold the eigenvectors of the covariance among rows and among columns. A slot of r x c weights takes r^2 +
+    c^2 + r c values, a dense covariance (r c)^2. The tensors are buffers, since nothing is trained.
     """
 
     name = "kronecker"
@@ -35,7 +35,7 @@ class Kronecker(Posterior):
     def __init__(
         self, layout: Layout, mean: Tensor, slots: Sequence[int], std: Tensor, rows: Tensor, columns: Tensor
     ) -> None:
-        """Take all means (n,), the numbers of the random slots, and their stds, R and C, flat, slot after slot."""
+        """Take all means (n,), the numbers of the random slots, and their stds, R and C, flattened slot by slot."""
         super().__init__(layout)
         if list(slots) != sorted(set(slots) & set(range(len(layout.slots)))):
             raise UserError(f"random slots {list(slots)} of a layout with {len(layout.slots)}")
@@ -59,7 +59,7 @@ class Kronecker(Posterior):
         }
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the means and the marginal stds: var W_ij = sum_kl R_ik^2 std_kl^2 C_jl^2, 0 outside the slots."""
+        """Return the means and marginal stds: `var W_ij = sum_kl R_ik^2 std_kl^2 C_jl^2`, 0 outside the slots."""
         std = torch.zeros_like(self.mean)
         for slot, block, rows, columns in self._blocks():
             std[slot.start : slot.stop] = (rows.square() @ block.square() @ columns.square().T).sqrt().flatten()
@@ -83,7 +83,7 @@ class Kronecker(Posterior):
         return self.draws(self._noise(noise, self.mean)[None])[0]
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return two products with small matrices a slot, for all draws at once."""
+        """Return all draws by two small matrix products per slot."""
         result = self.mean[start:stop].repeat(len(noise), 1)
         parts = noise.split(self._sizes(), dim=1)
         for part, (slot, std, rows, columns) in zip(parts, self._blocks()):
@@ -101,19 +101,16 @@ class Kronecker(Posterior):
         return torch.cat([part.flatten(1) for part in parts], 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """Compute KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q.
-
-        Exact, for priors are independent.
-        """
+        """Compute `KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q`, exact for factorised priors."""
         return super().kl(prior) + self.total_correlation()
 
     def total_correlation(self) -> Tensor:
-        """Return the log of all marginal stds over that of all stds: rotations change no determinant."""
+        """Return `sum log marginal std - sum log std`, since rotations leave the determinant unchanged."""
         marginal = self.moments()[1]
         return marginal[marginal > 0].log().sum() - self.std.log().sum()
 
     def stored(self) -> dict[str, int]:
-        """Return n means, a std for every random weight, and the factors."""
+        """Return the counts of means, stds and factors."""
         factors = self.rows.numel() + self.columns.numel()
         return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": factors}
 

@@ -1,4 +1,4 @@
-"""Which weights of a model a posterior covers, and where each lies in one flat vector."""
+"""The weights of a model that a posterior covers, and their positions in one flat vector."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _OLD_HOOKS = {
     "torch.nn.utils.spectral_norm": "use torch.nn.utils.parametrizations instead",
     "torch.nn.utils.prune": "make the pruning permanent with torch.nn.utils.prune.remove",
 }
-"""Hooks that leave a computed weight in the module: it would outlive its draw."""
+"""Hooks that leave a computed weight in the module, which would keep an old draw."""
 _ORDER = "_pocketbayes_parameter_order"
-"""Where a stripped module remembers the order of its parameters."""
+"""Attribute of a stripped module with the order of its parameters."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One weight tensor: its place in the flat vector and every place in the model that uses it.
+    """One weight tensor: its position in the flat vector and every site in the model that uses it.
 
     Attributes:
         name: The first path of the tensor in the model.
         shape: Its shape.
         start: The position of its first entry in the flat vector.
-        sites: One path per (module, attribute) that holds it; more than one where weights are tied.
+        sites: One path per (module, attribute) that holds it; several if weights are tied.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Layout:
     """A flat view of the selected weights of a model, tied names resolved.
 
     Attributes:
-        slots: The selected weights in the model's own order.
-        points: What stays a point value, with the reason.
+        slots: The selected weights in the model's order.
+        points: The parameters that stay point values, with the reason.
     """
 
     slots: tuple[Slot, ...]
@@ -83,11 +83,11 @@ class Layout:
 
         Args:
             model: Any module.
-            select: A test on (name, parameter) in place of that rule.
-            bayesian_bias: Selects the biases of those layers too.
+            select: A predicate on (name, parameter) instead of that rule.
+            bayesian_bias: Also select the biases of those layers.
 
         Raises:
-            UserError: If nothing in the model is selected, or the model cannot be re-parametrised.
+            UserError: If nothing is selected, or the model cannot be reparametrised.
         """
         refuse_unsupported(model)
         slots: list[Slot] = []
@@ -115,16 +115,16 @@ class Layout:
         return torch.cat([tensors[slot.name].reshape(-1) for slot in self.slots])
 
     def read(self, model: nn.Module) -> Tensor:
-        """Return the (n,) vector of the model's present weights, detached."""
+        """Return the (n,) vector of the model's current weights, detached."""
         return self.flatten({slot.name: _get(model, slot.name).detach() for slot in self.slots})
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return the vector cut into one view per slot, each in its own shape."""
+        """Split the vector into one view per slot, in the slot's shape."""
         pieces = flat.split([slot.size for slot in self.slots])
         return [piece.view(slot.shape) for piece, slot in zip(pieces, self.slots)]
 
     def write(self, model: nn.Module, flat: Tensor) -> None:
-        """Put the vector back into the model as parameters, at every site and in their old order."""
+        """Write the vector into the model as parameters, at every site and in the original order."""
         owners: dict[int, nn.Module] = {}
         for slot, view in zip(self.slots, self.views(flat.detach())):
             parameter = nn.Parameter(view.clone())
@@ -155,11 +155,11 @@ class Layout:
         return torch.repeat_interleave(torch.arange(len(self.slots), device=device), sizes)
 
     def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the tensor of every place in the model, from those of the slots."""
+        """Return the tensor of every site in the model from those of the slots."""
         return {site: view for slot, view in zip(self.slots, views) for site in slot.sites}
 
     def slots_of(self, positions: Tensor) -> list[int]:
-        """Return the numbers of the slots that these positions of the flat vector lie in."""
+        """Return the numbers of the slots that contain these positions."""
         stops = torch.tensor([slot.stop for slot in self.slots], device=positions.device)
         return torch.searchsorted(stops, positions, right=True).unique().tolist()  # type: ignore[no-any-return]
 
@@ -168,11 +168,11 @@ class Layout:
         for slot in self.slots:
             for site in slot.sites:
                 try:
-                    found = tuple(_get(model, site).shape)
+                    shape = tuple(_get(model, site).shape)
                 except AttributeError:
                     raise UserError(f"the model has no {site!r}, which the layout expects with {slot.shape}") from None
-                if found != slot.shape:
-                    raise UserError(f"{site!r} has shape {found} in the model, {slot.shape} in the layout")
+                if shape != slot.shape:
+                    raise UserError(f"{site!r} has shape {shape} in the model, {slot.shape} in the layout")
 
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain JSON values."""
@@ -209,7 +209,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def weights_in_place(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Return the weights, by site, in the stripped model within the block; its `parameters()` list them too."""
+    """Put weights, by site, into the stripped model within the block; its `parameters()` include them."""
     sites = [(*_owner(model, site), weight) for site, weight in weights.items()]
     for owner, attribute, weight in sites:
         owner._parameters[attribute] = weight  # type: ignore[assignment]
@@ -225,9 +225,9 @@ def weights_in_place(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterato
 
 
 def no_checkpointing() -> AbstractContextManager[None]:
-    """Make activation checkpointing inside the model an error: it runs layers again when their weights are gone.
+    """Make activation checkpointing inside the model an error, since it reruns layers after their weights are gone.
 
-    Around the whole Network it is right (the same weights are drawn again), and so it is in a compiled graph.
+    Around the whole Network it works (the same weights are drawn again), as it does in a compiled graph.
     """
     if torch.compiler.is_compiling() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return nullcontext()
@@ -238,7 +238,7 @@ def no_checkpointing() -> AbstractContextManager[None]:
 
 
 def _renew_flat_weights(module: nn.Module) -> None:
-    """Give a recurrent layer, which runs on a list of its own, the weights of now: old draws must not live on."""
+    """Update the weight list of a recurrent layer, which would otherwise keep old draws."""
     if isinstance(module, nn.RNNBase):
         module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
         module._flat_weight_refs = [None] * len(module._flat_weights_names)
@@ -246,19 +246,19 @@ def _renew_flat_weights(module: nn.Module) -> None:
 
 def _parameters_with_sites(model: nn.Module) -> Iterable[tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]]:
     """Return each parameter once, with every (path, module, attribute) that holds it; a shared module counts once."""
-    found: dict[int, tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]] = {}
+    sites: dict[int, tuple[nn.Parameter, list[tuple[str, nn.Module, str]]]] = {}
     for prefix, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 path = f"{prefix}.{attribute}" if prefix else attribute
-                found.setdefault(id(parameter), (parameter, []))[1].append((path, module, attribute))
-    return found.values()
+                sites.setdefault(id(parameter), (parameter, []))[1].append((path, module, attribute))
+    return sites.values()
 
 
 def _reason_for_point(
     parameter: nn.Parameter, sites: list[tuple[str, nn.Module, str]], select: Select | None, bayesian_bias: bool
 ) -> str | None:
-    """Why a parameter stays a point; None if it is selected, which one of its sites suffices for."""
+    """Return why a parameter stays a point; None if any of its sites is selected."""
     if not parameter.is_floating_point():
         return "not a real floating-point parameter"
     if select is not None:
@@ -270,7 +270,7 @@ def _reason_for_point(
 
 
 def _reason_at_site(parameter: nn.Parameter, module: nn.Module, attribute: str, bayesian_bias: bool) -> str | None:
-    """Why a parameter in this place stays a point; None if it is selected."""
+    """Return why a parameter at this site stays a point; None if it is selected."""
     is_vector = parameter.numel() == max(parameter.shape, default=1)
     if isinstance(module, _NORMS):
         return "normalisation parameter"
@@ -290,12 +290,12 @@ def _reason_at_site(parameter: nn.Parameter, module: nn.Module, attribute: str, 
 
 
 def _nothing_selected(model: nn.Module, points: list[tuple[str, str]]) -> str:
-    found = (
+    reason = (
         f"its {len(points)} parameters stay points (such as {points[0][0]!r}: {points[0][1]})"
         if points
-        else ("it has no parameters")
+        else "it has no parameters"
     )
-    return f"{type(model).__name__} has no weights to make Bayesian: {found}; choose some with select="
+    return f"{type(model).__name__} has no weights to make Bayesian: {reason}; choose some with select="
 
 
 def _is_parametrisation(module: nn.Module) -> bool:
@@ -303,7 +303,7 @@ def _is_parametrisation(module: nn.Module) -> bool:
 
 
 def refuse_unsupported(model: nn.Module) -> None:
-    """Raise `UserError` for what cannot be re-parametrised."""
+    """Reject modules that cannot be reparametrised."""
     for path, module in model.named_modules():
         where = f"{path!r} ({type(module).__name__})" if path else f"the model ({type(module).__name__})"
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):

@@ -1,4 +1,4 @@
-"""A Gaussian with a diagonal and a low-rank part over some of the weights: SWAG's and Laplace's result."""
+"""A Gaussian with diagonal plus low-rank covariance over some weights, as SWAG and Laplace return."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class LowRank(Posterior):
-    """w ~ N(mean, diag(std^2) + F F^T) over the k weights of `index`, w = mean elsewhere.
+    """`w ~ N(mean, diag(std^2) + F F^T)` over the k weights of `index`, `w = mean` elsewhere.
 
-    A dense covariance is one with std = 0 and F its square root. Nothing is trained: the tensors are buffers.
+    A dense covariance has std = 0 and F as its square root. The tensors are buffers, since nothing is trained.
     """
 
     name = "low-rank"
@@ -30,10 +30,7 @@ class LowRank(Posterior):
     }
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
-        """Take all means (n,), the stds (k,) of the diagonal part, F (k, rank), and the weights' positions (k,).
-
-        Without positions k is n.
-        """
+        """Take means (n,), diagonal stds (k,), F (k, rank), and positions (k,); without positions k = n."""
         super().__init__(layout)
         self.mean: Tensor
         self.std: Tensor
@@ -41,13 +38,13 @@ class LowRank(Posterior):
         self.index: Tensor | None
         self.register_buffer("mean", mean.detach().clone())
         self.register_buffer("std", std.detach().clone())
-        # One memory order, a file's: products with another order differ in the last bit.
+        # Use a file's memory order, since products in another order differ in the last bit.
         self.register_buffer("factor", factor.detach().clone(memory_format=torch.contiguous_format))
         self.register_buffer("index", None if index is None else index.detach().clone())
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the number of weights, all of them random where there are no positions."""
+        """Return the number of weights, all of them random if there are no positions."""
         return {"weights": layout.size} | ({} if "index" in tensors else {"random": layout.size})
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -62,12 +59,12 @@ class LowRank(Posterior):
         return self.mean
 
     def random_slots(self) -> list[int]:
-        """Return those that the random weights lie in."""
+        """Return the slots of the random weights."""
         return super().random_slots() if self.index is None else self.layout.slots_of(self.index)
 
     @property
     def noise_size(self) -> int:
-        """k numbers for the diagonal, one per column of F."""
+        """k numbers for the diagonal and one per column of F."""
         return self.std.numel() + self.factor.shape[1]
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
@@ -77,7 +74,7 @@ class LowRank(Posterior):
         return self.mean + change if self.index is None else self.mean.index_add(0, self.index, change)
 
     def draws(self, noise: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return one product with F for all draws, and no copy of weights that were not asked for."""
+        """Return all draws by one product with F, only of the requested weights."""
         own, shared = noise.split([self.std.numel(), self.factor.shape[1]], dim=1)
         change = torch.addcmul(shared @ self.factor.T, self.std, own)
         mean = self.mean[start:stop].expand(len(noise), -1)
@@ -95,16 +92,13 @@ class LowRank(Posterior):
         return torch.cat([random * self.std, random @ self.factor], 1)
 
     def kl(self, prior: Prior) -> Tensor:
-        """Compute KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q.
-
-        Exact, for priors are independent.
-        """
+        """Compute `KL(q || prior) = sum_i KL(q_i || prior_i) + total correlation of q`, exact for factorised priors."""
         return super().kl(prior) + self.total_correlation()
 
     def total_correlation(self) -> Tensor:
-        """Compute -log det(R) / 2 in nats, R the correlation matrix of the random weights; infinite if it is singular.
+        """Compute `-log det(R) / 2` in nats, with R the correlation matrix of the random weights; infinite if singular.
 
-        With a diagonal part, det(D^2 + G G^T) = det(D^2) det(I + G^T D^-2 G) needs no matrix larger than the rank.
+        With a diagonal part, `det(D^2 + G G^T) = det(D^2) det(I + G^T D^-2 G)` needs no matrix larger than the rank.
         """
         marginal = self._marginal_std()
         random = marginal > 0
@@ -122,7 +116,7 @@ class LowRank(Posterior):
         return result.to(self.mean.dtype)
 
     def stored(self) -> dict[str, int]:
-        """Return n means, k stds, k x rank factors and the positions, if not all."""
+        """Return the counts of means, stds, factors and, if any, positions."""
         positions = {} if self.index is None else {"positions": self.index.numel()}
         return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": self.factor.numel(), **positions}
 

@@ -1,4 +1,4 @@
-"""A mean and a std per weight, all independent."""
+"""Independent Gaussian weights: a mean and a std each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class MeanField(Posterior):
-    """w_i ~ N(mean_i, std_i^2), std = softplus(rho)."""
+    """Independent weights `w_i ~ N(mean_i, std_i^2)` with `std = softplus(rho)`."""
 
     name = "mean-field"
     tensors: ClassVar = {"mean": MEAN, "rho": raw_std("weights")}
@@ -37,7 +37,7 @@ class MeanField(Posterior):
         return self.mean, softplus(self.rho)
 
     def kl(self, prior: Prior) -> Tensor:
-        """Return the sum over the random weights, without looking for others where there were none at the start."""
+        """Return the sum over the random weights; if all were random at the start, they still are."""
         if not self._all_random:
             return super().kl(prior)
         if self._trains():
@@ -48,17 +48,17 @@ class MeanField(Posterior):
         if not self._trains() or (noise is not None and noise.requires_grad):
             return super()._displaced(noise)
         std = self._current_stds()
-        if std.device.type == "cpu":  # elsewhere the comparison would wait for the device, and softplus is cheap
+        if std.device.type == "cpu":  # on other devices the comparison would synchronise, and softplus is cheap
             self._drawn_with = std, self._state()
         return Draw.apply(self.mean, self.rho, std, self._noise(noise, self.mean))  # type: ignore[no-any-return]
 
     def _trains(self) -> bool:
-        """Return whether gradients of the parameters are wanted, and by autograd alone."""
+        """Return whether only autograd needs the parameters' gradients."""
         wanted = torch.is_grad_enabled() and self.mean.requires_grad and self.rho.requires_grad
         return wanted and self._held is None and in_eager_mode()
 
     def _current_stds(self) -> Tensor:
-        """Return softplus(rho) without gradients; those of the last draw, once, if nothing has changed since."""
+        """Return softplus(rho) without gradients, reusing that of the last draw once if nothing has changed."""
         known, self._drawn_with = self._drawn_with, None
         if known is not None:
             std, state = known
@@ -67,13 +67,13 @@ class MeanField(Posterior):
         return softplus(self.rho.detach())
 
     def _state(self) -> Tensor:
-        """Return a number that any change of rho moves, also one that bypasses torch's version counter."""
+        """Return a checksum of rho, which also detects changes that bypass torch's version counter."""
         rho = self.rho.detach()
         return torch.dot(rho, rho)
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Take over mean and rho, bit for bit."""
+        """Restore mean and rho bit for bit."""
         self = super().restore(layout, tensors, config)
         self._all_random = bool(tensors["rho"].min().exp() > 0)
         self._drawn_with = None

@@ -1,4 +1,4 @@
-"""A mean for every weight, a std for few: partial Bayesian networks."""
+"""Partial Bayesian networks: a mean for every weight, a std for a few."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class Partial(Posterior):
-    """w_i = mean_i + std_j eps_j for the k chosen weights i = index_j, w_i = mean_i for the others.
+    """`w_i = mean_i + std_j eps_j` for the k chosen weights i = index_j, `w_i = mean_i` for the others.
 
-    Only the chosen stds exist: k values, k gradients, k optimiser states, k random numbers a draw.
+    Only the chosen stds exist: k values, gradients, optimiser states and random numbers per draw.
     """
 
     name = "partial"
@@ -40,7 +40,7 @@ class Partial(Posterior):
         return self.mean
 
     def random_slots(self) -> list[int]:
-        """Return those that the random weights lie in."""
+        """Return the slots of the random weights."""
         return self.layout.slots_of(self.index)
 
     @property
@@ -49,17 +49,17 @@ class Partial(Posterior):
         return self.index.numel()
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return the means, and noise on the chosen ones."""
+        """Return one draw: the means, with noise on the chosen weights."""
         change = F.softplus(self.rho) * self._noise(noise, self.mean)
         return self.mean.index_add(0, self.index, change)
 
     @property
     def independent(self) -> bool:
-        """Every random weight has noise of its own."""
+        """True: every random weight has its own noise."""
         return True
 
     def kl(self, prior: Prior) -> Tensor:
-        """Return the sum over the chosen weights: a point value has no KL."""
+        """Return the sum over the chosen weights, since point values have no KL."""
         return prior.take(self.index).total_kl(self.mean.index_select(0, self.index), F.softplus(self.rho))
 
     def fractions(self) -> dict[str, float]:

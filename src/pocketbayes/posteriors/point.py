@@ -1,4 +1,4 @@
-"""A value per weight: the deterministic network as the simplest posterior."""
+"""The deterministic network as the simplest posterior: one value per weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class Point(Posterior):
-    """w = mean, no randomness."""
+    """Point values `w = mean` without randomness."""
 
     name = "point"
     tensors: ClassVar = {"mean": MEAN}
@@ -37,5 +37,5 @@ class Point(Posterior):
         return self.mean
 
     def kl(self, prior: Prior) -> Tensor:
-        """Return 0: a point value has no KL; weight decay may take its place."""
+        """Return 0: a point value has no KL; weight decay may replace it."""
         return self.mean.new_zeros(())

@@ -1,4 +1,4 @@
-"""Priors over the weights, each with the KL divergence of a Gaussian from it."""
+"""Priors over the weights, each with its KL divergence from a Gaussian posterior."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Prior(nn.Module, ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether `kl` is known: a file may leave out what prediction does not need."""
+        """Whether `kl` can be computed: a file may omit what prediction does not need."""
         return True
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return what, with the module's tensors, rebuilds the prior."""
+        """Return the settings that, with the module's tensors, rebuild the prior."""
 
 
 class Normal(Prior):
-    """N(centre, std^2): centred on 0, or on the weights that a network was pretrained to."""
+    """N(centre, std^2), centred on 0 or on pretrained weights."""
 
     name = "normal"
 
     def __init__(self, std: float = 1.0, centre: Tensor | None = None, centre_left_out: bool = False) -> None:
-        """Take the std and the centre, 0 if there is none; or notes that a file left the centre out."""
+        """Take the std and the centre (default 0), or a note that a file omitted the centre."""
         super().__init__()
         if not std > 0:
             raise UserError(f"prior_std must be positive, not {std}")
@@ -67,7 +67,7 @@ class Normal(Prior):
         return scale * (std * std + offset * offset) - std.log() + (math.log(self.std) - 0.5)
 
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Compute the sum in float64, in half the passes over the weights, forward and back."""
+        """Compute the sum in float64, with half the passes over the weights in forward and backward."""
         return _TotalKL.apply(self._offset(mean), std, self.std)  # type: ignore[no-any-return]
 
     def raw_kl(self, mean: Tensor, rho: Tensor, std: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ class Normal(Prior):
 
     @property
     def complete(self) -> bool:
-        """Not without a centre that there was."""
+        """False if a file omitted the centre."""
         return not self.centre_left_out
 
     def _offset(self, mean: Tensor) -> Tensor:
         if self.centre_left_out:
             raise UserError(
-                "no KL: the file leaves out the pretrained weights that the prior is centred on; "
-                "pb.save(net, path, keep_centre=True) keeps them"
+                "cannot compute the KL: the file omits the pretrained weights that the prior is centred on; "
+                "save it with pb.save(net, path, keep_centre=True)"
             )
         return mean if self.centre is None else mean - self.centre
 
@@ -124,14 +124,14 @@ class ScaleMixture(Prior):
         self.p, self.std1, self.std2 = p, std1, std2
 
     def log_prob(self, weight: Tensor) -> Tensor:
-        """Log p(w), entry by entry."""
+        """Compute log p(w) per entry."""
         square = weight * weight
         one = math.log(self.p / self.std1) - square * (0.5 / self.std1**2)
         two = math.log((1 - self.p) / self.std2) - square * (0.5 / self.std2**2)
         return torch.logaddexp(one, two) - 0.5 * math.log(2 * math.pi)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Compute -H(q) - E_q log p(w), the expectation by an antithetic pair of draws: there is no closed form."""
+        """Compute `-H(q) - E_q log p(w)` by an antithetic pair of draws, since there is no closed form."""
         noise = torch.randn_like(mean)
         expected = 0.5 * (self.log_prob(mean + std * noise) + self.log_prob(mean - std * noise))
         return -std.log() - 0.5 * math.log(2 * math.pi * math.e) - expected
@@ -144,14 +144,14 @@ class ScaleMixture(Prior):
 class Empirical(Prior):
     """N(0, s_l^2) for the weights of layer l, where `s_l^2 = mean(mean^2 + std^2)` minimises the KL (empirical Bayes).
 
-    The variances follow the posterior while it trains, so there is nothing to choose and nothing to store. By the
-    envelope theorem the gradient is that of a normal prior held at the current variances.
+    The variances follow the posterior during training, so there is nothing to choose or store. By the envelope theorem
+    the gradient is that of a normal prior with the current variances.
     """
 
     name = "empirical"
 
     def __init__(self, sizes: Sequence[int], layers: Tensor | None = None) -> None:
-        """Take the number of weights in each layer, in order; or the layer of each weight, where only some count."""
+        """Take the number of weights per layer, in order, and, for a subset of weights, the layer of each."""
         super().__init__()
         self.sizes = tuple(int(size) for size in sizes)
         self._layers = layers
@@ -166,18 +166,18 @@ class Empirical(Prior):
         return torch.where(counts > 0, sums / counts.clamp(min=1), 1.0)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return for each weight the value of its layer."""
+        """Expand a value per layer to its weights."""
         if self._layers is None:
             return values.repeat_interleave(torch.tensor(self.sizes, device=values.device))
         return values.index_select(0, self._layers)
 
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Compute `log(s_l / std) + (std^2 + mean^2) / (2 s_l^2) - 1/2`, with the variances held."""
+        """Compute `log(s_l / std) + (std^2 + mean^2) / (2 s_l^2) - 1/2`, with the variances as constants."""
         var = self.spread(self.variances(mean.detach(), std.detach()))
         return 0.5 * ((mean * mean + std * std) / var - 1 + var.log()) - std.log()
 
     def total_kl(self, mean: Tensor, std: Tensor) -> Tensor:
-        """Compute `sum_l n_l log s_l - sum log std`: the squares cancel at the best variances."""
+        """Compute `sum_l n_l log s_l - sum log std`: the squares cancel at the optimal variances."""
         counts = (
             torch.tensor(self.sizes, device=mean.device)
             if self._layers is None

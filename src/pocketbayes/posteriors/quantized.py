@@ -1,4 +1,4 @@
-"""Mean and std of every weight as small integers, with a scale per channel."""
+"""Means and stds as small integers with scales per channel."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SIGMA_BITS = (8, 4, 2, 1)
 
 
 class Quantized(Posterior):
-    """mean = scale_c q, q in -127..127; std = low_c + step_c s, s in 0..2^bits - 1; c the weight's channel.
+    """For channel c, `mean = scale_c q` with q in -127..127 and `std = low_c + step_c s` with s in 0..2^bits - 1.
 
-    A channel is a row of the weight's first axis, the output channel of all but transposed convolutions; a vector is
-    one channel. The integers are plain int8 and uint8 tensors, 8 / bits of the stds' codes to a byte, and become floats
-    only for the time of a pass.
+    A channel is a row of the weight's first axis, which is the output channel except in transposed convolutions; a
+    vector is one channel. The integers are int8 and uint8 tensors (8 / bits codes of stds per byte) and are decoded to
+    floats only during a pass.
     """
 
     name = "quantized"
-    # Of a channel there are so few scales and levels that a file keeps them all as finely as means.
+    # Scales and levels per channel are few, so a file stores them all with the precision of means.
     tensors: ClassVar = {
         "means": Coding("mean", ("weights",), low=-127, dtype=torch.int8),
         "scale": Coding("mean", ("channels",), low=0),
@@ -38,7 +38,7 @@ class Quantized(Posterior):
     def __init__(
         self, layout: Layout, means: Tensor, scale: Tensor, stds: Tensor, low: Tensor, step: Tensor, sigma_bits: int
     ) -> None:
-        """Take what `quantize` made: codes of means (n,) and, packed, of stds; three numbers a channel."""
+        """Take codes of means (n,), packed codes of stds, and three numbers per channel, as from `quantize`."""
         super().__init__(layout)
         self.sigma_bits = check_sigma_bits(sigma_bits)
         self.means: Tensor
@@ -51,18 +51,18 @@ class Quantized(Posterior):
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
-        """Return the number of weights, of channels, and of bytes that the stds' codes take."""
+        """Return the numbers of weights, channels and bytes of packed stds."""
         channels = sum(slot.shape[0] if len(slot.shape) > 1 else 1 for slot in layout.slots)
         packed = -(-layout.size * check_sigma_bits(config["sigma_bits"]) // 8)
         return {"weights": layout.size, "channels": channels, "packed stds": packed}
 
     @classmethod
     def quantize(cls, layout: Layout, mean: Tensor, std: Tensor, sigma_bits: int = 8) -> Self:
-        """Return the nearest codes.
+        """Quantise means and stds to the nearest codes.
 
-        Means: scale = max |mean| / 127, error at most scale / 2. Stds: levels at equal distances from the channel's
+        Means: `scale = max |mean| / 127`, error at most scale / 2. Stds: equally spaced levels from the channel's
         smallest to its largest, error at most step / 2. With one bit the two levels are the root mean squares of the
-        stds below and above the channel's mean, which keeps the channel's mean variance.
+        stds below and above the channel's mean, which preserves the mean variance of the channel.
         """
         check_sigma_bits(sigma_bits)
         parts = [_quantize_rows(m, s, sigma_bits) for m, s in zip(rows(layout, mean), rows(layout, std))]
@@ -80,11 +80,11 @@ class Quantized(Posterior):
         return mean, std
 
     def stored(self) -> dict[str, int]:
-        """Return n codes of means, n of stds, three numbers a channel."""
+        """Return the counts of codes and scales."""
         return {"means": self.means.numel(), "stds": self.layout.size, "scales": 3 * self.scale.numel()}
 
     def config(self) -> dict[str, Any]:
-        """Return bits of a std."""
+        """Return the bits per std."""
         return {"sigma_bits": self.sigma_bits}
 
     @classmethod
@@ -94,7 +94,7 @@ class Quantized(Posterior):
 
 
 def rows(layout: Layout, flat: Tensor) -> list[Tensor]:
-    """Return a flat vector as one (channels, weights a channel) view per slot."""
+    """Return a flat vector as one (channels, weights per channel) view per slot."""
     return [view.view(view.shape[0] if view.ndim > 1 else 1, -1) for view in layout.views(flat)]
 
 
@@ -109,24 +109,24 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Return the first `size` codes, uint8: the inverse of `pack`."""
+    """Return the first `size` codes as uint8, the inverse of `pack`."""
     if bits == 8:
         return packed
-    # Quotients, for ONNX has no shift of bytes that its exporter gets right.
+    # Divide, because torch's ONNX exporter does not handle shifts of bytes correctly.
     places = torch.tensor([2**place for place in range(0, 8, bits)], dtype=torch.uint8, device=packed.device)
     codes: Tensor = (packed[:, None] // places) % 2**bits
     return codes.flatten()[:size]
 
 
 def check_sigma_bits(bits: int) -> int:
-    """Return the number itself, or an error that names the known ones."""
+    """Return the number of bits, or raise an error that lists the supported ones."""
     if bits not in SIGMA_BITS:
         raise UserError(f"sigma_bits must be one of {', '.join(map(str, SIGMA_BITS))}, not {bits!r}")
     return bits
 
 
 def _quantize_rows(mean: Tensor, std: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Code of means, their scales, codes of stds, their lowest level and step, for rows of one slot."""
+    """Return codes and scales of means, and codes, lowest levels and steps of stds, for the rows of one slot."""
     scale = mean.abs().amax(1) / 127
     codes = _steps(mean, scale[:, None]).clamp(-127, 127)
     levels = 2**bits - 1

@@ -1,4 +1,4 @@
-"""One value per weight, times random factors per input and output unit: rank-1 Bayesian networks."""
+"""Rank-1 Bayesian networks: one value per weight times random factors per input and output unit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rank1(Posterior):
         self.factor = nn.Parameter(factor.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
         row, column = _factor_indices(layout)
-        self.register_buffer("row", row.to(mean.device), persistent=False)  # both follow from the layout
+        self.register_buffer("row", row.to(mean.device), persistent=False)  # derived from the layout
         self.register_buffer("column", column.to(mean.device), persistent=False)
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,7 @@ class Rank1(Posterior):
         return self.mean * first * second
 
     def kl(self, prior: Prior) -> Tensor:
-        """Sum the KL over factors, against the prior moved to a centre of 1."""
+        """Sum the KL over factors, with the prior shifted to a centre of 1."""
         return prior.total_kl(self.factor - 1, F.softplus(self.rho))
 
     @classmethod
@@ -78,18 +78,18 @@ class Rank1(Posterior):
 
 
 def count_factors(layout: Layout) -> int:
-    """Count the factors of a layout: one per output unit and one per input unit, of which a bias has one."""
+    """Count the factors of a layout: one per output unit and one per input unit (one for a bias)."""
     return sum(outputs + inputs for outputs, inputs, _ in map(_axes, layout.slots))
 
 
 def _axes(slot: Slot) -> tuple[int, int, int]:
-    """Return the output units, the input units and the weights between two of them."""
+    """Return the numbers of output units, input units and weights per pair of them."""
     outputs, inputs = slot.shape[0], slot.shape[1] if len(slot.shape) > 1 else 1
     return outputs, inputs, slot.size // (outputs * inputs)
 
 
 def _factor_indices(layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return for every weight the place of its output factor and of its input factor."""
+    """Return the positions of every weight's output and input factor."""
     rows, columns, first = [], [], 0
     for slot in layout.slots:
         outputs, inputs, between = _axes(slot)

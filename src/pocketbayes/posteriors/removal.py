@@ -1,4 +1,4 @@
-"""How much a Gaussian weight matters: the scores by which sparse posteriors choose what to remove."""
+"""Importance scores of Gaussian weights, by which sparse posteriors choose what to remove."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.base.errors import UnknownNameError
 Score = Literal["magnitude", "snr", "abs-mean", "abs-snr", "exp-mean", "exp-snr"]
 
 _SMALL = 1e-4
-"""Below this l std, the variance of exp(l|w|) is a difference of nearly equal numbers: its series is exact to 1e-8."""
+"""Below this `l std` the variance of exp(l|w|) would cancel; its series is exact to 1e-8."""
 
 
 def removal_score(name: str, mean: Tensor, std: Tensor, scale: float = 1.0, *, log: bool = False) -> Tensor:
@@ -23,19 +23,19 @@ def removal_score(name: str, mean: Tensor, std: Tensor, scale: float = 1.0, *, l
     magnitude: |mean|. snr: |mean| / std. abs-mean: E|w|. abs-snr: E|w| / sqrt(Var|w|). exp-mean: E exp(l|w|). exp-snr:
     its ratio to the square root of Var exp(l|w|).
 
-    All are finite for every std >= 0: a ratio too large for its type is the type's largest number. Both ratios of |w|
-    are increasing functions of |mean| / std, so that snr and abs-snr remove the same weights.
+    All are finite for every std >= 0: an overflowing ratio becomes the type's largest number. snr and abs-snr remove
+    the same weights, since both increase with |mean| / std.
 
     Args:
-        name: Which score.
+        name: The score.
         mean: The means.
-        std: The stds, 0 included.
-        scale: l, of the exponential scores.
-        log: The logarithm of the score, which keeps the order of scores too large or too small for their type.
+        std: The stds, possibly 0.
+        scale: l of the exponential scores.
+        log: Return the logarithm, which keeps the order of scores that overflow or underflow.
     """
     if name not in _SCORES:
         raise UnknownNameError("removal score", name, _SCORES)
-    # In single precision the std of |w| would drown in rounding from |mean| > 3000 std on.
+    # In single precision the std of |w| is lost to rounding if |mean| > 3000 std.
     size, width = mean.detach().double().abs(), std.detach().double()
     value, is_log = _SCORES[name](size, width, scale)
     if is_log != log:
@@ -58,7 +58,7 @@ def _abs_mean(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
 
 
 def _abs_snr(size: Tensor, std: Tensor, scale: float) -> tuple[Tensor, bool]:
-    """Return (r + d) / sqrt(1 - 2 r d - d^2) with r = |mean|/std and d = E|w|/std - r: nothing cancels at large r."""
+    """Return (r + d) / sqrt(1 - 2 r d - d^2) with r = |mean|/std and d = E|w|/std - r, which avoids cancellation."""
     ratio = _ratio(size, std)
     excess = _excess(ratio)
     log_mean = torch.where(excess > 0, (ratio + excess).log(), _snr(size, std, scale)[0])
@@ -95,7 +95,7 @@ _SCORES: dict[str, Callable[[Tensor, Tensor, float], tuple[Tensor, bool]]] = {
     "exp-mean": _exp_mean,
     "exp-snr": _exp_snr,
 }
-"""The score or its logarithm, and which of the two, from |mean|, std and l in double precision."""
+"""Functions of |mean|, std and l in double precision that return a score and whether it is its logarithm."""
 
 SCORES: tuple[Score, ...] = get_args(Score)
 

@@ -1,4 +1,4 @@
-"""A mean per weight, and one std for each row of a weight."""
+"""A mean per weight and one std per row of a weight tensor."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pocketbayes.posteriors.layout import Layout
 
 
 class RowStds(Posterior):
-    """w_ri ~ N(mean_ri, std_r^2), std = softplus(rho): the weights of a row, the first axis of a tensor, share a std.
+    """Independent weights `w_ri ~ N(mean_ri, std_r^2)`, `std = softplus(rho)`, with one std per row of the first axis.
 
-    VDP++'s Eq. 12 has one variance for each row. The draws stay independent.
+    VDP++'s Eq. 12 has one variance per row.
     """
 
     name = "row-stds"
@@ -26,11 +26,11 @@ class RowStds(Posterior):
     row: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
-        """Take a std (n,) for every weight, of which a row keeps the mean, or (rows,) as they are."""
+        """Take stds per weight (n,), averaged over rows, or per row (rows,)."""
         super().__init__(layout)
         sizes = torch.tensor([slot.size // slot.shape[0] for slot in layout.slots for _ in range(slot.shape[0])])
         row = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(mean.device)
-        self.register_buffer("row", row, persistent=False)  # the layout tells it
+        self.register_buffer("row", row, persistent=False)  # derived from the layout
         if len(std) != len(sizes):
             std = torch.zeros(len(sizes), dtype=std.dtype, device=std.device).index_add(0, row, std.detach())
             std = std / sizes.to(std)

@@ -1,4 +1,4 @@
-"""K Gaussians in the plane of (mean, std), an index per weight, outliers and blends: 2DGBNN's storage."""
+"""2DGBNN's storage: K Gaussians in the plane of (mean, std), an index per weight, outliers and blends."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Blend = Literal["convex", "mixture"]
 
 
 def _traced() -> bool:
-    """Return whether torch.compile or torch.func look on, which know operations but not ours."""
+    """Return whether torch.compile or torch.func is active, which do not support our custom function."""
     return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
 class _Spread(torch.autograd.Function):
-    """Table entries to weights. On a CPU the way back, a sum by entry, is twice as fast as that of index_select."""
+    """Table entries to weights; on a CPU its backward pass is twice as fast as that of index_select."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, index: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ class _Spread(torch.autograd.Function):
 
 
 class Shared(Posterior):
-    """w_i = entry index_i of a table: K Gaussians' draws, then the outliers' own, then the blends'.
+    """Weights as entries of a table: draws of K Gaussians, then of the outliers, then of the blends.
 
-    Gaussian k lies at (centre_mean, centre_std) with Cholesky factor [[a, 0], [b, c]]. From it
-    (m, s) = (centre_mean + a e1, centre_std + b e1 + c e2), and, by `draw`:
+    Gaussian k lies at (centre_mean, centre_std) with Cholesky factor [[a, 0], [b, c]]. A draw from it is (m, s) =
+    (centre_mean + a e1, centre_std + b e1 + c e2), and by `draw` the weight is:
 
     - "shared": w = m, one draw for all weights of the Gaussian: K random numbers. Variance a^2; only centre_mean and a
-      feel the data, so only they are trained.
+      depend on the data, so only they are trained.
     - "shared-noise": w = m + s e3, one draw for all: 3 K random numbers.
     - "independent": w = m + s e3, each weight with its own (e1, e2, e3).
 
@@ -90,7 +90,7 @@ class Shared(Posterior):
         draw: Draw = "shared",
         blend: Blend = "convex",
     ) -> None:
-        """Take the Gaussians and who belongs to which.
+        """Take the Gaussians and the assignment of weights to them.
 
         Args:
             layout: The weights.
@@ -101,8 +101,8 @@ class Shared(Posterior):
             outlier_std: (o,).
             blend_index: (p, k) Gaussians of each blended weight.
             blend_alpha: (p, k) their weights, each row summing to 1.
-            points: (n, 2) the mean and std that each weight had before it was shared; kept only while weights may still
-                change their Gaussian.
+            points: (n, 2) mean and std of each weight before sharing, kept only while weights may change their
+                Gaussian.
             draw: How weights are drawn from a Gaussian.
             blend: How blended weights are drawn.
         """
@@ -123,7 +123,7 @@ class Shared(Posterior):
         self.index: Tensor
         self.blend_index: Tensor
         self.blend_alpha: Tensor
-        self.register_buffer("index", index.detach().to(torch.int32))  # half the memory, and a faster step
+        self.register_buffer("index", index.detach().to(torch.int32))  # half the memory and a faster step
         self.register_buffer("blend_index", blend_index.detach().to(torch.int64))
         self.register_buffer("blend_alpha", blend_alpha.detach().clone())
         self.points: Tensor | None
@@ -137,7 +137,7 @@ class Shared(Posterior):
 
     @property
     def outliers(self) -> int:
-        """The number of weights with a mean and std of their own."""
+        """The number of weights with their own mean and std."""
         return self.outlier_mean.numel()
 
     @property
@@ -175,7 +175,7 @@ class Shared(Posterior):
 
     @property
     def noise_size(self) -> int:
-        """K or 3 K numbers for all Gaussians, or 3 per weight; one per outlier; one per blend that chooses."""
+        """K or 3 K numbers (3 per weight if independent), one per outlier and, in a mixture, one per blend."""
         count = self.gaussians if self.draw != "independent" else self.inliers.numel() + self.blend_index.numel()
         choices = self.blends if self.blend == "mixture" else 0
         return count * (1 if self.draw == "shared" else 3) + self.outliers + choices
@@ -194,27 +194,27 @@ class Shared(Posterior):
 
     @property
     def independent(self) -> bool:
-        """Only where every weight draws for itself."""
+        """True only for independent draws."""
         return self.draw == "independent"
 
     def ties(self) -> tuple[Tensor, int] | None:
-        """Return every weight's entry of the table, where one draw of it serves all weights, and the table's size."""
+        """Return every weight's table entry and the table's size; None for independent draws."""
         if self.draw == "independent":
             return None
         return self.index.long(), self.gaussians + self.outliers + self.blends
 
     def project_table(self, sums: Tensor) -> Tensor:
-        """Pull gradients with respect to the table back to the noise that it is drawn from."""
+        """Convert gradients with respect to the table to gradients with respect to the noise."""
         origin = torch.zeros(self.noise_size, dtype=sums.dtype, device=sums.device)
         pull = torch.func.vjp(self._shared_draw, origin)[1]
         projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(sums)
         return projected
 
     def kl(self, prior: Prior) -> Tensor:
-        """Compute sum_k count_k KL(N_k || prior) + KL(outliers || prior); a blend adds alpha_k to count_k (Eq. 10).
+        """Compute `sum_k count_k KL(N_k || prior) + KL(outliers || prior)`; a blend adds alpha_k to count_k (Eq. 10).
 
-        A sum of marginal KLs: with shared draws the joint distribution is singular against the prior. The KL of a blend
-        is bounded by convexity.
+        This is a sum of marginal KLs, since with shared draws the joint distribution is singular with respect to the
+        prior. For a blend it is a bound, by convexity.
         """
         std = self.stds()
         outlier_std = F.softplus(self.outlier_rho)
@@ -235,7 +235,7 @@ class Shared(Posterior):
         return view_plane(self)
 
     def reassign(self, index: Tensor, blend_index: Tensor, blend_alpha: Tensor) -> None:
-        """Give weights and blends other Gaussians; who is an outlier or a blend stays."""
+        """Assign weights and blends to other Gaussians; outliers and blends remain such."""
         self.index.copy_(index)
         self.blend_index.copy_(blend_index)
         self.blend_alpha.copy_(blend_alpha)
@@ -248,7 +248,7 @@ class Shared(Posterior):
         return entropy_bits(torch.bincount(symbols))
 
     def stored(self) -> dict[str, int]:
-        """Return values of Gaussians and outliers, an index per weight, and the blends."""
+        """Return the counts of values for Gaussians, outliers, indices and blends."""
         per_gaussian = 2 if self.draw == "shared" else 5
         return {
             "gaussians": per_gaussian * self.gaussians,
@@ -259,12 +259,12 @@ class Shared(Posterior):
         }
 
     def census(self) -> Census:
-        """Count what is stored, and, labelled as such, the paper's own way of counting."""
+        """Count the stored values, with the paper's way of counting as a note."""
         counted = super().census()
         notes = (
             f"{self.gaussians} Gaussians, {self.outliers} outliers, {self.blends} ellipse points; "
-            f"index entropy {self.index_bits():.3f} bits a weight",
-            f"the paper's count, which leaves the index out: {self.stored()['gaussians'] + 2 * self.outliers} values",
+            f"index entropy {self.index_bits():.3f} bits per weight",
+            f"the paper's count, which omits the index: {self.stored()['gaussians'] + 2 * self.outliers} values",
         )
         return replace(counted, notes=notes)
 
@@ -298,13 +298,13 @@ class Shared(Posterior):
         return self
 
     def _spread(self, table: Tensor) -> Tensor:
-        """Table entries to weights; on a CPU index_select is much faster than gather or table[index]."""
+        """Expand table entries to weights; on a CPU index_select is much faster than gather or table[index]."""
         if table.requires_grad and table.device.type == "cpu" and not _traced():
             return _Spread.apply(table, self.index)  # type: ignore[no-any-return]
         return table.index_select(0, self.index)
 
     def _cut(self, noise: Tensor) -> Sequence[Tensor]:
-        """Noise of the Gaussians, of the outliers, of the blends that choose."""
+        """Split noise into that of the Gaussians, the outliers and the choices of blends."""
         choices = self.blends if self.blend == "mixture" else 0
         return torch.split(noise, [noise.numel() - self.outliers - choices, self.outliers, choices])
 
@@ -340,16 +340,16 @@ class Shared(Posterior):
         return parts.gather(1, chosen[:, None])[:, 0]
 
     def _kl_centred(self, prior: Normal, std: Tensor, outlier_std: Tensor) -> Tensor:
-        """Sum the KL where each weight has a prior mean c_i: sums over weights are kept, so that a step costs K.
+        """Sum the KL for individual prior means c_i; sums over weights are cached, so that a step costs O(K).
 
-        sum_i KL(N_k || N(c_i, s^2)) = count_k KL(N_k || N(c, s^2)) + sum_i (c_i - c)^2 / (2 s^2), c the mean of c_i.
+        `sum_i KL(N_k || N(c_i, s^2)) = count_k KL(N_k || N(c, s^2)) + sum_i (c_i - c)^2 / (2 s^2)`, c the mean of c_i.
         """
         assert prior.centre is not None
         inside, about, own = self._centred(prior)
         total = torch.dot(self.counts, inside.kl(self.centre_mean, std)) + about
         return total + own.total_kl(self.outlier_mean, outlier_std) if self.outliers else total
 
-    # What follows from the index is found when it is first asked for, and kept until the index changes or moves.
+    # Values derived from the index are cached until the index changes or moves to another device.
 
     def _forget(self) -> None:
         self._inliers: Tensor | None = None
@@ -379,7 +379,7 @@ class Shared(Posterior):
         return self._counts
 
     def _centred(self, prior: Normal) -> tuple[Normal, Tensor, Normal]:
-        """Return the prior about each Gaussian's mean of centres, the squares about it, and the outliers' prior."""
+        """Return the prior at each Gaussian's mean centre, the scatter of centres about it, and the outliers' prior."""
         centre = prior.centre
         assert centre is not None
         if self._about is None or self._about[0] is not centre:
@@ -394,7 +394,7 @@ class Shared(Posterior):
         return self._about[1]
 
     def _sums(self, values: Tensor) -> Tensor:
-        """Return (K,) values (n,) summed by Gaussian, those of blended weights by their alphas."""
+        """Sum values (n,) by Gaussian, (K,), those of blended weights by their alphas."""
         table = values.new_zeros(self.gaussians + self.outliers + self.blends).index_add(0, self.index, values)
         blended = self.blend_alpha.double() * table[self.gaussians + self.outliers :, None]
         return table[: self.gaussians].index_add(0, self.blend_index.flatten(), blended.flatten())

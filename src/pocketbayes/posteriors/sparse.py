@@ -1,4 +1,4 @@
-"""A mean and a std for few weights, exactly 0 for the others: sparse posteriors."""
+"""Sparse posteriors: a mean and a std for a few weights, exactly 0 for the others."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Kernel = Literal["auto", "csr", "dense"]
 
 CSR_DENSITY = 0.1
 CSR_SIZE = 100_000
-"""Where "auto" takes CSR products: matrices of at least so many entries, of which at most so many are present. Measured
-(benchmarks/sparse.py); a rule rather than a stopwatch, so that the same seed gives the same bits in every process."""
+"""Smallest size and largest density of matrices for which "auto" uses CSR products, as measured in
+benchmarks/sparse.py. The rule is fixed, so that a seed gives the same bits in every process."""
 
 
 class Sparse(Posterior):
-    """w_i ~ N(mean_j, std_j^2) for the s present weights i = index_j, w_i = 0 for all others.
+    """`w_i ~ N(mean_j, std_j^2)` for the s present weights i = index_j, `w_i = 0` for all others.
 
-    Only the present weights exist: s positions, s means, s stds (none if all are points), their gradients and optimiser
-    states, s random numbers a draw. Dense tensors are scattered for a pass, where it needs them, and dropped after it.
+    Only the present weights exist: s positions, means and stds (no stds for point values), gradients, optimiser states
+    and random numbers per draw. A pass that needs dense tensors scatters them and drops them afterwards.
     """
 
     name = "sparse"
@@ -49,15 +49,15 @@ class Sparse(Posterior):
     def __init__(
         self, layout: Layout, index: Tensor, mean: Tensor, std: Tensor | None = None, kernel: Kernel = "auto"
     ) -> None:
-        """Make the posterior of the weights at some positions.
+        """Take the positions, means and stds of the present weights.
 
         Args:
             layout: The layout of all n weights.
             index: (s,) ascending positions of the present ones.
             mean: (s,) their means.
             std: (s,) their stds; None for point values.
-            kernel: How linear layers multiply: "csr", over the present values alone, on a CPU; "dense", by scattered
-                values; "auto", the faster one by the matrix's size and density. Convolutions are always dense.
+            kernel: How linear layers multiply: "csr" over the present values (CPU only), "dense" by scattered values,
+                or "auto" for the faster one by size and density. Convolutions are always dense.
         """
         super().__init__(layout)
         if kernel not in get_args(Kernel):
@@ -96,7 +96,7 @@ class Sparse(Posterior):
 
     @property
     def independent(self) -> bool:
-        """Every random weight has noise of its own."""
+        """True: every random weight has its own noise."""
         return True
 
     def kl(self, prior: Prior) -> Tensor:
@@ -113,15 +113,15 @@ class Sparse(Posterior):
         """Remove weights and add as many others, with mean 0.
 
         Args:
-            removed: Places of the former among the present weights, each in [0, s).
-            added: Positions of the latter among all weights, each in [0, n) and absent.
-            std: Their stds.
+            removed: Places of removed weights among the present ones, in [0, s).
+            added: Positions of added weights among all weights, in [0, n), so far absent.
+            std: The stds of added weights.
 
         Returns:
-            (s,) for each weight present now its place before, or -1 if it is new: what `carry` takes.
+            The previous place of each present weight, (s,), or -1 if it is new, as `carry` takes it.
         """
         if len(removed) != len(added):
-            raise UserError(f"{len(removed)} weights cannot make room for {len(added)}: the density is fixed")
+            raise UserError(f"cannot replace {len(removed)} weights by {len(added)}: the density is fixed")
         stays = torch.ones_like(self.index, dtype=torch.bool)
         stays[removed] = False
         kept = stays.nonzero().flatten()
@@ -136,7 +136,7 @@ class Sparse(Posterior):
         return source
 
     def spans(self) -> list[tuple[int, int]]:
-        """Return where each slot's present weights begin and end among all present ones."""
+        """Return the start and end of each slot's weights among the present ones."""
         return self._current_tables().spans
 
     def densities(self) -> dict[str, float]:
@@ -187,7 +187,7 @@ class Sparse(Posterior):
         return 0 if tables is None else sum(pattern.nbytes for pattern in tables.patterns.values())
 
     def census(self) -> Census:
-        """Count what is stored, and say how linear layers multiply."""
+        """Count the stored values and note how linear layers multiply."""
         fast = self.fast_slots()
         how = f"CSR products for {', '.join(fast)}; " if fast else ""
         census = super().census()
@@ -211,7 +211,7 @@ class Sparse(Posterior):
         self.swapped.copy_(tensors["swapped"])
         return self
 
-    # -- how ----------------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _scatter(self, values: Tensor) -> Tensor:
         return values.new_zeros(self.layout.size).index_copy_(0, self.index.long(), values)
@@ -228,11 +228,11 @@ class Sparse(Posterior):
     def _part(self, values: Tensor, number: int, sparse: bool) -> Tensor:
         """Return a slot's weight, as a sparse matrix or scattered into a dense tensor."""
         slot, (begin, end) = self.layout.slots[number], self.spans()[number]
-        own = values[begin:end]
+        present = values[begin:end]
         if sparse:
-            return SparseMatrix(self._pattern(number), own)
+            return SparseMatrix(self._pattern(number), present)
         index = self.index[begin:end].long() - slot.start
-        return values.new_zeros(slot.size).index_copy_(0, index, own).view(slot.shape)
+        return values.new_zeros(slot.size).index_copy_(0, index, present).view(slot.shape)
 
     def _can_multiply_sparsely(self) -> bool:
         if torch.compiler.is_compiling() or torch.onnx.is_in_onnx_export() or self.kernel == "dense":
@@ -259,7 +259,7 @@ class Sparse(Posterior):
         return tables.patterns[number]
 
     def _current_tables(self) -> _Tables:
-        """Return the tables of the present positions, made anew when these have changed."""
+        """Return the tables of the present positions, rebuilt if these have changed."""
         version = 0 if self.index.is_inference() else self.index._version
         if self._tables is None or self._tables.index is not self.index or self._tables.version != version:
             edges = torch.tensor([slot.start for slot in self.layout.slots] + [self.layout.size])
@@ -270,7 +270,7 @@ class Sparse(Posterior):
 
 @dataclass
 class _Tables:
-    """What follows from the positions: each slot's span of the present weights, and patterns of sparse matrices."""
+    """Tables derived from the positions: each slot's span of present weights, and sparse patterns."""
 
     index: Tensor
     version: int
@@ -279,5 +279,5 @@ class _Tables:
 
 
 def carry(values: Tensor, source: Tensor) -> Tensor:
-    """Return values that follow their weights from place to place, 0 for new weights (source -1)."""
+    """Move values along with their weights; 0 for new weights (source -1)."""
     return torch.where(source >= 0, values[source.clamp(min=0)], 0)

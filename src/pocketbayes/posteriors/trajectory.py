@@ -1,4 +1,4 @@
-"""The path of the weights in training: the present values, and the moments of those it passed."""
+"""The trajectory of the weights in training: current values and moments of collected ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pocketbayes.posteriors.priors import Prior
 
 
 class Trajectory(Posterior):
-    """w = mean, the present weights, beside the running moments of all that were collected.
+    """The current weights with running moments of the collected ones.
 
-    As a posterior it is a point. Everything it remembers is a buffer, so a checkpoint holds it.
+    As a posterior it is a point. All moments are buffers, so checkpoints include them.
 
     Attributes:
-        mean: The present weights (n,).
-        count: How many were collected.
+        mean: The current weights (n,).
+        count: The number of collected weight vectors.
         average: Their mean (n,).
-        squares: The sum of squared deviations from it (n,): Welford's, for E w^2 - (E w)^2 cancels.
-        deviations: The last `rank` deviations from the mean of their time (rank, n).
-        points: The mean of the model's point parameters at those times, flat.
+        squares: The sum of squared deviations (n,) by Welford's algorithm, since `E w^2 - (E w)^2` cancels.
+        deviations: The last `rank` deviations from the running mean (rank, n).
+        points: The running mean of the model's point parameters, flat.
     """
 
     name = "trajectory"
@@ -57,7 +57,7 @@ class Trajectory(Posterior):
 
     @torch.no_grad()
     def collect(self, points: Tensor) -> None:
-        """Take the present weights and point parameters into the moments."""
+        """Add the current weights and point parameters to the moments."""
         self.count += 1
         number = int(self.count)
         change = self.mean - self.average
@@ -68,17 +68,14 @@ class Trajectory(Posterior):
         self.points += (points - self.points) / number
 
     def gaussian(self, scale: float = 1.0) -> LowRank:
-        """Compute N(average, scale (diag(var) + D D^T / (K - 1)) / 2), D the K last deviations.
-
-        (Maddox et al. 2019, Eq. 1).
-        """
+        """Return `N(average, scale (diag(var) + D D^T / (K - 1)) / 2)`, D the K last deviations (SWAG)."""
         columns = min(int(self.count), len(self.deviations))
         std = (self.squares / (self.count * 2 / scale)).sqrt()
         factor = self.deviations[:columns].T * (scale / (2 * (columns - 1))) ** 0.5
         return LowRank(self.layout, self.average, std, factor)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the present weights, and std 0."""
+        """Return the current weights, and std 0."""
         return self.mean, torch.zeros_like(self.mean)
 
     @property
@@ -87,7 +84,7 @@ class Trajectory(Posterior):
         return 0
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return the present weights."""
+        """Return the current weights."""
         return self.mean
 
     def kl(self, prior: Prior) -> Tensor:
@@ -95,7 +92,7 @@ class Trajectory(Posterior):
         return self.mean.new_zeros(())
 
     def stored(self) -> dict[str, int]:
-        """Return the present weights and everything remembered."""
+        """Return the counts of current weights, moments and deviations."""
         return {"means": self.mean.numel(), "moments": 2 * self.mean.numel(), "deviations": self.deviations.numel()}
 
     @classmethod
