@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
+from pocketbayes.data import Info as DataInfo
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
 from pocketbayes.inference.adaptive import fit_stopping
@@ -99,6 +100,7 @@ __all__ = [
     "Ask",
     "Categorical",
     "Census",
+    "DataInfo",
     "Deterministic",
     "Ensemble",
     "FullCovarianceVDP",

@@ -62,6 +62,22 @@ def test_log_is_silent_for_quick_work(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == ""
 
 
+def test_log_reports_first_progress_after_two_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", 2.0)
+    monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", 10.0)
+    now = 0.0
+    log = Log(clock=lambda: now)
+    log.begin("evaluate", 100)
+    now = 3.0
+    log.advance(30)
+    assert capsys.readouterr().err == "evaluate 30/100, 7 s left\n"
+    now = 6.0
+    log.advance(30)
+    assert capsys.readouterr().err == ""  # from then on every ten seconds
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(12, "12 s left"), (600, "10 min left"), (7200, "2.0 h left")])
 def test_time_left_is_rough(seconds: float, words: str) -> None:
     assert time_left(seconds) == words

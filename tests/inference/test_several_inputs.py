@@ -152,3 +152,15 @@ def test_fit_takes_hugging_face_classifiers() -> None:
     seen = pb.fit("bbb", vit, pictures, epochs=1, batch_size=3, progress=False)
     answer = pb.predict(seen, torch.rand(4, 1, 8, 8), 2)  # one tensor, as pictures often come
     assert answer.probs.shape == (4, 3)
+
+
+def test_compress_takes_named_inputs(tmp_path: Path) -> None:
+    net = pb.fit("map", Tokens(), rows(), epochs=4, lr=0.05, progress=False)
+    small = pb.compress(net, DataLoader(rows(), batch_size=16), rows(), max_nll_loss=1.0, steps=2, progress=False)
+    assert small.save(tmp_path / "tokens.pocket") == small.chosen.bytes <= small.before.bytes
+    assert pb.load(tmp_path / "tokens.pocket", Tokens()) is not None
+
+
+def test_bayesianize_takes_named_inputs() -> None:
+    net = pb.bayesianize(Tokens(), "bbb", data=DataLoader(rows(), batch_size=16))
+    assert pb.predict(net, batch(), samples=2).probs.shape == (48, 2)

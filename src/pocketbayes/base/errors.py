@@ -1,7 +1,9 @@
-"""Exceptions for mistakes that a user can fix; the command line prints them as one line and exits with code 2."""
+"""Errors and warnings for what a user can fix; the command line prints an error as one line and exits with code 2."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +31,17 @@ class UnknownNameError(UserError):
         close = difflib.get_close_matches(str(name).lower(), spelled, n=1)
         hint = f"did you mean {spelled[close[0]]!r}? " if close else ""
         super().__init__(f"unknown {kind} {name!r}: {hint}{advice}known are {', '.join(names)}")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called the package, however deep inside the cause is."""
+    package, _, _ = __name__.partition(".")
+    frame, depth, outermost = sys._getframe(), 1, 1
+    while (caller := frame.f_back) is not None:
+        frame, depth = caller, depth + 1
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package:
+            outermost = depth
+    warnings.warn(message, category, stacklevel=outermost + 1)
 
 
 @contextmanager

@@ -85,7 +85,8 @@ class Log:
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Log the progress if nothing was logged for a while."""
         self.done += amount
-        if self.clock() - self.said >= BAR_SECONDS and 0 < self.done < self.total:
+        pause = QUIET_SECONDS if self.said == self.begun else BAR_SECONDS  # the first sign of life comes sooner
+        if self.clock() - self.said >= pause and 0 < self.done < self.total:
             left = (self.clock() - self.start) / self.done * (self.total - self.done)
             self._say(f"{self.title} {self.done}/{self.total}, {time_left(left)}")
 

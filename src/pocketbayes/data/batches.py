@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.seeds import derive_seed, seed_generators
 from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
@@ -40,7 +39,7 @@ def as_source(value: Any) -> Source:
         if y.is_floating_point():
             y = _as_float(y).reshape(len(y), -1)
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
-                warnings.warn("one-hot targets are taken for a regression: for classes give y.argmax(1)", stacklevel=3)
+                warn("one-hot targets are taken for a regression: for classes give y.argmax(1)")
         value = Arrays(_as_float(x), y, _info_of(x, y))
     elif isinstance(value, (tuple, list)) and any(isinstance(part, Tensor | np.ndarray) for part in value):
         raise UserError(

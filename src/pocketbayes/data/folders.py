@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import NoSplitError, UserError, refusing
+from pocketbayes.base.errors import NoSplitError, UserError, refusing, warn
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
@@ -146,10 +145,9 @@ def _warn_of_enlarging(path: Path) -> None:
     """Warn if images are much smaller than usual: training on 224 x 224 costs 49 times as much as on 32 x 32."""
     shorter = min(read_image(path, None).size)
     if 2 * shorter < USUAL_SIZE:
-        warnings.warn(
+        warn(
             f"{path} and perhaps other images are enlarged from {shorter} to {USUAL_SIZE} pixels: size={shorter} "
-            f"(--set data.size={shorter}) keeps their size, size={USUAL_SIZE} confirms the enlargement",
-            stacklevel=4,
+            f"(--set data.size={shorter}) keeps their size, size={USUAL_SIZE} confirms the enlargement"
         )
 
 

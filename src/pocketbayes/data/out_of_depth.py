@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pocketbayes.base.errors import warn
 from pocketbayes.data.dataset import Info
 
 if TYPE_CHECKING:
@@ -44,10 +44,7 @@ def warn_of_picture(image: Image.Image, path: Path, info: Info) -> None:
     if channels == 1 and _is_coloured(image):
         told.append("its colours turned to grey")
     if told:
-        warnings.warn(
-            f"{path} is {' and '.join(told)}: the network was trained on other images; do not rely on its prediction",
-            stacklevel=2,
-        )
+        warn(f"{path} is {' and '.join(told)}: the network was trained on other images; do not rely on its prediction")
 
 
 def warn_of_values(x: Tensor, info: Info) -> None:
@@ -62,17 +59,15 @@ def warn_of_values(x: Tensor, info: Info) -> None:
         high = max((1 - mean) / std for mean, std in zip(info.mean, info.std))
         least, most = (float(value) for value in x.aminmax())
         if most > high + (high - low) or least < low - (high - low):
-            warnings.warn(
+            warn(
                 f"x holds values from {least:.3g} to {most:.3g}, but pixels as in training lie between {low:.3g} and "
-                f"{high:.3g}: normalise them, as pb.data.read_inputs does; otherwise predictions may be unreliable",
-                stacklevel=3,
+                f"{high:.3g}: normalise them, as pb.data.read_inputs does; otherwise predictions may be unreliable"
             )
     elif x.ndim == 2 and float(farthest := x.abs().max()) > MAX_STDS:
         row, feature = divmod(int(x.abs().argmax()), x.shape[1])
-        warnings.warn(
+        warn(
             f"feature {feature} of x[{row}] lies {float(farthest):.3g} stds from its mean in training: the network has "
-            "not met such values (were the features standardised as in training?)",
-            stacklevel=3,
+            "not met such values (were the features standardised as in training?)"
         )
 
 
@@ -91,10 +86,9 @@ def _warn_of_range(x: Tensor, info: Info) -> None:
     slack = MAX_RANGE * max(high - low, torch.finfo(torch.float32).tiny)
     least, most = (float(value) for value in x.aminmax())
     if least < low - slack or most > high + slack:
-        warnings.warn(
+        warn(
             f"x holds values from {least:.3g} to {most:.3g}, the training data from {low:.3g} to {high:.3g}: the "
-            "network has not met such values",
-            stacklevel=4,
+            "network has not met such values"
         )
 
 

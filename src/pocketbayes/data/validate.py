@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 
@@ -56,19 +55,17 @@ def warn_of_odd_targets(y: Tensor) -> None:
     different = len(y.unique())
     if y.is_floating_point():
         if 2 <= different <= FEW and len(y) >= 5 * different and bool((y == y.round()).all() and y.min() >= 0):
-            warnings.warn(
+            warn(
                 f"y holds {different} different whole numbers as floats and is taken for a regression: for classes "
-                "give integers, y.long()",
-                stacklevel=4,
+                "give integers, y.long()"
             )
     elif different > max(FEW, len(y) / 5) and int(y.max()) >= SPARSE * different:
-        warnings.warn(
+        warn(
             f"y holds {different} different integers in {len(y)} rows and is taken for classes: for a regression give "
-            "floats, y.float()",
-            stacklevel=4,
+            "floats, y.float()"
         )
     elif int(y.min()) > 0 and different > 1:
-        warnings.warn(f"labels begin at {int(y.min())}: lower classes never occur; number them from 0", stacklevel=4)
+        warn(f"labels begin at {int(y.min())}: lower classes never occur; number them from 0")
 
 
 def _check_shapes(x: ModelInput, y: Tensor, info: Info) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.base.conformal import Conformal
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -125,7 +124,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
             raise UserError(
                 f"{where}: get another copy, or use the others with load(path, skip_damaged=True)"
             ) from error
-        warnings.warn(f"{where}: the others are used", stacklevel=3)
+        warn(f"{where}: the others are used")
     try:
         return packing.unpack(text, parts, skipped)
     except MALFORMED as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.calibrated import Calibration
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.inference.calibration import fit_variance_scale
 from pocketbayes.inference.conformal import fit_conformal
@@ -81,17 +80,15 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
     if nll.shape[1] < 2 or len(seen) < 2:
         raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")
     if len(seen) < classes:
-        warnings.warn(
+        warn(
             f"{classes - len(seen)} of {classes} classes are missing from the calibration data: the temperature may "
-            "not hold for them",
-            stacklevel=4,
+            "not hold for them"
         )
     fit, count = fit_temperature(nll.sum(1)), nll.shape[1]
     if fit.cautious:
-        warnings.warn(
+        warn(
             f"{count} examples leave the temperature between {fit.low:.2f} and {fit.high:.2f} (95 %): {fit.value:.2f} "
-            f"is used instead of {fit.best:.2f}; give more calibration data",
-            stacklevel=4,
+            f"is used instead of {fit.best:.2f}; give more calibration data"
         )
     return replace(before, temperature=fit.value, temperature_interval=(fit.low, fit.high), examples=count)
 

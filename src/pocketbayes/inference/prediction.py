@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.calibrated import Calibration
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
 from pocketbayes.data.batches import batch_size_for
@@ -106,7 +105,7 @@ def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:
     if rows:
         cause = "its weights are too large" if _is_finite(x[rows[0]]) else "its input is not finite either"
         message = f"the answers to {len(rows)} of {len(x)} inputs are not finite, first that to x[{rows[0]}]: {cause}"
-        warnings.warn(message, stacklevel=3)
+        warn(message)
 
 
 def _is_finite(x: ModelInput) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,12 @@ CHUNK = 8
 
 
 def diagonal_curvature(
-    network: Network, batches: Iterable[tuple[Tensor, Tensor]], *, chunk: int = CHUNK, seed: int = 0
+    network: Network,
+    batches: Iterable[tuple[Any, Tensor]],
+    *,
+    chunk: int = CHUNK,
+    seed: int = 0,
+    on_chunk: Callable[[int], object] | None = None,
 ) -> tuple[Tensor, int]:
     """Return the mean over examples of `(d log p(y~ | x) / dw)^2`, (n,), and the number of examples.
 
@@ -33,6 +39,7 @@ def diagonal_curvature(
         batches: Pairs (x, y) on the network's device, of which only x is used.
         chunk: Examples a backward pass.
         seed: Of the labels.
+        on_chunk: Called with the number of examples after each backward pass, for progress.
     """
     likelihood = network.likelihood
     assert isinstance(likelihood, Likelihood), "curvature needs a likelihood"
@@ -48,6 +55,8 @@ def diagonal_curvature(
                 loss = likelihood.nll(output, _draw_targets(likelihood, output.detach(), generator)) * len(part)
                 total += torch.autograd.grad(loss, flat)[0].square()
                 examples += len(part)
+                if on_chunk:
+                    on_chunk(len(part))
     if not examples:
         raise UserError("no data to measure curvature on")
     if not bool(total.isfinite().all()):

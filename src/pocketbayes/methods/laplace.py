@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, warn
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
 from pocketbayes.methods.base import Method, Stage, TrainingContext
@@ -109,11 +109,10 @@ class Laplace(Method):
                     network = self._network(net, fitted, index)
         precision = float(fitted.prior_precision)
         if precision > chosen:
-            warnings.warn(
+            warn(
                 f"the marginal likelihood of these {run.examples} examples chose prior precision {chosen:.3g}, with "
                 f"which draws answer far worse than the weights themselves: {precision:.3g} is taken; the network may "
-                "have been trained on more data, so set prior_precision by validation",
-                stacklevel=2,
+                "have been trained on more data, so set prior_precision by validation"
             )
         run.note(random_weights=len(index), prior_precision=precision)
         return network

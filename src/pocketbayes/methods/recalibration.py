@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.network import Net, members
 
@@ -160,8 +159,7 @@ def _store(norm: BatchNorm, mean: Tensor, var: Tensor) -> None:
 
 def _warn_of_few(count: int, enough: int, what: str) -> None:
     if count < enough:
-        warnings.warn(
+        warn(
             f"{count} examples are few to {what} batch-norm statistics: give {enough} or more"
-            + (", or relative_to= the network these weights came from" if what == "estimate" else ""),
-            stacklevel=3,
+            + (", or relative_to= the network these weights came from" if what == "estimate" else "")
         )

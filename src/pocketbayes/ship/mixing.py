@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import statistics
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.arguments import checked_shares
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, batches
@@ -91,7 +90,7 @@ def _read(part: Part, model: nn.Module | None) -> Net:
             return network_file.load(finished, model)
         if not (begun := checkpoint.files(path)):
             raise UserError(f"{path} holds neither {MODEL_FILE} nor a checkpoint: give a run's folder")
-        warnings.warn(f"{path} is an unfinished run: its last checkpoint is taken", stacklevel=3)
+        warn(f"{path} is an unfinished run: its last checkpoint is taken")
         path = begun[0]
     if path.suffix == ".pocket" or not path.is_file():
         return network_file.load(path, model)
@@ -228,10 +227,9 @@ def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
     if close:
         (one, two), cosine = max(close.items(), key=lambda item: item[1])
         what = "are the same network" if cosine > 1 - 1e-6 else f"had one start (cosine of their weights {cosine:.2f})"
-        warnings.warn(
+        warn(
             f"members {one + 1} ({names[one]}) and {two + 1} ({names[two]}) {what}: together they are worth less than "
-            "independent ones",
-            stacklevel=3,
+            "independent ones"
         )
 
 
@@ -243,10 +241,9 @@ def _warn_of_weak(net: Mixture, names: Sequence[str], data: Any, samples: int) -
         others = errors[:number] + errors[number + 1 :]
         if others and not error <= ERROR_RATIO * statistics.median(others) + ERROR_MARGIN:
             what = "error" if "accuracy" in own else "RMSE"
-            warnings.warn(
+            warn(
                 f"member {number + 1} ({names[number]}) is far worse than the rest: {what} {error:.3g}, "
-                f"{statistics.median(others):.3g} in the middle of the others; leave it out or lower its weight",
-                stacklevel=3,
+                f"{statistics.median(others):.3g} in the middle of the others; leave it out or lower its weight"
             )
 
 

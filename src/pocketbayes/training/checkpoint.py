@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from pocketbayes.base import atomic
-from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.base.errors import UserError, refusing, warn
 from pocketbayes.base.randomness import current
 from pocketbayes.base.run_folder import CHECKPOINT_FILE
 from pocketbayes.files import container
@@ -99,7 +98,7 @@ def read(
         except UserError as error:  # noqa: PERF203 (a file each)
             if number == len(found):
                 raise
-            warnings.warn(f"{error}: resuming from the previous checkpoint", stacklevel=2)
+            warn(f"{error}: resuming from the previous checkpoint")
     return None
 
 

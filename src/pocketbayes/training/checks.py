@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import signal
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.digests import digest_tensors
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data.model_inputs import call_model
@@ -147,19 +146,15 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
                 depends = not torch.equal(call_model(model, x), output)
     if cut and depends:
         others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
-        warnings.warn(
+        warn(
             f"the output depends on {cut[0].name!r}{others} but has no gradient there (no_grad, detach or rounding in "
             "the model?): only the prior trains them; freeze them with "
-            "requires_grad_(False), or leave them out with select=",
-            stacklevel=2,
+            "requires_grad_(False), or leave them out with select="
         )
     if task_of(network.likelihood) == "classification" and output.ndim > 1 and bool((output >= 0).all()):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
-            warnings.warn(
-                "the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax",
-                stacklevel=2,
-            )
+            warn("the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax")
 
 
 @contextmanager

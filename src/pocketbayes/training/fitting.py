@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from pocketbayes import methods, models
 from pocketbayes.base.arguments import check_path, check_seed
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data import Info
@@ -174,10 +173,9 @@ def _warn_of_scale(source: Source) -> None:
             continue
         largest = float(values.abs().mean(0).max())
         if largest > FAR:
-            warnings.warn(
+            warn(
                 f"{what} as large as {largest:.3g} train badly: subtract their means and divide by their stds first, "
-                "as data.standardise=true does for .npz files",
-                stacklevel=3,
+                "as data.standardise=true does for .npz files"
             )
 
 
@@ -208,6 +206,7 @@ def bayesianize(
     examples: float | None = None,
     delta: float | None = None,
     seed: int = 0,
+    progress: Show = None,
     **settings: Any,
 ) -> Net:
     """Make a model Bayesian by a method, without training; the model itself stays as it is.
@@ -221,6 +220,7 @@ def bayesianize(
         examples: N, the number of examples that the model was trained on; None for the size of `data`.
         delta: The prior precision; None for the best of a grid by NLL.
         seed: Of what is drawn.
+        progress: As in `fit`; only what takes longer than two seconds shows any.
         **settings: Of the method, where it is given by name.
     """
     method = _method(method, model, **settings)
@@ -238,9 +238,10 @@ def bayesianize(
             network.first_stds = FirstStds.of(network.posterior)
     elif isinstance(method, Laplace | SWAG):
         start = model if isinstance(model, Network) else Deterministic().init(model)
-        return fit(method, start, data, seed=seed, progress=False)
+        return fit(method, start, data, seed=seed, progress=progress)
     elif isinstance(method, VariationalMethod):
-        net = with_curvature_stds(method, model, data, val=val, examples=examples, delta=delta, seed=seed)
+        given = {"val": val, "examples": examples, "delta": delta, "seed": seed, "progress": progress}
+        net = with_curvature_stds(method, model, data, **given)
     else:
         raise UserError(f"{method.name!r} has no stds that data could set: leave out data=")
     for network in members(net):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import Source, as_source, batches, size_of
+from pocketbayes.data.model_inputs import Inputs
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.likelihoods import default_likelihood
 from pocketbayes.methods import PBN, MeanFieldVI, Method, Start, WeightSharing
 from pocketbayes.methods.curvature import curvature_stds, diagonal_curvature, set_stds
 from pocketbayes.network import Network
 
+Judges: TypeAlias = DataLoader | tuple[Tensor, Tensor]
 MAX_EXAMPLES, MIN_EXAMPLES = 1024, 128
 """Examples that curvature is measured on: fewer for large networks, whose passes are dear."""
 WEIGHTS_FOR_MAX_EXAMPLES = 250_000
@@ -39,6 +43,7 @@ def with_curvature_stds(
     examples: float | None = None,
     delta: float | None = None,
     seed: int = 0,
+    progress: Show = None,
 ) -> Network:
     """Return the network of a method with `std = 1 / sqrt(N h + delta)`, h the diagonal Fisher information.
 
@@ -50,6 +55,7 @@ def with_curvature_stds(
         examples: N, the examples that the model was trained on; None for the size of `data`.
         delta: The prior precision; None for the best of a grid by NLL.
         seed: Of the drawn labels and weights.
+        progress: As in `fit`.
     """
     source = as_source(data)
     count = float(size_of(source)) if examples is None else float(examples)
@@ -64,16 +70,27 @@ def with_curvature_stds(
     if field.likelihood is None:
         _, y = next(iter(batches(source, 1)))
         field.likelihood = default_likelihood("regression" if y.is_floating_point() else "classification")
-    curvature, _ = diagonal_curvature(field, _some(source, most, field.device), seed=seed)
     scale = float(start.mean.square().mean().sqrt()) or 1.0
     deltas = [(factor * scale) ** -2 for factor in PRIOR_SCALES] if delta is None else [delta]
-    best: tuple[float, Network] | None = None
-    for tried in deltas:
-        network = _network(method, model, field, curvature, curvature_stds(curvature, count, tried))
+    with display(progress) as bar:
+        bar.begin("curvature", used)
+        curvature, _ = diagonal_curvature(field, _some(source, most, field.device), seed=seed, on_chunk=bar.advance)
+        networks = (
+            _network(method, model, field, curvature, curvature_stds(curvature, count, tried)) for tried in deltas
+        )
         if delta is not None:
-            return network
+            return next(networks)
         judges = _head(source if val is None else as_source(val), round(JUDGES_PER_EXAMPLE * most))
+        bar.begin("prior precision", len(deltas))
+        return _choose(networks, judges, seed, bar)
+
+
+def _choose(networks: Iterator[Network], judges: Judges, seed: int, bar: Display) -> Network:
+    """Return the network with the least NLL; stop once it has clearly risen again."""
+    best: tuple[float, Network] | None = None
+    for network in networks:
         nll = loss_of(evaluate(network, judges, samples=DRAWS, seed=seed))
+        bar.advance()
         if best is None or nll < best[0]:
             best = nll, network
         elif not nll <= best[0] + (PAST_LEAST - 1) * abs(best[0]):
@@ -109,6 +126,8 @@ def _some(source: Source, most: int, device: torch.device) -> Iterator[tuple[Ten
         seen += len(x)
 
 
-def _head(source: Source, most: int) -> tuple[Tensor, Tensor]:
+def _head(source: Source, most: int) -> Judges:
     parts = list(itertools.islice(batches(source, 64, shuffle_seed=1), max(most // 64, 1)))
+    if isinstance(parts[0][0], Inputs):  # batches of sequences may differ in length
+        return DataLoader(parts, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

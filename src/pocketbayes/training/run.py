@@ -7,7 +7,6 @@ import inspect
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base import atomic
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, warn
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
 from pocketbayes.base.randomness import Randomness
@@ -160,15 +159,16 @@ class FitRun:
 
     def _tell_health(self, found: Health) -> None:
         """Show how far the stds have learned, and warn where they have not."""
-        if self.fabric.is_global_zero and found.snr is not None:
+        if not self.fabric.is_global_zero or found.snr is None:
+            return
+        if found.learned is False:
+            warn(
+                f"{found}: the uncertainty is the initialisation's; train for more epochs, raise std_lr, or change "
+                "beta, prior or std_init (docs/learning.md)",
+                StdsNotLearnedWarning,
+            )
+        else:
             self.bar.line(str(found))
-            if found.learned is False:
-                warnings.warn(
-                    f"{found}: the uncertainty is the initialisation's; train for more epochs, raise std_lr, or change "
-                    "beta, prior or std_init (docs/learning.md)",
-                    StdsNotLearnedWarning,
-                    stacklevel=4,
-                )
 
     def _rebuild(self, described: Mapping[str, Any]) -> Net:
         """Return the network in a checkpoint."""
@@ -286,7 +286,7 @@ class FitRun:
             checkpoint.set_random_state(states[self.team.rank])
             return
         counts = f"the checkpoint is of {len(states)} processes, this run of {self.team.size}"
-        warnings.warn(f"{counts}: it goes on, but not bit for bit", stacklevel=2)
+        warn(f"{counts}: it goes on, but not bit for bit")
         checkpoint.set_random_state(states[0])
         self._seed_rank(derive_seed(self.seed, self.at.stage, self.at.epoch, self.at.step))
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pocketbayes.data.batches import as_source, batches, size_of
+from pocketbayes.data.model_inputs import ModelInput, call_model, tensors_of
 from pocketbayes.network import MODEL_LOCK, Network
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
 
@@ -55,7 +56,7 @@ def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Te
     ):
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            net.model(x.to(net.device))
+            call_model(net.model, x.to(net.device))
     return watch.moments()
 
 
@@ -145,11 +146,12 @@ def _each(value: Any, dimensions: int) -> list[int]:
     return [int(v) for v in value] if isinstance(value, (tuple, list)) else [int(value)] * dimensions
 
 
-def calibration_batches(train: Any, seed: int) -> list[Tensor]:
+def calibration_batches(train: Any, seed: int) -> list[ModelInput]:
     """Return batches of some hundred inputs."""
     source = as_source(train)
     least, most = CALIBRATION_EXAMPLES
     first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]
-    wanted = min(max(CALIBRATION_VALUES // max(first[0].numel(), 1), least), most, size_of(source))
+    values = sum(tensor[0].numel() for tensor in tensors_of(first))
+    wanted = min(max(CALIBRATION_VALUES // max(values, 1), least), most, size_of(source))
     stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
     return list(itertools.islice(stream, -(-wanted // min(128, wanted))))

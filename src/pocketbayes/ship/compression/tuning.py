@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pocketbayes.base.batch_norm import batch_norms_to_eval
 from pocketbayes.data.augment import random_crop
 from pocketbayes.data.batches import as_source, batches, size_of
+from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.files import container
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
@@ -205,9 +206,9 @@ def _stream(train: Any, seed: int, first: int) -> Iterator[tuple[Any, Tensor]]:
         epoch, skipped = epoch + 1, 0
 
 
-def _varied(x: Tensor, train: Any) -> Tensor:
-    """Shift images that are not augmented yet, and mix half of the inputs with one another."""
-    if not x.is_floating_point():
+def _varied(x: ModelInput, train: Any) -> ModelInput:
+    """Shift images that are not augmented yet, and mix half of the inputs with one another, if they are one tensor."""
+    if isinstance(x, Inputs) or not x.is_floating_point():
         return x
     if x.ndim == 4 and getattr(train, "augment", None) is None:
         x = random_crop(x, min(x.shape[2:]) // SHIFT, "zero")
