@@ -154,9 +154,7 @@ def _without_own_temperatures(networks: Sequence[Network]) -> list[Network]:
     """Return the networks, without their calibration where it is not the same for all."""
     if all(network.calibration == networks[0].calibration for network in networks):
         return list(networks)
-    warnings.warn(
-        "the members' own temperatures do not hold for a mixture: pb.calibrate(net, val) fits one", stacklevel=3
-    )
+    warn("the members' own temperatures do not hold for a mixture: pb.calibrate(net, val) fits one")
     plain = []
     for network in networks:
         if network.calibration is not None:
