@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+
+from pocketbayes.data.registry import LOADERS
+from pocketbayes.likelihoods import LIKELIHOODS
+from pocketbayes.posteriors import POSTERIORS
+from pocketbayes.propagation import PROPAGATIONS
+from pocketbayes.propagation.moments.table import RULES
 
 # No test depends on the clock, and every run tries the same examples; HYPOTHESIS_PROFILE=explore tries others.
 settings.register_profile("fixed", deadline=None, derandomize=True)
@@ -59,6 +67,21 @@ def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a slow machine shows progress must not decide what stderr holds."""
     monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", float("inf"))
     monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", float("inf"))
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_they_were() -> Iterator[None]:
+    """Remove what a test registers, so that no other test meets it in another order."""
+    registries: tuple[dict[Any, Any], ...] = (LOADERS, LIKELIHOODS, POSTERIORS, PROPAGATIONS, RULES)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, old in zip(registries, before):
+        for name, entry in list(registry.items()):
+            module = getattr(entry, "__module__", "")
+            if name in old:
+                registry[name] = old[name]
+            elif not module.startswith("pocketbayes."):  # parts of the package may be imported late
+                del registry[name]
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,7 @@ def test_npz_is_standardised(tmp_path: Path) -> None:
     assert train.info == val.info == test.info
     known = torch.cat([train[:][0], val[:][0]]), torch.cat([train[:][1], val[:][1]])
     for values, stds in ((known[0], [1, 1, 0]), (known[1], [1])):
-        torch.testing.assert_close(values.mean(0), torch.zeros(len(stds)), atol=1e-5, rtol=0)
+        torch.testing.assert_close(values.mean(0), torch.zeros(len(stds)), atol=1e-4, rtol=0)  # -3 +- 0.01 in 32 bits
         torch.testing.assert_close(values.std(0, correction=0), torch.tensor(stds).float(), atol=1e-4, rtol=0)
     back = torch.cat([known[1], test[:][1]]) * test.target_std + test.target_mean
     np.testing.assert_allclose(np.sort(back[:, 0].numpy()), np.sort(y), rtol=1e-5)

@@ -114,6 +114,7 @@ def test_beta_search_takes_regressions() -> None:
     data = x, x**2
     method = pb.MeanFieldVI(prior_std=0.01)
     found = search_beta(method, torch.nn.Linear(1, 1), data, data, betas=(0.01, 1.0), lr=1e-2, progress=False)
+    assert [trial.beta for trial in found.trials[:2]] == [0.01, 1.0]
     assert all(math.isfinite(trial.nll) for trial in found.trials)
 
 

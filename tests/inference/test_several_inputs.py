@@ -54,7 +54,8 @@ def batch(count: int = 48) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("given", ["dataset", "loader", "pair", "tuples"])
-def test_fit_takes_named_inputs(given: str) -> None:
+def test_fit_takes_named_inputs(given: str, learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
     whole = batch()
     named = {name: whole[name] for name in ("input_ids", "attention_mask")}
     data = {
@@ -63,7 +64,8 @@ def test_fit_takes_named_inputs(given: str) -> None:
         "pair": (named, whole["labels"]),
         "tuples": DataLoader(TensorDataset(*named.values(), whole["labels"]), batch_size=16),
     }[given]
-    net = pb.fit(pb.MeanFieldVI(), Tokens(), data, val=data, epochs=12, batch_size=16, lr=0.05, progress=False)
+    settings = {"epochs": 12, "batch_size": 16, "lr": 0.05, "seed": learning_seed}
+    net = pb.fit(pb.MeanFieldVI(), Tokens(), data, val=data, progress=False, **settings)
     assert pb.evaluate(net, data, samples=4)["accuracy"] > 0.9
     assert [name for name, _, _ in net.info.inputs] == (
         ["0", "1"] if given == "tuples" else [*named, *["idx"] * (given in ("dataset", "loader"))]
@@ -138,12 +140,14 @@ def test_answer_of_finds_logits() -> None:
     assert isinstance(answer_of((logits, logits)), tuple)
 
 
-def test_fit_takes_hugging_face_classifiers() -> None:
+def test_fit_takes_hugging_face_classifiers(learning_seed: int) -> None:
     transformers = pytest.importorskip("transformers")
+    torch.manual_seed(learning_seed)
+    settings = {"lr": 0.02, "seed": learning_seed, "progress": False}
     bert = transformers.BertForSequenceClassification(
         transformers.BertConfig(vocab_size=20, max_position_embeddings=8, num_labels=2, **SIZES)
     )
-    net = pb.fit(pb.MeanFieldVI(), bert, DataLoader(rows(), batch_size=16), epochs=8, lr=0.02, progress=False)
+    net = pb.fit(pb.MeanFieldVI(), bert, DataLoader(rows(), batch_size=16), epochs=8, **settings)
     assert pb.evaluate(net, DataLoader(rows(), batch_size=16), samples=4)["accuracy"] > 0.8
     vit = transformers.ViTForImageClassification(
         transformers.ViTConfig(image_size=8, patch_size=4, num_channels=1, num_labels=3, **SIZES)

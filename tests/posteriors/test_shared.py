@@ -82,23 +82,26 @@ def test_shared_gradient_reaches_a_gaussian_through_a_blend(draw: str) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_shared_training_moves_the_gaussians(draw: str) -> None:
-    torch.manual_seed(0)
+def test_shared_training_moves_the_gaussians(draw: str, learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
     posterior = make(draw)
     model = nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False))
     net = Network(model, posterior, likelihood=pb.Categorical())
     x = torch.randn(64, 4)
     y = (x[:, 0] > 0).long()
     before = {name: p.clone() for name, p in posterior.named_parameters()}
+
+    def mean_loss() -> float:
+        with torch.no_grad():
+            return sum(float(net.likelihood.nll(net(x), y)) for _ in range(100)) / 100
+
+    first = mean_loss()
     optimizer = torch.optim.Adam(posterior.parameters(), lr=0.03)
-    losses = []
-    for _ in range(150):
+    for _ in range(200):
         optimizer.zero_grad()
-        loss = net.likelihood.nll(net(x), y)  # the likelihood alone: no KL
-        loss.backward()
+        net.likelihood.nll(net(x), y).backward()  # the likelihood alone: no KL
         optimizer.step()
-        losses.append(float(loss.detach()))
-    assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
+    assert mean_loss() < 0.8 * first
     for name, parameter in posterior.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
 
@@ -175,7 +178,9 @@ def test_shared_tiny_and_large_stds_stay_finite(draw: str, std: float) -> None:
     )
     torch.testing.assert_close(posterior.moments()[1][4].detach(), torch.tensor(std), rtol=1e-3, atol=0)
     (posterior.sample().sum() + posterior.kl(Normal(1.0))).backward()
-    assert all(bool(p.grad.isfinite().all()) for p in posterior.parameters() if p.grad is not None)
+    trained = [parameter for parameter in posterior.parameters() if parameter.requires_grad]
+    assert len(trained) >= 4
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in trained)
 
 
 def test_shared_is_restored_bit_for_bit() -> None:

@@ -13,20 +13,6 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an example registers is gone after it."""
-    from pocketbayes.data.registry import LOADERS
-    from pocketbayes.likelihoods import LIKELIHOODS
-    from pocketbayes.posteriors import POSTERIORS
-    from pocketbayes.propagation import PROPAGATIONS
-    from pocketbayes.propagation.moments.table import RULES
-
-    for registry in (LOADERS, RULES, POSTERIORS, LIKELIHOODS, PROPAGATIONS):
-        for key, value in list(registry.items()):
-            monkeypatch.setitem(registry, key, value)
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import pocketbayes as pb
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -59,5 +61,5 @@ def test_wheel_runs_the_readme(wheel: Path, tmp_path: Path) -> None:
             [str(python), *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "digits.pocket").stat().st_size > 0
-    assert (tmp_path / "run" / "model.pocket").is_file()
+    for file in ("digits.pocket", "run/model.pocket"):
+        assert pb.load(tmp_path / file).info.name == "digits", file

@@ -157,7 +157,8 @@ def test_study_command_runs_the_quick_version(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     result = json.loads(found.stdout)["results"][0]
     assert set(result["rows"]) == {"map", "2dgbnn"}
-    assert 0 <= result["rows"]["2dgbnn"]["seeds"]["0"]["accuracy"] <= 1
+    scores = {row: result["rows"][row]["seeds"]["0"] for row in result["rows"]}
+    assert 0 < scores["2dgbnn"]["nll"] != scores["map"]["nll"] > 0
     assert (tmp_path / "digits-quick.json").is_file()
     assert pb.load(work_of(tmp_path, "digits-quick", "map") / "model.pocket")
     assert CliRunner().invoke(app, ["reproduce", "digit", "--out", str(tmp_path)]).exit_code == 2

@@ -82,9 +82,9 @@ def line(n: int = 100, scale: float = 1.0, seed: int = 0) -> tuple[np.ndarray, n
     return x, 1000 + scale * (3 * x[:, 0] + 0.5 * random.normal(size=n))
 
 
-def test_regressor_finds_the_line_and_its_noise() -> None:
-    x, y = line(200)
-    estimator = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y)
+def test_regressor_finds_the_line_and_its_noise(learning_seed: int) -> None:
+    x, y = line(200, seed=learning_seed)
+    estimator = pb.PocketRegressor(epochs=60, random_state=learning_seed).fit(x, y)
     mean, std = estimator.predict(np.array([[-0.5], [0.5]]), return_std=True)
     np.testing.assert_allclose(mean, [998.5, 1001.5], atol=0.3)
     np.testing.assert_allclose(std, 0.5, atol=0.12)
@@ -93,9 +93,10 @@ def test_regressor_finds_the_line_and_its_noise() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:feature 0 of x")
-def test_regressor_is_less_certain_far_from_the_data() -> None:
-    x, y = line()
-    prediction = pb.PocketRegressor(epochs=60, random_state=0).fit(x, y).predictive(np.array([[0.0], [8.0]]))
+def test_regressor_is_less_certain_far_from_the_data(learning_seed: int) -> None:
+    x, y = line(seed=learning_seed)
+    estimator = pb.PocketRegressor(epochs=60, random_state=learning_seed).fit(x, y)
+    prediction = estimator.predictive(np.array([[0.0], [8.0]]))
     assert float(prediction.epistemic[1]) > 2 * float(prediction.epistemic[0])
     torch.testing.assert_close(prediction.std**2, prediction.epistemic**2 + prediction.aleatoric**2)
 
@@ -110,10 +111,10 @@ def test_regressor_is_independent_of_target_units() -> None:
     )
 
 
-def test_regressor_takes_several_targets() -> None:
-    x, y = line()
+def test_regressor_takes_several_targets(learning_seed: int) -> None:
+    x, y = line(seed=learning_seed)
     both = np.stack([y, -y], axis=1)
-    mean, std = pb.PocketRegressor(epochs=30, random_state=0).fit(x, both).predict(x, return_std=True)
+    mean, std = pb.PocketRegressor(epochs=30, random_state=learning_seed).fit(x, both).predict(x, return_std=True)
     assert mean.shape == std.shape == (100, 2)
     assert np.corrcoef(mean[:, 0], mean[:, 1])[0, 1] < -0.9
 
