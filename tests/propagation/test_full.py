@@ -257,7 +257,7 @@ class Residual(nn.Module):
         (Residual(), (2, 4), "sum of two random tensors"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), (2, 4), r"layer_norm.*'1' \(LayerNorm\)"),
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2)), (2, 2, 4, 4), "groups"),
-        (nn.Linear(4, 4), (2, 3, 4), "several share the weights"),
+        (nn.Linear(4, 4), (2, 3, 4), "rows share the weights"),
     ],
     ids=["residual sum", "layer norm", "groups", "tokens"],
 )

@@ -155,7 +155,7 @@ class Hidden(nn.Module):
 
 def test_moments_refuse_a_weight_hidden_in_a_function() -> None:
     network = pb.bayesianize(Hidden(), pb.MeanFieldVI())
-    with network.using("moments"), pytest.raises(pb.UserError, match=r"cannot see what becomes of 'second\.weight'"):
+    with network.using("moments"), pytest.raises(pb.UserError, match=r"cannot follow 'second\.weight'"):
         network(torch.randn(2, 3))
 
 

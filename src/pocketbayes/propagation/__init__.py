@@ -1,4 +1,4 @@
-"""Propagations: how the randomness of weights reaches the outputs, one file or folder each."""
+"""Propagations of weight uncertainty to the outputs, one file or folder each."""
 
 # In the order in which their names are listed.
 from pocketbayes.propagation.mean import Mean  # isort: skip

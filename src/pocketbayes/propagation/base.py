@@ -1,4 +1,4 @@
-"""How randomness goes through a network: one object per way, found by its name."""
+"""Propagations of uncertainty through a network, registered by name."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from pocketbayes.network import Network
 
 MAX_SAMPLES = 1_000_000
-"""Passes; the seeds of more would fill the memory before the first of them."""
+"""Largest number of passes, since the list of their seeds must fit memory."""
 CLASSES = "'predicted', 'margin', 'top-<k>', 'all' or 'covariance'"
 
 
 @dataclass(frozen=True)
 class Ask:
-    """The settings of a question to a network.
+    """The settings of a prediction.
 
     Attributes:
-        samples: Passes, where passes differ.
-        propagation: The name of the propagation; None for the network's own choice.
-        seed: Of all draws.
-        batch_size: Inputs in flight.
+        samples: Number of passes, if passes differ.
+        propagation: The name of the propagation; None for the network's own.
+        seed: Seed of all draws.
+        batch_size: Inputs per batch.
         readout: How Gaussian logits become probabilities.
         classes: For "linear", the logits whose variance is computed.
         variance_scale: A factor for the variance of Gaussian outputs.
-        adaptive: True, or a rule that tells when an answer is settled before all passes are done.
-        noise: For a single pass, the noise of its weights; None for fresh noise.
-        randomness: For a single pass, what it draws from; None for torch's global generator.
+        adaptive: True, or a rule that stops before all passes are done.
+        noise: The weights' noise in a single pass; None for new noise.
+        randomness: The generators of a single pass; None for torch's global generator.
     """
 
     samples: int = 30
@@ -58,7 +58,7 @@ class Ask:
     randomness: Randomness | None = field(default=None, compare=False, repr=False)
 
     def checked(self) -> Ask:
-        """Return the settings, numbers of numpy and torch as Python's.
+        """Check the settings and convert numbers of numpy and torch to Python's.
 
         Raises:
             UserError: If one of them is out of range.
@@ -83,7 +83,7 @@ class Ask:
 
 
 def _whole(name: str, value: Any) -> int:
-    """Return an integer of Python, numpy or torch as Python's.
+    """Convert an integer of Python, numpy or torch to Python's.
 
     Raises:
         UserError: If it is anything else.
@@ -97,41 +97,41 @@ def _whole(name: str, value: Any) -> int:
 
 
 def check_classes(classes: Any) -> None:
-    """Reject a name that the delta method does not know."""
+    """Reject a value of `classes` that the delta method does not support."""
     known = ("predicted", "margin", "all", "covariance")
     if not isinstance(classes, str) or (classes not in known and not re.fullmatch(r"top-[1-9]\d*", classes)):
         raise UserError(f"classes must be {CLASSES}, not {classes!r}")
 
 
 class Call(NamedTuple):
-    """Several arguments of a model, where a single tensor is the usual input."""
+    """Several arguments of a model, instead of the usual single tensor."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @staticmethod
     def unpack(x: Any) -> Call:
-        """Return the arguments of a call, or of one with a single tensor."""
+        """Return the call itself, or a call with a single tensor."""
         return x if isinstance(x, Call) else Call((x,), {})
 
 
 class Propagation(ABC):
-    """One way in which the randomness of weights reaches the outputs; a subclass with a `name` is found by it.
+    """A propagation of weight uncertainty to the outputs; a subclass with a `name` is registered under it.
 
-    A subclass says how one pass runs. `net.posterior` supplies weights, `net.run_with(weights, x)` runs the model.
+    A subclass defines `run`, one pass: `net.posterior` supplies weights, `net.run_with(weights, x)` runs the model.
     """
 
     name: ClassVar[str]
     draws: ClassVar[bool] = False
     """Whether two passes differ, so that a prediction takes several."""
     predicts_by: ClassVar[str | None] = None
-    """The propagation that predicts by default for networks trained with this one, where it is another."""
+    """The default propagation for predictions of networks trained with this one, if different."""
     differentiable: ClassVar[bool] = True
     """Whether outputs, with their variances, have gradients with respect to the inputs."""
     exports: ClassVar[bool] = True
     """Whether torch's exporter can trace a pass."""
     examples: ClassVar[int | None] = None
-    """How many examples a prediction takes at once, where memory asks for few."""
+    """Largest number of examples per pass, if memory limits it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -144,21 +144,21 @@ class Propagation(ABC):
 
         Args:
             net: The network, its model stripped of the weights that the posterior covers.
-            x: The input; a `Call` where the model got several arguments.
-            ask: The settings, with what the pass draws from.
+            x: The input; a `Call` if the model takes several arguments.
+            ask: The settings, including the generators of the pass.
 
         Returns:
-            The model's output, or a `Gaussian` where the pass knows the distribution of the outputs.
+            The model's output, or a `Gaussian` if the pass gives the distribution of the outputs.
         """
 
     def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the outputs of one pass per seed: (s, n, ...) of s passes at a time, or Gaussians (n, ...)."""
+        """Yield the outputs of one pass per seed: (s, n, ...) for s passes at a time, or Gaussians (n, ...)."""
         for seed in seeds:
             output = self._in_parts(net, x, replace(ask, randomness=Randomness(seed)))
             yield output if isinstance(output, Gaussian) else output[None]
 
     def _in_parts(self, net: Network, x: ModelInput, ask: Ask) -> Tensor:
-        """Run one pass in as many parts as memory asks for."""
+        """Run one pass, in parts if memory requires it."""
         if self.examples is None or len(x) <= self.examples:
             return check_output(net.answer(x, ask))
         parts = [check_output(net.answer(part, ask)) for part in x.split(self.examples)]
@@ -169,14 +169,14 @@ class Propagation(ABC):
 
 
 PROPAGATIONS: Registry[Propagation] = Registry("propagation")
-"""Every propagation by name, those of users included."""
+"""Every propagation by name, including those of users."""
 
 
 def find_propagation(name: Any) -> Propagation:
     """Return the propagation of a name.
 
     Raises:
-        UnknownNameError: With the known names.
+        UnknownNameError: If there is none; the message lists the known names.
     """
     return PROPAGATIONS.find(name)
 
@@ -196,11 +196,11 @@ def check_output(output: object) -> Tensor:
 
 
 class WeightPropagation(Propagation):
-    """Propagations that run the model once, with weights of their own kind."""
+    """Propagations that run the model once with plain, sparse or Gaussian weights."""
 
     @abstractmethod
     def rules(self, posterior: Posterior) -> RuleTable:
-        """Return the table whose operations may meet a weight in a form other than a plain tensor."""
+        """Return the table of operations that accept weights other than plain tensors."""
 
     @abstractmethod
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
@@ -211,19 +211,19 @@ class WeightPropagation(Propagation):
         return net.run_with(self.weights(net, x, ask), x)
 
     def matrices(self, net: Network, x: Any) -> list[int]:
-        """Return the slots whose weights may be sparse matrices: the model takes each to one linear operation only."""
+        """Return the slots whose weights may be sparse matrices, because a single linear operation uses each."""
         return [number for number in net.posterior.matrix_slots() if net.plan_for(self.name, x)[number]]
 
 
 def draw_noise(posterior: Posterior, ask: Ask) -> Tensor | None:
-    """Return the noise of a draw: the given one, or fresh numbers; None leaves it to torch's global generator."""
+    """Return the given or new noise of a draw; None means torch's global generator."""
     if ask.noise is not None or ask.randomness is None:
         return ask.noise
     return posterior.new_noise(ask.randomness)
 
 
 class Ruled(WeightPropagation):
-    """Gaussian weights, of which a rule table says what becomes in each operation."""
+    """Propagations with Gaussian weights and a rule table for operations on them."""
 
     table: ClassVar[RuleTable]
 
@@ -232,7 +232,7 @@ class Ruled(WeightPropagation):
         return self.table
 
     def run(self, net: Network, x: Any, ask: Ask) -> Any:
-        """Run the model with Gaussian weights; a table that draws nothing takes noise in the inputs along."""
+        """Run the model with Gaussian weights and, if the table does not draw, noise in the inputs."""
         weights = self.weights(net, x, ask)
         if net.input_var and not self.table.draws:
             args, kwargs = Call.unpack(x)
@@ -240,7 +240,7 @@ class Ruled(WeightPropagation):
         return net.run_with(weights, x)
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
-        """Return Gaussians; where a weight is used otherwise than a rule expects, a draw."""
+        """Return Gaussians, and draws for weights whose use no rule covers."""
         posterior, table = net.posterior, self.rules(net.posterior).drawing_from(ask.randomness)
         matrices = self.matrices(net, x) if table.takes_matrices else []
         if table.draws and not posterior.noise_size:

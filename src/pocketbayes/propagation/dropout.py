@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014) as the local propagation of a posterior of dropped input units."""
+"""Dropout (Srivastava et al. 2014) as the local propagation of a dropout posterior."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc, sha
 
 
 class DropoutRules(LinearRules):
-    """y = op(x z / (1 - p), M), z ~ Bernoulli(1 - p) per example and input unit.
+    """`y = op(x z / (1 - p), M)` with `z ~ Bernoulli(1 - p)` per example and input unit.
 
-    Dropping an input is the same as dropping all weights that start from it, so the marginals of y are exact. The
-    positions of a convolution and the tokens of a sequence share the mask of their example, as they would share a draw
-    of the weights: `nn.Dropout` for vectors, `nn.Dropout2d` for images.
+    Dropping an input equals dropping all its weights, so the marginals of y are exact. Positions of a convolution and
+    tokens of a sequence share the mask of their example, as they share a draw of the weights: `nn.Dropout` for vectors,
+    `nn.Dropout2d` for images.
 
-    The rate is read off the moments, p = var / (mean^2 + var), which is 0 for a layer that is not dropped.
+    The rate follows from the moments, `p = var / (mean^2 + var)`, which is 0 for a layer without dropout.
     """
 
     name = "local"
@@ -26,7 +26,7 @@ class DropoutRules(LinearRules):
         x = call.input
         with torch.no_grad():
             rates = weight.variance / (weight.loc.square() + weight.variance)
-            rate = rates.nan_to_num(0.0).amax()  # 0 / 0 where a weight is 0, which tells nothing of the rate
+            rate = rates.nan_to_num(0.0).amax()  # 0 / 0 for weights of 0
             shape = shape_per_example(x, call.feature_axis)
             kept = torch.rand(shape, **self.options(x)) >= rate
             mask = (kept / (1 - rate)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Flipout (Wen et al. 2018): one weight draw a batch, decorrelated by random signs per example."""
+"""Flipout (Wen et al. 2018): one weight draw per batch, decorrelated by random signs per example."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pocketbayes.propagation.local import Local
 
 
 class FlipoutRules(LinearRules):
-    """y = op(x, M) + op(x * s, S * eps) * r, with signs s per input and r per output of each example."""
+    """`y = op(x, M) + op(x * s, S * eps) * r` with random signs s per input and r per output of each example."""
 
     name = "flipout"
 
@@ -25,7 +25,7 @@ class FlipoutRules(LinearRules):
         return mean + change * self._signs(change, call.feature_axis)
 
     def _signs(self, x: Tensor, feature_axis: int) -> Tensor:
-        """Compute Draw +-1 per example and feature."""
+        """Draw +-1 per example and feature."""
         shape = shape_per_example(x, feature_axis)
         return torch.randint(0, 2, shape, **self.options(x)).to(x.dtype).mul(2).sub(1)
 
@@ -34,7 +34,7 @@ FLIPOUT = FlipoutRules()
 
 
 class Flipout(Local):
-    """One draw per batch with random signs per example; weights that drop units drop inputs, as under local noise."""
+    """One draw per batch with random signs per example; dropout weights drop inputs, as in `local`."""
 
     name = "flipout"
     table = FLIPOUT

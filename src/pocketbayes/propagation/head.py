@@ -1,4 +1,4 @@
-"""Networks whose only random layer makes the output: what comes before it is the same in every pass, and runs once."""
+"""Networks whose only random layer is the last: the layers before it run once for all passes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from pocketbayes.network import Network
 
 _AT_ONCE = 1 << 22
-"""Numbers in flight at once: 16 MB in single precision."""
+"""Largest number of values in memory: 16 MB in single precision."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer of a network and the features that it gets for one batch."""
+    """The last layer of a network with its input features for one batch."""
 
     posterior: Posterior
     use: Use
 
     @classmethod
     def find(cls, network: Network, x: ModelInput) -> Head | None:
-        """Return the head, or None if other layers are random too or the model draws noise of its own."""
+        """Return the head, or None if other layers are random or the model draws noise itself."""
         posterior, layout = network.posterior, network.layout
         if posterior.matrix_slots():
             return None
@@ -47,9 +47,9 @@ class Head:
         return None if changed or redirected.drew else cls(posterior, use)
 
     def draws(self, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """Return the outputs (s, b, ...) of a pass for each seed: those of the whole network, but many at a time."""
-        own, layout = (self.use.weight, self.use.bias), self.posterior.layout
-        slots = [layout.slots[number] for number in own if number is not None]
+        """Yield the outputs (s, b, ...) of one pass per seed, equal to those of the whole network, many at a time."""
+        numbers, layout = (self.use.weight, self.use.bias), self.posterior.layout
+        slots = [layout.slots[number] for number in numbers if number is not None]
         start, stop = min(slot.start for slot in slots), max(slot.stop for slot in slots)
         features = self.use.call.input
         outputs = features.numel() // features.shape[-1] * slots[0].shape[0]
@@ -60,7 +60,7 @@ class Head:
             yield self._layers(weight.unflatten(1, slots[0].shape), biases[0] if biases else self.use.call.bias)
 
     def _layers(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return layers (s, out, in) on the features, as one product; the bias is one for all, or one each."""
+        """Apply layers (s, out, in) to the features in one product, with a common bias or one per layer."""
         product = F.linear(self.use.call.input, weight.flatten(0, 1))
         output: Tensor = product.unflatten(-1, weight.shape[:2]).movedim(-2, 0)
         if bias is not None:
@@ -68,7 +68,7 @@ class Head:
         return output
 
     def _noise(self, seeds: Sequence[int]) -> Tensor:
-        """Return what each pass draws that starts from its seed."""
+        """Return the noise of each pass, drawn from its seed."""
         mean = self.posterior.weight_means()
         noise = mean.new_empty(len(seeds), self.posterior.noise_size)
         generator = torch.Generator(mean.device)

@@ -1,4 +1,4 @@
-"""The operations that are linear in their weight, read in one way."""
+"""The operations that are linear in their weight, with a uniform view of their arguments."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LINEAR_OPS: dict[Any, int] = {
     torch.conv_transpose2d: -3,
     torch.conv_transpose3d: -4,
 }
-"""op(input, weight, bias, ...), linear in the weight and in the input: its axis of features."""
+"""The feature axis of each `op(input, weight, bias, ...)` that is linear in weight and input."""
 
 
 @dataclass(frozen=True)
 class LinearCall:
-    """op(input, weight, bias), its other arguments bound.
+    """A call op(input, weight, bias) with its other arguments bound.
 
     Attributes:
         run: The operation.
@@ -47,7 +47,7 @@ class LinearCall:
 
     @classmethod
     def read(cls, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LinearCall:
-        """Read the call whichever way its arguments were passed."""
+        """Read positional or keyword arguments."""
         names = ("input", "weight", "bias")
         named = {**kwargs, **dict(zip(names, args))}
         input, weight, bias = (named.pop(name, None) for name in names)
@@ -60,16 +60,16 @@ class LinearCall:
 
 
 class LinearRules(RuleTable):
-    """Tables with one rule, for operations that are linear in a Gaussian weight.
+    """Rule tables for operations that are linear in a Gaussian weight.
 
     Attributes:
-        randomness: What the rule draws from; None for torch's global generator.
+        randomness: The generators; None for torch's global generator.
     """
 
     randomness: Randomness | None = None
 
     def drawing_from(self, randomness: Randomness | None) -> LinearRules:
-        """Return a table that draws from the given source."""
+        """Return a table that draws from the given generators."""
         if randomness is None:
             return self
         table = copy(self)
@@ -81,12 +81,12 @@ class LinearRules(RuleTable):
         return None if self.randomness is None else self.randomness.on(like.device)
 
     def options(self, like: Tensor) -> dict[str, Any]:
-        """Return where to draw for a tensor, as keywords of torch's functions."""
+        """Return device and generator as keywords of torch's functions."""
         generator = self.generator(like)
         return {"device": like.device} if generator is None else {"device": like.device, "generator": generator}
 
     def normal(self, like: Tensor) -> Tensor:
-        """Draw standard normal noise for a tensor."""
+        """Draw standard normal noise in the shape of a tensor."""
         return noise_like(like, self.generator(like))
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
@@ -97,7 +97,7 @@ class LinearRules(RuleTable):
         return weight is call.weight or weight is call.bias
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """Apply the rule, each Gaussian once: a second use would draw a second, different weight."""
+        """Apply the rule; each Gaussian is used once, since a second use would draw a different weight."""
         call = LinearCall.read(op, args, kwargs) if op in LINEAR_OPS else None
         for value in tensors_in((args, kwargs)):
             if isinstance(value, Gaussian):
@@ -119,16 +119,16 @@ class LinearRules(RuleTable):
 
     @abstractmethod
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
-        """Return the rule for a Gaussian weight; the bias may be one too."""
+        """Apply the rule to a Gaussian weight and a plain or Gaussian bias."""
 
 
 def loc(value: Tensor | None) -> Tensor | None:
-    """Return the mean of a Gaussian, anything else itself."""
+    """Return the mean of a Gaussian, or any other value unchanged."""
     return value.loc if isinstance(value, Gaussian) else value
 
 
 def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
-    """Return the shape of noise per example and feature: the positions share it, as they share a draw of the weight."""
+    """Return the shape of noise per example and feature, shared by all positions like a draw of the weight."""
     shape = [1] * x.ndim
     shape[feature_axis] = x.shape[feature_axis]
     if x.ndim > -feature_axis:

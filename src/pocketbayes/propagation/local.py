@@ -15,10 +15,10 @@ from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc
 
 
 class LocalRules(LinearRules):
-    """y = op(x, M) + sqrt(op(x^2, V)) eps, one noise per example and output.
+    """`y = op(x, M) + sqrt(op(x^2, V)) eps` with independent noise per example and output.
 
-    Positions and tokens get independent noise although they share weights: in a convolution the marginals of y are
-    exact, their correlations are not.
+    Positions and tokens get independent noise although they share weights, so in a convolution the marginals of y are
+    exact but their correlations are not.
     """
 
     name = "local"
@@ -29,7 +29,7 @@ class LocalRules(LinearRules):
         x, bias = call.input, call.bias
         mean = call.run(x, weight.loc, loc(bias))
         bias_var = bias.variance if isinstance(bias, Gaussian) else None
-        if _half_precision(x.device.type):  # the variance of a small weight is 0 there, the square of an input infinite
+        if _half_precision(x.device.type):  # small variances would underflow, squared inputs overflow
             with torch.autocast(x.device.type, enabled=False):
                 var = call.run(x.float().square(), weight.variance, bias_var)
         else:
@@ -45,11 +45,11 @@ LOCAL = LocalRules()
 
 
 class Local(Ruled):
-    """Noise on the outputs of linear operations, drawn for each example; weights that drop units drop inputs."""
+    """Noise on the outputs of linear operations per example; dropout weights drop inputs instead."""
 
     name = "local"
     draws = True
-    predicts_by = "sample"  # local noise is cheap to train with, but forgets correlations
+    predicts_by = "sample"  # local noise is cheap in training but ignores correlations
     table: ClassVar[RuleTable] = LOCAL
 
     def rules(self, posterior: Posterior) -> RuleTable:

@@ -21,7 +21,7 @@ class Mean(WeightPropagation):
     name = "mean"
 
     def rules(self, posterior: Posterior) -> RuleTable:
-        """Return the table that knows which operations are linear in a weight: these take sparse matrices."""
+        """Return the table of linear operations, which accept sparse matrices."""
         return LOCAL
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""One counting pass, before a model runs with Gaussian weights: which of them may stay Gaussian?"""
+"""A counting pass that decides which weights may stay Gaussian in a model's operations."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pocketbayes.posteriors.gaussian import METADATA, Gaussian, Op, RuleTable, t
 from pocketbayes.posteriors.layout import Layout, weights_in_place
 
 Plan = tuple[bool, ...]
-"""Per slot of the layout: does its weight stay Gaussian?"""
+"""Whether each slot's weight stays Gaussian."""
 
 
 _LIKENESS: frozenset[Op] = frozenset(
     (torch.Tensor.view_as, torch.Tensor.reshape_as, torch.Tensor.expand_as, torch.Tensor.type_as)
 )
-"""Operations that ask their second argument for no more than its shape or type."""
+"""Operations that use only the shape or type of their second argument."""
 
 
 class _Probe(torch.Tensor):
-    """A weight that counts the operations it meets.
+    """A weight that counts the operations on it.
 
-    What happens inside `autograd.Function.apply`, which switches forward-mode gradients off, is not a rule's business:
-    the function's own backward pass knows nothing of the noise.
+    Operations inside `autograd.Function.apply`, which disables forward-mode gradients, are marked as hidden, since the
+    function's own backward pass ignores the noise.
     """
 
     table: RuleTable
@@ -52,7 +52,7 @@ class _Probe(torch.Tensor):
                 if isinstance(value, _Probe):
                     value.hidden |= not torch._C._is_fwd_grad_enabled()
                     if value.table.covers(func, args, kwargs, value):
-                        value.ruled += result is not value  # an operation that hands the weight back has not used it
+                        value.ruled += result is not value  # an operation that returns the weight itself is no use
                     else:
                         value.other += 1
         return result
@@ -63,11 +63,10 @@ def count_uses(
 ) -> Plan:
     """Run the model once and return the plan.
 
-    A weight stays Gaussian if it is used exactly once, by a rule. Every other is to be drawn before the forward pass:
-    tied weights, modules called twice, operations without a rule, and weights that no operation was seen to use or that
-    an `autograd.Function` hides. A table that does not draw refuses tied and hidden weights by name; an
-    operation without a rule it refuses when it gets there. The inputs, the buffers and all random generators stay as
-    they were.
+    A weight stays Gaussian if it is used exactly once, by a rule. Others are drawn before the forward pass: tied
+    weights, modules called twice, operations without a rule, and weights without a visible use or hidden in an
+    `autograd.Function`. A table that does not draw refuses tied and hidden weights by name, and operations without a
+    rule when they are reached. Inputs, buffers and random generators are left unchanged.
     """
     probes: list[_Probe] = []
     for view in layout.views(mean.detach()):
@@ -81,15 +80,15 @@ def count_uses(
         if probe.ruled + probe.other > 1:
             raise UserError(
                 f"{slot.name!r} is used {probe.ruled + probe.other} times in a pass: {table.name} propagation would "
-                "take the uses for independent, which they are not; train by a method that draws (bbb, lrt), ask with "
-                "propagation='linear' or 'sample'"
+                "treat the uses as independent, which they are not; train with a method that draws (bbb, lrt), or "
+                "predict with propagation='linear' or 'sample'"
             )
     unseen = [probe.hidden or not probe.ruled + probe.other for probe in probes]
     if any(unseen) and _matters(unseen, model, layout, mean.detach(), args, kwargs):
         names = [slot.name for slot, hidden in zip(layout.slots, unseen) if hidden]
         raise UserError(
-            f"{table.name} propagation cannot see what becomes of {', '.join(map(repr, names))}: a function such as "
-            "autograd.Function.apply hides it; use propagation='sample'"
+            f"{table.name} propagation cannot follow {', '.join(map(repr, names))}: a function such as "
+            "autograd.Function.apply hides its use; use propagation='sample'"
         )
     return (True,) * len(probes)
 
@@ -97,7 +96,7 @@ def count_uses(
 def _run(
     model: nn.Module, layout: Layout, views: Sequence[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return one pass with these weights that leaves no trace."""
+    """Run one pass with these weights without side effects."""
     weights = layout.by_site(views)
     with torch.no_grad(), Randomness(0).redirected(), weights_in_place(model, weights), _borrowed_buffers(model):
         args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
@@ -117,9 +116,9 @@ def _matters(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> bool:
-    """Return whether the output depends on weights that no operation was seen to use: NaN in them would reach it.
+    """Return whether weights without a visible use affect the output, by setting them to NaN.
 
-    It does not on those of a branch that does not run, such as an auxiliary head in evaluation.
+    Weights of a branch that does not run, such as an auxiliary head in evaluation, do not.
     """
     views = layout.views(mean)
     broken = [torch.full_like(view, math.nan) if hidden else view for view, hidden in zip(views, unseen)]
@@ -128,16 +127,16 @@ def _matters(
 
 @contextmanager
 def _borrowed_buffers(model: nn.Module) -> Iterator[None]:
-    """Copy in place of the buffers within the block; buffers that modules share stay shared."""
-    own = [(module, dict(module._buffers)) for module in model.modules()]
+    """Replace the buffers by copies within the block; shared buffers stay shared."""
+    originals = [(module, dict(module._buffers)) for module in model.modules()]
     copies: dict[Tensor, Tensor] = {}
-    for module, buffers in own:
+    for module, buffers in originals:
         for name, buffer in buffers.items():
             if buffer is not None:
                 module._buffers[name] = copies.setdefault(buffer, buffer.clone())
     try:
         yield
     finally:
-        for module, buffers in own:
+        for module, buffers in originals:
             module._buffers.clear()
             module._buffers.update(buffers)

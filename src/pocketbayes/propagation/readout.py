@@ -1,4 +1,4 @@
-"""From Gaussian logits to probabilities, with their uncertainty."""
+"""Probabilities and uncertainty from Gaussian logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Readout = Literal["probit", "taylor", "sample"]
 
 @dataclass(frozen=True)
 class ClassMoments:
-    """What Gaussian logits say of the classes.
+    """Class probabilities and uncertainty from Gaussian logits.
 
     Attributes:
         probs: E softmax(z), (b, c, ...).
@@ -38,12 +38,12 @@ def read_out(
     draws: int = 64,
     seed: int = 0,
 ) -> ClassMoments:
-    """Return probabilities of logits z ~ N(mean, var), classes along axis 1.
+    """Compute class probabilities from logits z ~ N(mean, var), with classes along axis 1.
 
-    - "sample": the mean over draws of the logits, the noise the same for every example; the network is not run again.
-    - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992, for many classes applied to each logit, less the mean
-      logit of the example, so that a shift of all logits changes nothing).
-    - "taylor": softmax to second order, p_c + sum_j v_j d^2p_c/dz_j^2 / 2, negative values cut.
+    - "sample": the mean over draws of the logits with common noise for all examples; the network is not run again.
+    - "probit": softmax(mean / sqrt(1 + pi/8 var)) (MacKay 1992; for many classes applied to each logit minus the mean
+      logit of the example, so that shifting all logits has no effect).
+    - "taylor": softmax to second order, p_c + sum_j v_j d^2p_c/dz_j^2 / 2, negative values set to 0.
 
     For the last two, the variance is J Var(z) J^T with J the Jacobian of softmax at p, at most p (1 - p); the mutual
     information is to leading order sum_c Var(p_c) / (2 p_c) = tr((diag(p) - p p^T) Var(z)) / 2, at most the entropy.
@@ -93,10 +93,10 @@ def _products(p: Tensor, var: Tensor, covariance: Tensor | None) -> tuple[Tensor
 
 
 def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, seed: int) -> ClassMoments:
-    """Antithetic pairs of draws; memory holds one at a time."""
+    """Average over antithetic pairs of draws, with one in memory at a time."""
     generator = torch.Generator(mean.device).manual_seed(seed)
     factor = None if covariance is None else _factor(covariance)
-    centre = torch.softmax(mean, 1)  # deviations from it add up without cancellation
+    centre = torch.softmax(mean, 1)  # deviations from it are summed without cancellation
     total, squares = torch.zeros_like(mean), torch.zeros_like(mean)
     entropy = torch.zeros_like(mean[:, 0])
     shape = (1, *mean.shape[1:])
@@ -116,7 +116,7 @@ def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, 
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """Return a root of each matrix; eigenvalues, for a covariance of few directions is singular."""
+    """Return a square root of each matrix by eigenvalues, since covariances may be singular."""
     values, vectors = torch.linalg.eigh(covariance)
     root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     return root

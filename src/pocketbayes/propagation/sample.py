@@ -1,4 +1,4 @@
-"""Weight samples: each pass draws all weights once and runs the model as it is."""
+"""Weight samples: each pass draws all weights once and runs the unchanged model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sample(WeightPropagation):
     draws = True
 
     def rules(self, posterior: Posterior) -> RuleTable:
-        """Return the table that knows which operations are linear in a weight: these take sparse matrices."""
+        """Return the table of linear operations, which accept sparse matrices."""
         return LOCAL
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
@@ -35,7 +35,7 @@ class Sample(WeightPropagation):
         return net.posterior.sample_slots(draw_noise(net.posterior, ask), self.matrices(net, x))
 
     def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the outputs of one draw per seed; a network whose last layer alone is random runs the rest once."""
+        """Yield the outputs of one draw per seed; if only the last layer is random, the others run once."""
         if len(seeds) > 1 and (head := Head.find(net, x)) is not None:
             yield from head.draws(seeds)
             return
@@ -44,20 +44,20 @@ class Sample(WeightPropagation):
 
 
 class KeptNoise:
-    """The noise of the passes that were asked for last, for the next batch and the next prediction.
+    """A cache of the last passes' noise for the next batch or prediction.
 
-    Pass s draws the same weights for every batch, and for a perceptron drawing the numbers takes longer than the pass.
-    They are kept from the second time on that the same passes are asked for, within `MAX_KEPT`. Noise depends on the
-    seed alone: what happens to the network does not matter.
+    A pass draws the same weights for every batch, and in a small MLP drawing takes longer than the pass. Noise is
+    cached when the same passes are requested a second time, up to `MAX_KEPT` numbers. It depends on the seed only, so
+    changes of the network do not invalidate it.
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[tuple[object, ...], dict[int, Tensor]] = ((), {})  # replaced as one: threads may ask at once
+        self._kept: tuple[tuple[object, ...], dict[int, Tensor]] = ((), {})  # replaced as a whole, for thread safety
 
     def noise(self, net: Network, seeds: Sequence[int]) -> Sequence[Tensor | None]:
-        """Return the noise of each pass; None for a pass that is to draw its own."""
+        """Return the noise of each pass; None for a pass that draws its own."""
         size = net.posterior.noise_size
-        # A model that draws numbers itself takes them from the generator of the pass after the noise.
+        # A model that draws random numbers itself uses the pass's generator after the noise.
         if size * len(seeds) > MAX_KEPT or not net.draws_nothing("sample"):
             return [None] * len(seeds)
         like = net.posterior.weight_means()
@@ -73,5 +73,5 @@ class KeptNoise:
 
 
 MAX_KEPT = 2**23
-"""Numbers that are kept: 32 MiB in single precision."""
+"""Largest number of cached values: 32 MiB in single precision."""
 KEPT = KeptNoise()

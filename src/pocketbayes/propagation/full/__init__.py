@@ -1,4 +1,4 @@
-"""Full-covariance propagation (VDP, the ancestor of VDP++): small chains of layers, every correlation carried."""
+"""Full-covariance propagation (VDP, the predecessor of VDP++) for small chains of layers."""
 
 from pocketbayes.propagation.base import Ruled
 from pocketbayes.propagation.full import elementwise, linear, pooling
@@ -11,7 +11,7 @@ class MomentsFull(Ruled):
     """Mean and full covariance of every activation."""
 
     name = "moments-full"
-    examples = 16  # the covariance of d activations takes d^2 numbers an example
+    examples = 16  # the covariance of d activations takes d^2 numbers per example
     table = MOMENTS_FULL
 
 

@@ -49,7 +49,7 @@ for _name, _slope in {**SLOPES, "relu": _relu_slope}.items():
 
 @rule("mul", "__mul__", "__rmul__")
 def mul(input: Any, other: Any) -> Correlated:
-    """Compute c x: covariance c S c^T."""
+    """Compute c x with covariance c S c^T."""
     x, factor = (input, other) if isinstance(input, Correlated) else (other, input)
     if isinstance(factor, Gaussian):
         raise refused("the product of two random tensors")
@@ -70,7 +70,7 @@ def div(input: Any, other: Any) -> Correlated:
 
 @rule("add", "__add__", "__radd__")
 def add(input: Any, other: Any, *, alpha: float = 1) -> Correlated:
-    """Compute x + c: the same covariance."""
+    """Compute x + c with unchanged covariance."""
     if isinstance(input, Gaussian) and isinstance(other, Gaussian):
         raise refused("the sum of two random tensors")
     x, mean = (input, input.loc + alpha * other) if isinstance(input, Gaussian) else (other, input + alpha * other.loc)
@@ -94,7 +94,7 @@ def rsub(input: Any, other: Any) -> Correlated:
 
 @rule("batch_norm")
 def batch_norm(input: Any, *args: Any, **kwargs: Any) -> Correlated:
-    """Return the factor of every channel, as in diagonal propagation: its statistics are those of the means."""
+    """Scale every channel by the statistics of the means, as in diagonal propagation."""
     x = activation(input, "batch_norm")
     unit = diagonal_batch_norm(Gaussian(x.loc, torch.ones_like(x.loc)), *args, **kwargs)
     return scaled(x, unit.loc, unit.variance.sqrt())
@@ -121,13 +121,13 @@ def _softmax_like(function: Callable[..., Tensor], input: Any, dim: Any, jacobia
 
 @rule("softmax")
 def softmax(input: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
-    """Compute J = diag(p) - p p^T."""
+    """Apply softmax, with J = diag(p) - p p^T."""
     return _softmax_like(torch.softmax, input, dim, lambda p: torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1))
 
 
 @rule("log_softmax")
 def log_softmax(input: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
-    """Compute J = I - 1 p^T."""
+    """Apply log-softmax, with J = I - 1 p^T."""
     return _softmax_like(
         torch.log_softmax, input, dim, lambda p: torch.eye(p.shape[1], dtype=p.dtype, device=p.device) - p.unsqueeze(1)
     )

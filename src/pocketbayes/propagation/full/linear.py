@@ -15,9 +15,9 @@ from pocketbayes.propagation.moments.table import mean_of
 
 @rule("linear")
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Correlated:
-    """Compute Cov(y_j, y_k) = M_j S M_k^T + [j = k] (V_j (diag S + m^2) + v_b)."""
+    """Compute `Cov(y_j, y_k) = M_j S M_k^T + [j = k] (V_j (diag S + m^2) + v_b)`."""
     if input.ndim != 2:
-        raise refused(f"linear on inputs of shape {tuple(input.shape)}, of which several share the weights")
+        raise refused(f"linear on inputs of shape {tuple(input.shape)}, whose rows share the weights")
     _check_input(input)
     m, M = mean_of(input), mean_of(weight)
     mean = F.linear(m, M, mean_of(bias))
@@ -45,12 +45,11 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Correlated:
-    """Compute Cov(y_op, y_o'p') = M_o S M_o'^T + [o = o'].
+    """Compute the covariance of a convolution's outputs.
 
-    (sum over taps r of V_or (S + m m^T) at p + r, p' + r, + v_b).
-
-    A draw of the kernel serves all positions, so that the outputs of a channel are correlated. Those of different
-    channels are as far as their inputs are random.
+    `Cov(y_op, y_o'p') = M_o S M_o'^T + [o = o'] (sum_r V_or (S + m m^T) at (p + r, p' + r) + v_b)` over taps r. All
+    positions share a draw of the kernel, so the outputs of a channel are correlated; those of different channels are
+    correlated only through random inputs.
     """
     if groups != 1 or isinstance(padding, str) or input.ndim != 4:
         raise refused("conv2d with groups, with padding by name or without a batch axis")
@@ -92,10 +91,7 @@ def _check_input(input: Tensor) -> None:
 
 
 def _both_sides(run: Any, input: Correlated, kernel: Tensor, size: int) -> Tensor:
-    """Return a S A^T (b, size, size) with A the convolution's matrix, which is never made.
-
-    S's rows and columns are images.
-    """
+    """Return A S A^T (b, size, size) with A the matrix of the convolution, by convolving S's rows and columns."""
     blocks = whole_channels(input)
     examples, count, entries, _ = blocks.shape
     image = input.shape[2:]
@@ -109,10 +105,7 @@ def _both_sides(run: Any, input: Correlated, kernel: Tensor, size: int) -> Tenso
 
 
 def _pairs(input: Correlated, kernel: Any, out: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """Compute S at (p + r, p' + r) within each channel, (b, c, taps, taps, h, w, h, w).
-
-    A view, one kernel's tap for both.
-    """
+    """Return a view of S at (p + r, p' + r) within each channel, (b, c, taps, taps, h, w, h, w)."""
     blocks = whole_channels(input)
     examples, count, _, _ = blocks.shape
     channels, height, width = input.shape[1:]

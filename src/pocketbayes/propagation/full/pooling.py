@@ -1,4 +1,4 @@
-"""Pooling and shapes: rows and columns of the covariance are images like the mean."""
+"""Pooling and shapes, applied to the rows and columns of the covariance as to the mean."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from pocketbayes.propagation.moments.table import Rule, handles
 
 
 def by_channel(op: Callable[..., Tensor]) -> Rule:
-    """Return the rule of a linear operation that treats every channel alike.
-
-    Cov = A S A^T within and between channels.
-    """
+    """Return the rule of a linear operation A that is the same for every channel: `Cov = A S A^T`."""
 
     def propagate(input: Any, *args: Any, **kwargs: Any) -> Correlated:
         x = activation(input, op.__name__)
@@ -58,7 +55,7 @@ RULES.update(dict.fromkeys(handles("sum"), over_positions(torch.sum)))
 
 @rule("pad")
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Correlated:
-    """Return a constant around images has no covariance."""
+    """Pad images with a constant, which has no covariance."""
     if mode != "constant" or len(pad) > 4 or input.ndim != 4:
         raise refused("padding other than by a constant around images")
     around: Correlated = by_channel(F.pad)(input, pad)
@@ -66,7 +63,7 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None
 
 
 def max_pool2d(input: Any, *args: Any, **kwargs: Any) -> Correlated:
-    """Compute Co-pooling: the largest mean, and rows and columns of the covariance at its position."""
+    """Pool the largest mean, with the rows and columns of the covariance at its position (co-pooling)."""
     kwargs.pop("return_indices", None)
     x = activation(input, "max_pool2d")
     mean, index = F.max_pool2d_with_indices(x.loc, *args, **kwargs)

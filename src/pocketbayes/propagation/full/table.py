@@ -1,4 +1,4 @@
-"""The rule table of full-covariance propagation: rules that know every correlation, and refusals of all else."""
+"""The rule table of full-covariance propagation; operations without a rule are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pocketbayes.posteriors.gaussian import Correlated, Gaussian, Op, RuleTable
 from pocketbayes.propagation.moments.table import NoRuleError, Rule, handles, operation_name
 
 LIMIT = 1 << 30
-"""Bytes that one covariance may take; several of them are alive in a pass, and more in a training step."""
+"""Largest covariance in bytes; a pass holds several of them, a training step more."""
 
 R = TypeVar("R", bound=Rule)
 
@@ -20,7 +20,7 @@ RULES: dict[Op, Rule] = {}
 
 
 class NoFullRuleError(NoRuleError):
-    """An operation through which no rule carries a full covariance."""
+    """An operation without a rule for full covariances."""
 
     wayout = "use propagation='moments', 'linear' or 'sample'"
 
@@ -32,18 +32,18 @@ class TooLargeError(NoFullRuleError):
 
 
 class FullMoments(RuleTable):
-    """Mean and full covariance of every activation, example by example: no sampling (VDP).
+    """Mean and full covariance of every activation per example, without sampling (VDP).
 
-    Linear operations are exact in the first two moments, the rest is to first order. The covariance of d activations
-    takes d^2 numbers an example, so that it serves small chains of layers only; what has no rule is refused by name,
-    sums of two random tensors among it: the covariance between branches is not kept.
+    Linear operations are exact in the first two moments, others are first-order. The covariance of d activations takes
+    d^2 numbers per example, so this is for small chains of layers. Operations without a rule are refused, among them
+    sums of two random tensors, since covariances between branches are not stored.
     """
 
     name = "moments-full"
     draws = False
 
     def noisy(self, x: Tensor, var: float) -> Correlated:
-        """Return an input with independent noise: a block for every entry."""
+        """Return an input with independent noise, one block per entry."""
         blocks = torch.full((len(x), x[0].numel(), 1, 1), var, dtype=x.dtype, device=x.device)
         return Correlated(x, blocks, rules=self)
 
@@ -73,19 +73,19 @@ def rule(*names: str) -> Callable[[R], R]:
 
 
 def refused(operation: str) -> NoFullRuleError:
-    """Build the error for what has no rule."""
+    """Build the error for an operation without a rule."""
     return NoFullRuleError(FullMoments.name, operation)
 
 
 def activation(value: Any, operation: str) -> Correlated:
-    """Return the argument itself if it is a random activation; a random weight belongs into a linear layer."""
+    """Return the argument if it is a random activation; reject random weights outside linear layers."""
     if not isinstance(value, Correlated):
         raise refused(f"{operation} of a random weight")
     return value
 
 
 def check_size(like: Tensor, *shape: int) -> None:
-    """Raise before a tensor of this shape is made, if it would be too large."""
+    """Reject a tensor of this shape before it is made, if it would be too large."""
     size = torch.Size(shape).numel() * like.element_size()
     if size > LIMIT:
         text = f"a covariance of {size / 2**30:.1f} GiB, more than {LIMIT / 2**30:.0f} GiB, for {shape[0]} examples"
@@ -93,7 +93,7 @@ def check_size(like: Tensor, *shape: int) -> None:
 
 
 def whole_channels(x: Correlated) -> Tensor:
-    """Return the blocks of images (b, c, ...), each of one or several whole channels; smaller ones are joined first."""
+    """Return the blocks of images (b, c, ...) as whole channels, joining smaller blocks."""
     if x.shape[1] % x.blocks.shape[1] == 0:
         return x.blocks
     check_size(x.loc, len(x), x.loc[0].numel() ** 2)

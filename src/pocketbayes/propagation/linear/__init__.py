@@ -1,4 +1,4 @@
-"""The delta method: one backward pass gives the variance of the outputs, every correlation kept."""
+"""The delta method: the variance of the outputs, with all correlations, from one backward pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Linear(Propagation):
     exports = False
 
     def run(self, net: Network, x: Any, ask: Ask) -> Any:
-        """Run the model once forwards, and backwards once for every variance that `ask.classes` wants."""
+        """Run the model once forwards, and backwards once per variance that `ask.classes` requests."""
         call = Call.unpack(x)
         values = (*call.args, *call.kwargs.values())
         if len(values) != 1:

@@ -1,4 +1,4 @@
-"""The delta method: Var(y) = J Var(w) J^T at the mean, every correlation between weights and positions kept."""
+"""The delta method: `Var(y) = J Var(w) J^T` at the mean, with all correlations between weights and positions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from pocketbayes.propagation.linear.gradients import Pass, looped_gradient, run_
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_plan
 
 _MEMORY = 1 << 26
-"""Numbers in flight at once: 256 MB in single precision."""
+"""Largest number of values in memory: 256 MB in single precision."""
 
 _PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], TapPlan | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Linearised:
-    """The output of a network whose weights move it linearly: a Gaussian, known in part or in full.
+    """The Gaussian output of a network linearised in its weights, known in part or in full.
 
     Attributes:
         mean: The output at the mean weights, (b, c) or (b, c, ...).
-        variance: Of the outputs asked for, (b, k); of the margin, (b, 1); of every pixel's outputs, as `mean`.
-        index: Which outputs these are, (b, k); the two of the margin, (b, 2).
-        covariance: Between all outputs, (b, c, c), if asked for.
-        classes: What was asked for.
+        variance: Of the requested outputs, (b, k); of the margin, (b, 1); of outputs per pixel, as `mean`.
+        index: The requested outputs, (b, k); for the margin both, (b, 2).
+        covariance: Between all outputs, (b, c, c), if requested.
+        classes: The request.
     """
 
     mean: Tensor
@@ -44,16 +44,16 @@ class Linearised:
     classes: str
 
     def per_output(self) -> Tensor:
-        """Return a variance for every output: those not asked for take the mean of those that were."""
+        """Return a variance for every output; those not requested get the mean of the others."""
         if self.variance.shape == self.mean.shape:
             return self.variance
-        if self.classes == "margin":  # of a difference of two outputs: half of it for each
+        if self.classes == "margin":  # half of the difference's variance for each output
             return (0.5 * self.variance).expand_as(self.mean)
         rest = self.variance.mean(1, keepdim=True).expand_as(self.mean)
         return rest.scatter(1, self.index, self.variance)
 
     def gaussian(self) -> Gaussian:
-        """Return the outputs as a Gaussian, with their covariances where these are known."""
+        """Return the outputs as a Gaussian, with covariances if known."""
         if self.covariance is not None:
             return Correlated(self.mean, self.covariance[:, None])
         return Gaussian(self.mean, self.per_output())
@@ -62,21 +62,21 @@ class Linearised:
 def linearise(
     model: nn.Module, posterior: Posterior, x: Tensor, *, classes: str = "predicted", draws: int = 30, seed: int = 0
 ) -> Linearised:
-    """Compute Var(y_c) = sum_i (dy_c/dw_i)^2 var(w_i) at the mean (PBN's Eq. 6 as a predictor).
+    """Compute `Var(y_c) = sum_i (dy_c/dw_i)^2 var(w_i)` at the mean (PBN's Eq. 6 as a predictor).
 
-    Where one draw serves many weights, as in a weight-shared network, their gradients are summed before they are
-    squared; where weights are correlated, their covariance enters.
+    For weights that share a draw, as in a weight-shared network, gradients are summed before squaring; for correlated
+    weights their covariance is used.
 
     Args:
         model: A model without the weights that the posterior covers.
-        posterior: Of any storage; that of a deterministic network gives variance 0.
+        posterior: Any posterior; a deterministic one gives variance 0.
         x: Inputs (b, ...).
-        classes: The outputs whose variance is wanted: "predicted", the largest; "top-5", the five largest; "margin",
-            the difference of the two largest; "all"; or "covariance", all of them with their covariances. Each costs a
-            backward pass, so that "predicted" and "margin" cost one.
-        draws: For outputs per pixel, too many for a gradient each: directional derivatives along so many draws of the
-            weights, whose mean square estimates the variance with a relative error of sqrt(2 / draws).
-        seed: Of those draws.
+        classes: The outputs whose variance is computed: "predicted", the largest; "top-5", the five largest; "margin",
+            the difference of the two largest; "all"; or "covariance", all with their covariances. Each output costs a
+            backward pass; "predicted" and "margin" cost one.
+        draws: The number of directional derivatives along draws of the weights, for outputs per pixel, which are too
+            many for a gradient each; the relative error of the variance is sqrt(2 / draws).
+        seed: Seed of those draws.
     """
     check_classes(classes)
     with torch.inference_mode(False), torch.no_grad(), evaluating(model):
@@ -100,7 +100,7 @@ def linearise(
 def _chunk(
     model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
 ) -> tuple[Linearised, int]:
-    """Return the result for as many examples as memory holds, and their number."""
+    """Return the result for as many examples as fit memory, and their number."""
     plan = _plan(model, posterior, x)
     mean = posterior.weight_means().detach()
     gradients = 0 if plan and posterior.independent else 1
@@ -128,7 +128,7 @@ def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
 
 
 def _directions(output: Tensor, classes: str) -> tuple[list[Tensor], Tensor]:
-    """Return the combinations (b, c) of outputs whose variances are wanted, and the outputs they are of."""
+    """Return the combinations (b, c) of outputs whose variances are computed, and the outputs' indices."""
     count = output.shape[1]
     everything = torch.arange(count, device=output.device).expand_as(output)
     if classes in ("all", "covariance") or count == 1:
@@ -173,7 +173,7 @@ def _by_gradients(
 def _by_derivatives(
     model: nn.Module, posterior: Posterior, x: Tensor, output: Tensor, draws: int, seed: int, classes: str
 ) -> Linearised:
-    """Return the mean square of J (w - mean) over draws of w: for outputs too many to have a gradient each."""
+    """Estimate the variance by the mean square of J (w - mean) over draws of w, for very many outputs."""
     if classes not in ("predicted", "all"):
         raise UserError(f"classes={classes!r} needs one row of outputs per example, not outputs {tuple(output.shape)}")
     mean = posterior.weight_means().detach()
@@ -182,7 +182,7 @@ def _by_derivatives(
     for _ in range(draws):
         noise = torch.randn(posterior.noise_size, generator=generator, dtype=mean.dtype, device=mean.device)
         change = posterior.sample(noise).detach() - mean
-        with warnings.catch_warnings():  # torch scripts its own decompositions, which it warns of
+        with warnings.catch_warnings():  # torch warns about its own scripted decompositions
             warnings.simplefilter("ignore", FutureWarning)
             moved = torch.func.jvp(lambda flat: run_at(model, posterior.layout, flat, x), (mean,), (change,))[1]
         total += moved.square()

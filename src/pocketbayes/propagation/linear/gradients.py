@@ -1,4 +1,4 @@
-"""Gradients of single examples with respect to the weights, from one forward and one backward pass of a batch."""
+"""Per-example gradients with respect to the weights from one forward and one backward pass."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, ar
 from pocketbayes.propagation.linear.tied import tied_layer
 
 ENOUGH = 8
-"""Examples of which at least one moves every layer: a single one may find all units of a layer off."""
+"""Examples needed to conclude that a layer has no gradient: a single one may find all its units inactive."""
 _BLOCK = 1 << 19
-"""Numbers in the working memory of one step: what fits a processor's cache is fastest."""
+"""Values in the working memory of one step, chosen to fit a processor's cache."""
 
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}
 
 
 class Pass:
-    """One pass at the mean, from which gradients of every example can be pulled back.
+    """One pass at the mean from which per-example gradients can be computed.
 
     Attributes:
         output: The model's output, (b, ...).
-        span: Where the weights begin and end whose gradients `gradient` gives.
+        span: Start and end of the weights that `gradient` covers.
     """
 
     def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: TapPlan) -> None:
@@ -45,14 +45,14 @@ class Pass:
         self.output: Tensor = output
         self.uses = [use for use in record if use is not None]
         if len(self.uses) != len(plan.inner) or len(record) != len(self.uses):
-            raise NotTappedError("the model's flow differs from that of its first call")
+            raise NotTappedError("the model's control flow differs from that of its first call")
         self.inner, self.span = plan.inner, plan.span
 
     def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
-        """Return the gradients of sum(direction * output) of every example with respect to every use's output."""
-        edges = [use.edge for use in self.uses if use.edge is not None]  # those under no_grad have none
-        found = iter(torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True))
-        deltas = [None if use.edge is None else next(found) for use in self.uses]
+        """Return the gradients of sum(direction * output) with respect to the output of every use."""
+        edges = [use.edge for use in self.uses if use.edge is not None]  # none under no_grad
+        gradients = iter(torch.autograd.grad(self.output, edges, direction, retain_graph=keep, allow_unused=True))
+        deltas = [None if use.edge is None else next(gradients) for use in self.uses]
         for use in self.uses:
             if use.version != use.call.input._version:
                 name = self.layout.slots[use.slot].name
@@ -66,7 +66,7 @@ class Pass:
         return deltas
 
     def variance(self, direction: Tensor, keep: bool = False) -> Tensor:
-        """Compute sum_i (dy/dw_i)^2 var(w_i), (b,), for weights drawn independently."""
+        """Compute `sum_i (dy/dw_i)^2 var(w_i)`, (b,), for independent weights."""
         total = self.output.new_zeros(self.examples)
         views = self.layout.views(self.posterior.held_moments()[1].detach().square())
         by_slot: dict[int, list[tuple[int, Tensor]]] = {}
@@ -96,7 +96,7 @@ class Pass:
         return total
 
     def gradient(self, direction: Tensor, keep: bool = False) -> Tensor:
-        """Return the gradients themselves, with respect to the weights from `span[0]` to `span[1]`."""
+        """Return the gradients with respect to the weights from `span[0]` to `span[1]`."""
         first, last = self.span
         flat = self.output.new_zeros(self.examples, last - first)
         for slot, part, values in self._parts(direction, keep):
@@ -108,18 +108,18 @@ class Pass:
         sums = self.output.new_zeros(self.examples, size)
         for rows, number in self._by_slot(direction, keep):
             slot = self.layout.slots[number]
-            own = index[slot.start : slot.stop]
+            entries = index[slot.start : slot.stop]
             if rows.flat is not None and number == rows.use.weight:
-                layer = tied_layer(self.posterior, number, own.view(slot.shape), size)
+                layer = tied_layer(self.posterior, number, entries.view(slot.shape), size)
                 if layer is not None:
                     sums += layer.sums(*rows.flat)
                     continue
             for part, values in rows.parts(number):
-                sums[part].scatter_add_(1, own.expand_as(values), values)
+                sums[part].scatter_add_(1, entries.expand_as(values), values)
         return sums
 
     def _parts(self, direction: Tensor, keep: bool) -> Iterator[tuple[Slot, slice, Tensor]]:
-        """Yield the gradients of some examples with respect to one slot's weight at a time."""
+        """Yield gradients for blocks of examples, slot by slot."""
         for rows, number in self._by_slot(direction, keep):
             for part, values in rows.parts(number):
                 yield self.layout.slots[number], part, values
@@ -133,7 +133,7 @@ class Pass:
 
 
 class _Rows:
-    """A use's inputs and output gradients, sorted by example: dy/dW = sum over rows of delta input^T."""
+    """A use's inputs and output gradients by example: `dy/dW = sum over rows of delta input^T`."""
 
     def __init__(self, use: Use, delta: Tensor, examples: int, inner: int) -> None:
         self.use = use
@@ -150,18 +150,18 @@ class _Rows:
 
     @property
     def flat(self) -> tuple[Tensor, Tensor] | None:
-        """Output gradients and inputs, if each example has one row: then (dy/dW)^2 factorises."""
+        """Output gradients and inputs if each example has one row, so that (dy/dW)^2 factorises."""
         return (self.delta[:, 0], self.input[:, 0]) if self.use.op is F.linear and self.input.shape[1] == 1 else None
 
     def parts(self, slot: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the gradients of some examples at a time, in the weight's own order."""
+        """Yield gradients for blocks of examples, in the weight's order."""
         step = max(1, _BLOCK // self.work(slot))
         for start in range(0, len(self.input), step):
             part = slice(start, start + step)
             yield part, self.restored(slot, part)
 
     def work(self, slot: int) -> int:
-        """Return numbers that the gradient of one example takes on its way."""
+        """Return the number of intermediate values for the gradient of one example."""
         weight = self.use.call.weight
         if slot != self.use.weight:
             return self.delta[0].numel()
@@ -180,13 +180,13 @@ class _Rows:
         return self._any(part)
 
     def order(self, weight: Tensor) -> Tensor:
-        """Return a tensor in the weight's shape, flat in the order of `gradient`."""
+        """Flatten a tensor of the weight's shape in the order of `gradient`."""
         if self.use.op not in _CONVOLUTIONS:
             return weight.flatten()
         return weight.movedim(1, -1).flatten()  # convolutions: channels last
 
     def restored(self, slot: int, part: slice) -> Tensor:
-        """Return (examples, size) in the weight's own order."""
+        """Return (examples, size) in the weight's order."""
         gradient = self.gradient(slot, part)
         if slot != self.use.weight or self.use.op not in _CONVOLUTIONS:
             return gradient
@@ -195,7 +195,7 @@ class _Rows:
 
     @cached_property
     def _windows(self) -> tuple[Tensor, Tensor]:
-        """A convolution's output gradients (examples, rows..., features) and, as a view, the patches they belong to."""
+        """A convolution's output gradients (examples, rows..., features) and, as a view, their input patches."""
         weight, axes = self.use.call.weight, _CONVOLUTIONS[self.use.op]
         kernel = weight.shape[2:]
         stride, dilation, pads = _geometry(self.use.settings, kernel, axes)
@@ -208,7 +208,7 @@ class _Rows:
         return delta, x.as_strided(shape, (*steps[:2], *moves, *taps, steps[-1]))
 
     def _convolution(self, part: slice) -> Tensor:
-        """Patch of the input times the output's gradient, positions summed."""
+        """Multiply input patches by the output's gradient and sum over positions."""
         delta, patches = (x[part] for x in self._windows)
         groups = int(self.use.settings.get("groups", 1))
         inputs = self.use.call.weight[0].numel()
@@ -223,7 +223,7 @@ class _Rows:
         return torch.einsum("brgo,brkgi->bgoki", left, right).flatten(1)
 
     def _any(self, part: slice) -> Tensor:
-        """Differentiate the operation itself: transposed and three-dimensional convolutions."""
+        """Differentiate the operation itself, for transposed and three-dimensional convolutions."""
         weight = self.use.call.weight.as_subclass(torch.Tensor)
 
         def one(x: Tensor, delta: Tensor) -> Tensor:
@@ -235,9 +235,9 @@ class _Rows:
 
 
 def _depthwise(delta: Tensor, patches: Tensor) -> Tensor:
-    """Sum output gradient times input over positions, one place of the kernel after the other.
+    """Sum output gradient times input over positions, for one kernel element after the other.
 
-    Patches are views of the input: unfolding them would copy it as often as the kernel has places.
+    Patches are views of the input; unfolding them would copy it once per kernel element.
     """
     axes = delta.ndim - 2
     kernel = patches.shape[1 + axes : -1]
@@ -250,7 +250,7 @@ def _depthwise(delta: Tensor, patches: Tensor) -> Tensor:
 
 
 def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> tuple[list[int], list[int], list[int]]:
-    """Return stride, dilation, and the padding as F.pad takes it."""
+    """Return stride, dilation, and padding in the format of F.pad."""
 
     def each(value: Any) -> list[int]:
         values = list(value) if isinstance(value, (tuple, list)) else [value]
@@ -269,7 +269,7 @@ def _geometry(settings: Mapping[str, Any], kernel: Sequence[int], axes: int) -> 
 
 
 def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction: Tensor) -> Tensor:
-    """Return the gradients (b, n), one example after the other: for models that nothing else covers."""
+    """Return the gradients (b, n) one example after the other, for models that `Pass` does not cover."""
     rows = []
     mean = posterior.weight_means().detach()
     for example, row in zip(x.split(1), direction.split(1)):
@@ -285,16 +285,16 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
 
 
 def _warn_of_no_gradient(name: str) -> None:
-    """Report that a weight's uncertainty is lost."""
+    """Warn that a weight's uncertainty is ignored."""
     warnings.warn(
-        f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparing, detach "
-        "and no_grad stop it): its uncertainty is left out; use propagation='sample'",
+        f"propagation='linear' finds no gradient of the output with respect to {name!r} (rounding, comparison, detach "
+        "and no_grad stop it), so its uncertainty is ignored: use propagation='sample'",
         stacklevel=2,
     )
 
 
 def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
-    """Return the model's output with the weights of a given vector (n,), a differentiable function of it."""
+    """Run the model with the weights of a vector (n,), differentiably."""
     with weights_in_place(model, layout.by_site(layout.views(flat))):
         output: Tensor = call_model(model, x)
     return output

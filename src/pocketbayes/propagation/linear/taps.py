@@ -1,4 +1,4 @@
-"""The linear operations that selected weights take part in, seen in one pass of a model that knows nothing of it."""
+"""Recording of the linear operations on selected weights during a pass of an unmodified model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Use:
     Attributes:
         op: The operation.
         call: Its arguments.
-        settings: What it took beside input, weight and bias.
-        weight: The slot of its weight, if that is selected.
-        bias: The slot of its bias, if that is selected.
-        version: How often its input had been changed in place.
-        edge: Where in the graph the gradient of its output arrives; None without gradients.
-        output: What it gave, without gradients; with them None, for the graph keeps what it needs.
+        settings: Its arguments other than input, weight and bias.
+        weight: The slot of its weight, if selected.
+        bias: The slot of its bias, if selected.
+        version: The version counter of its input.
+        edge: The graph edge of its output's gradient; None without gradients.
+        output: Its output; None with gradients, since the graph keeps what it needs.
     """
 
     op: Op
@@ -51,13 +51,13 @@ class Use:
     @property
     def slot(self) -> int:
         """The slot of its weight, or else of its bias."""
-        found = self.weight if self.weight is not None else self.bias
-        assert found is not None, "a use is recorded by one of them"
-        return found
+        slot = self.weight if self.weight is not None else self.bias
+        assert slot is not None, "a use is recorded by one of them"
+        return slot
 
     @property
     def batch(self) -> int:
-        """Entries along the axes before the features: examples, times windows or tokens."""
+        """The number of rows: examples times windows or tokens."""
         return math.prod(self.call.input.shape[: self.call.feature_axis])
 
 
@@ -86,7 +86,7 @@ class _Tap(torch.Tensor):
         edge = None
         if torch.is_grad_enabled():
             _keep_format(call.input)
-            if not result.requires_grad:  # the first layer; a copy follows, for nothing may change a leaf in place
+            if not result.requires_grad:  # the first layer; cloned, since a leaf must not change in place
                 result.requires_grad_()
                 edge = get_gradient_edge(result)
                 result = result.clone()
@@ -100,7 +100,7 @@ class _Tap(torch.Tensor):
 
 
 def _keep_format(x: Tensor) -> None:
-    """Have the gradient of a channels-last tensor come in that format too: mixed formats cost ten times as much."""
+    """Keep the gradient of a channels-last tensor in that format, since mixed formats cost ten times as much."""
     last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     if last and x.requires_grad:
         x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
@@ -108,14 +108,14 @@ def _keep_format(x: Tensor) -> None:
 
 @dataclass(frozen=True)
 class TapPlan:
-    """How the batch lies in the inputs of each use, and what a pass costs.
+    """The layout of the batch in each use's input, and the cost of a pass.
 
     Attributes:
-        slots: Those with random weights: only where these are used gradients are wanted.
-        span: The first position of these slots in the flat vector, and the one after the last.
-        inner: Per use, the entries along the batch axes that follow the one of the examples.
-        channels_last: Whether the model runs in that memory format, which is the fastest for convolutions.
-        size: Numbers that an example leaves behind in a pass.
+        slots: The slots with random weights, the only ones that need gradients.
+        span: Start and end of these slots in the flat vector.
+        inner: Per use, the number of rows along the batch axes after the axis of examples.
+        channels_last: Whether the model runs in that memory format, the fastest for convolutions.
+        size: Values stored per example in a pass.
     """
 
     slots: tuple[int, ...]
@@ -128,10 +128,7 @@ class TapPlan:
 def tapped_pass(
     model: nn.Module, layout: Layout, mean: Tensor, x: ModelInput, slots: Collection[int]
 ) -> tuple[Any, list[Use | None]]:
-    """Return the model's output at the mean, and the linear operations on these slots in order.
-
-    None stands for a use of another kind.
-    """
+    """Return the output at the mean, and the linear operations on these slots in order; None for other uses."""
     record: list[Use | None] = []
     weights = layout.views(mean.detach())
     for number in slots:
@@ -142,7 +139,7 @@ def tapped_pass(
 
 
 def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan | None:
-    """Follow one example of three through the model: NaN in it shows which rows of every layer's input are its own.
+    """Find which rows of every layer's input belong to an example, by NaN in one example of three.
 
     Returns:
         The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
@@ -157,24 +154,21 @@ def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan 
         with torch.no_grad():
             try:
                 _, record = tapped_pass(model, layout, mean, arranged(three, channels_last), slots)
-            except RuntimeError:  # such as view(), which wants its own memory format
+            except RuntimeError:  # for example view() in the wrong memory format
                 continue
         inner = [None if use is None else _inner(use) for use in record]
         if not inner or None in inner:
             return None
         size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
         span = layout.slots[slots[0]].start, layout.slots[slots[-1]].stop
-        # The order serves gradients of convolutions; without these it only makes the pass slower.
+        # channels_last helps gradients of convolutions only; without them it slows the pass down.
         convolves = any(use is not None and use.op is not F.linear for use in record)
         return TapPlan(slots, span, tuple(i for i in inner if i is not None), channels_last and convolves, size)
     return None
 
 
 def _inner(use: Use) -> int | None:
-    """Return the batch axes of a layer's input, read as (outer, 3, inner).
-
-    The one `inner` that explains where NaN is.
-    """
+    """Return the only `inner` with which batch axes of shape (outer, 3, inner) explain the positions of NaN."""
     lead = use.call.input.shape[: use.call.feature_axis]
     rows = use.call.input.reshape(math.prod(lead), -1).isnan().any(1).nonzero().flatten()
     if use.batch % 3 or not rows.numel():
@@ -189,4 +183,4 @@ def _inner(use: Use) -> int | None:
 
 def arranged(x: Tensor, channels_last: bool) -> Tensor:
     """Return the input in the memory format of the plan."""
-    return x.to(memory_format=torch.channels_last) if channels_last else x  # contiguous() leaves one channel as it is
+    return x.to(memory_format=torch.channels_last) if channels_last else x  # contiguous() ignores a single channel

@@ -1,4 +1,4 @@
-"""Gradients of weights that copy entries of a table, summed by entry without the gradients themselves."""
+"""Sums of gradients over weights that copy the same table entry, without the individual gradients."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.csr import Pattern
 
 MAX_PAIRS = 0.25
-"""The most pairs of an output and an entry, per weight, with which two sparse products are the faster way."""
+"""Largest number of (output, entry) pairs per weight for which two sparse products are faster."""
 _BLOCK = 1 << 22
-"""Numbers in flight at once: 16 MB in single precision."""
+"""Largest number of values in memory: 16 MB in single precision."""
 
 
 class TiedLayer:
-    """A linear layer's weights W_oi, each a copy of the entry `index[o, i]` of a table.
+    """A linear layer whose weight W_oi copies entry `index[o, i]` of a table.
 
-    With output gradients d and inputs a of an example, the sum over the weights that copy entry k of d_o a_i is
-    `sum_o d_o (sum_i a_i)`, the inner sum over the inputs that output o has with this entry: two products with sparse
-    matrices of ones, for all examples at once.
+    With output gradients d and inputs a of an example, the gradient of entry k is `sum_o d_o (sum_i a_i)`, where the
+    inner sum runs over inputs i with `index[o, i] = k`: two products with sparse matrices of ones for all examples.
     """
 
     def __init__(self, index: Tensor, size: int) -> None:
@@ -51,7 +50,7 @@ class TiedLayer:
 
 
 def _ones(shape: tuple[int, int], counts: Tensor, columns: Tensor) -> Tensor:
-    """Return a sparse matrix of ones, given how many are in each row, and their columns."""
+    """Return a sparse matrix of ones from the counts per row and the columns."""
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
     return Pattern(shape, starts, columns.int()).matrix(torch.ones(len(columns), device=columns.device))
 
@@ -60,7 +59,7 @@ _LAYERS: WeakKeyDictionary[Posterior, dict[int, TiedLayer]] = WeakKeyDictionary(
 
 
 def tied_layer(posterior: Posterior, slot: int, index: Tensor, size: int) -> TiedLayer | None:
-    """Return the layer of a slot, made once for these entries; None where it would not be faster, or not on a CPU."""
+    """Return the cached layer of a slot; None if it would not be faster, or not on a CPU."""
     if index.device.type != "cpu":
         return None
     known = _LAYERS.setdefault(posterior, {})

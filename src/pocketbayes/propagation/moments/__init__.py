@@ -1,4 +1,4 @@
-"""Moment propagation (VDP++): a rule per operation for mean and variance, and a refusal by name where there is none."""
+"""Moment propagation (VDP++): a rule per operation for mean and variance; others are refused by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pocketbayes.propagation.moments.table import MomentRules, NoRuleError, regi
 
 MOMENTS = MomentRules("moments")
 MOMENTS_EXACT = MomentRules("moments-exact", EXACT)
-"""ReLU, leaky ReLU and GELU with the moments of a Gaussian input in place of the first-order ones."""
+"""ReLU, leaky ReLU and GELU with exact moments of a Gaussian input instead of first-order ones."""
 
 
 class Moments(Ruled):

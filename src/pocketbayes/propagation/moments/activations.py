@@ -1,4 +1,4 @@
-"""Elementwise functions to first order: mean f(m), variance v f'(m)^2."""
+"""First-order rules of elementwise functions: mean f(m), variance v f'(m)^2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pocketbayes.propagation.moments.arithmetic import product_variance
 from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, changeable, handles, in_place, mean_of, rule
 
 PART = 1 << 18
-"""Entries of a part where a function is taken by parts."""
+"""Entries per part when a function is evaluated in parts."""
 Slope = Callable[..., Tensor]
 """f'(m), from m and the function's other arguments."""
 
@@ -27,7 +27,7 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
     place = _place_of_inplace(function)
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Gaussian:
-        if place is not None and len(args) > place:  # a tracer hands over what eager mode names
+        if place is not None and len(args) > place:  # tracers pass keyword arguments by position
             args, kwargs = args[:place], {**kwargs, "inplace": args[place]}
         if kwargs.pop("inplace", False):
             return _changed(propagate, function)(input, *args, **kwargs)
@@ -40,7 +40,7 @@ def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
 
 
 def _place_of_inplace(function: Callable[..., Any]) -> int | None:
-    """Return the place of `inplace` among the arguments that follow the input; None for functions without it."""
+    """Return the position of `inplace` among the arguments after the input, or None."""
     named = getattr(F, getattr(function, "__name__", ""), None)
     if not inspect.isfunction(named):
         return None
@@ -49,9 +49,9 @@ def _place_of_inplace(function: Callable[..., Any]) -> int | None:
 
 
 def _first_order(input: Gaussian, slope: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the variance v f'(m)^2; without gradients by parts, so that what f' is made of takes little memory."""
+    """Return the variance v f'(m)^2, in parts without gradients, to save memory for intermediates of f'."""
     loc, var = input.loc, input.variance
-    whole = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a tracer must not decide by the batch's size
+    whole = torch.compiler.is_compiling() or torch.is_grad_enabled()  # traces must not depend on the batch size
     if whole or (parts := loc.numel() // PART) < 2:
         return var * slope(loc).square()
     result = torch.empty_like(loc)
@@ -66,12 +66,12 @@ def _changed(propagate: Rule, function: Callable[..., Any]) -> Callable[..., Gau
 
 
 def normal_density(x: Tensor) -> Tensor:
-    """Compute phi(x), the standard normal density; cut at 1e-35, for what is smaller slows a processor down tenfold."""
+    """Compute phi(x), the standard normal density, at least 1e-35, since subnormal numbers are ten times slower."""
     return torch.exp((-0.5 * x * x).clamp_min(-80)) * (1 / math.sqrt(2 * math.pi))
 
 
 def normal_cdf(x: Tensor) -> Tensor:
-    """Compute Phi(x), the standard normal distribution, by erfc: torch.special.ndtr loses the lower tail in float32."""
+    """Compute Phi(x), the standard normal CDF, by erfc, since torch.special.ndtr loses the lower tail in float32."""
     return 0.5 * torch.erfc((-math.sqrt(0.5) * x).clamp_max(8.5))
 
 
@@ -85,7 +85,7 @@ def gelu_slope(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def silu_slope(x: Tensor) -> Tensor:
-    """Compute S(x) (1 + x (1 - s(x))) with s the logistic function."""
+    """Compute `s(x) (1 + x (1 - s(x)))` with s the logistic function."""
     gate = torch.sigmoid(x)
     return gate * (1 + x * (1 - gate))
 
@@ -157,7 +157,7 @@ SLOPES: dict[str, Slope] = {
     "cos": lambda x: -torch.sin(x),
     "erf": lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square()),
 }
-"""f' by the name of f. Where f has a kink, f' is what autograd takes."""
+"""f' by the name of f, with autograd's choice at kinks."""
 
 for _name, _slope in SLOPES.items():
     _function = getattr(torch, _name, None) or getattr(F, _name)
@@ -167,14 +167,14 @@ for _name, _slope in SLOPES.items():
 
 
 def where_positive(var: Tensor, mean: Tensor) -> Tensor:
-    """Return the variance where the mean is positive, else 0; a product with a mask takes four times as long."""
+    """Return the variance where the mean is positive, else 0, four times faster than multiplying by a mask."""
     result: Tensor = torch.ops.aten.threshold_backward(var, mean, 0)
     return result
 
 
 @rule("relu")
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
-    """Return variance where the mean is positive."""
+    """Apply ReLU: the variance passes where the mean is positive."""
     if inplace:
         return relu_(input)
     return Gaussian(input.loc.relu(), where_positive(input.variance, input.loc))
@@ -204,7 +204,7 @@ def prelu(input: Any, weight: Any) -> Gaussian:
 
 @rule("pow", "__pow__", ops=(operator.pow,))
 def power(input: Any, exponent: Any) -> Gaussian:
-    """Return variance (k m^(k-1))^2 v; the exponent, or the base, is a plain number or tensor."""
+    """Raise to a power: variance `(k m^(k-1))^2 v`; either exponent or base must not be random."""
     if isinstance(exponent, Gaussian):
         return rpower(exponent, input)
     slope = exponent * torch.pow(input.loc, exponent - 1)
@@ -213,7 +213,7 @@ def power(input: Any, exponent: Any) -> Gaussian:
 
 @rule("__rpow__")
 def rpower(input: Gaussian, base: Any) -> Gaussian:
-    """Compute Base^x: variance (log(base) base^m)^2 v."""
+    """Compute base^x: variance `(log(base) base^m)^2 v`."""
     if isinstance(base, Gaussian):
         raise NoRuleError("moments", "pow of two random tensors")
     mean = torch.pow(base, input.loc)
@@ -222,7 +222,7 @@ def rpower(input: Gaussian, base: Any) -> Gaussian:
 
 
 def dropout(noise: Callable[..., Tensor]) -> Rule:
-    """Return the rule of a kind of dropout: what stays of the input, as drawn, is a factor that is not random."""
+    """Return the rule of a kind of dropout, whose drawn mask is a constant factor."""
 
     def propagate(input: Gaussian, p: float = 0.5, training: bool = True, inplace: bool = False) -> Gaussian:
         if not training or p == 0:

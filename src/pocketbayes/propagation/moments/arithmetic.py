@@ -1,4 +1,4 @@
-"""Sums and products of random tensors, entries taken as independent."""
+"""Sums and products of random tensors with independent entries."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ def linear(op: Callable[..., Tensor]) -> Rule:
 
 
 def product_variance(run: Callable[..., Tensor], one: Any, two: Any, *extra: Tensor | None) -> Tensor:
-    """Return variance of a sum of products of independent entries.
-
-    M1^2 v2 + v1 m2^2 + v1 v2, summed as `run` sums products.
+    """Return the variance of a sum of products: `m1^2 v2 + v1 m2^2 + v1 v2`, summed as `run` sums products.
 
     Args:
         run: (one, two, *extra) -> sum of products + extra.
         one: A factor, random or not.
         two: The other factor.
-        *extra: The variance of what `run` adds, or None, where `run` adds anything.
+        *extra: The variance of what `run` adds, or None.
     """
     if isinstance(two, Gaussian):
         mean = mean_of(one)
@@ -82,25 +80,25 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Gaussian
 
 @rule("__rdiv__", "__rtruediv__")
 def rdiv(input: Gaussian, other: Any) -> Gaussian:
-    """Return the quotient, its operands swapped."""
+    """Divide with swapped operands."""
     return div(other, input)
 
 
 @rule("matmul", "bmm", "mm", "mv", "dot", "__matmul__")
 def matmul(input: Any, other: Any) -> Gaussian:
-    """Sum of products: mean m1 m2, variance m1^2 v2 + v1 m2^2 + v1 v2 under the same sums."""
+    """Multiply matrices: mean `m1 m2`, variance `m1^2 v2 + v1 m2^2 + v1 v2`."""
     return Gaussian(torch.matmul(mean_of(input), mean_of(other)), product_variance(torch.matmul, input, other))
 
 
 @rule("__rmatmul__")
 def rmatmul(input: Any, other: Any) -> Gaussian:
-    """Return the product, its operands swapped."""
+    """Multiply with swapped operands."""
     return matmul(other, input)
 
 
 @rule("einsum")
 def einsum(equation: str, *operands: Any) -> Gaussian:
-    """Sum of products of two tensors, or a rearrangement of one."""
+    """Sum products of two tensors, or rearrange one."""
     factors = operands[0] if len(operands) == 1 and isinstance(operands[0], (list, tuple)) else operands
     if len(factors) > 2:
         raise NoRuleError("moments", "einsum of more than two tensors")
@@ -117,20 +115,20 @@ def einsum(equation: str, *operands: Any) -> Gaussian:
 
 @rule("addmm", "baddbmm")
 def addmm(input: Any, one: Any, two: Any, *, beta: float = 1, alpha: float = 1) -> Gaussian:
-    """Beta input + alpha (one @ two)."""
+    """Compute beta input + alpha (one @ two)."""
     product = matmul(one, two) if isinstance(one, Gaussian) or isinstance(two, Gaussian) else torch.matmul(one, two)
     return add(scaled(input, beta), scaled(product, alpha))
 
 
 @rule("addcmul")
 def addcmul(input: Any, one: Any, two: Any, *, value: float = 1) -> Gaussian:
-    """Compute Input + value * one * two."""
+    """Compute input + value * one * two."""
     product = mul(one, two) if isinstance(one, Gaussian) or isinstance(two, Gaussian) else one * two
     return add(input, product, alpha=value)
 
 
 def scaled(x: Any, factor: float) -> Any:
-    """Factor * x."""
+    """Compute factor * x."""
     return Gaussian(x.loc * factor, x.variance * factor**2) if isinstance(x, Gaussian) else x * factor
 
 
@@ -139,7 +137,7 @@ def scaled(x: Any, factor: float) -> Any:
 
 @rule("add", "__add__", "__radd__")
 def add(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Return means add, variances add: the covariance of the two is ignored, but x + x is 2 x."""
+    """Add means and variances, ignoring covariances, except that x + x is 2 x."""
     if input is other:
         return scaled(input, 1 + alpha)  # type: ignore[no-any-return]
     mean = mean_of(input) + (mean_of(other) if alpha == 1 else alpha * mean_of(other))
@@ -150,31 +148,31 @@ def _sum_of_variances(input: Any, other: Any, alpha: float, mean: Tensor) -> Ten
     if isinstance(input, Gaussian) and isinstance(other, Gaussian):
         return torch.add(input.variance, other.variance, alpha=alpha**2)
     var = input.variance if isinstance(input, Gaussian) else other.variance * alpha**2
-    # A copy: an operation in place on the sum must not change the variance of the term.
+    # Copy, since an in-place operation on the sum must not change the variance of the term.
     return var.clone() if var.shape == mean.shape else var.expand(mean.shape).contiguous()
 
 
 @rule("sub", "subtract", "__sub__")
 def sub(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Return means subtract, variances add."""
+    """Subtract means and add variances."""
     return add(input, other, alpha=-alpha)
 
 
 @rule("rsub", "__rsub__")
 def rsub(input: Any, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Return the difference, its operands swapped."""
+    """Subtract with swapped operands."""
     return sub(other, scaled(input, alpha))
 
 
 @rule("neg", "negative", "__neg__")
 def neg(input: Gaussian) -> Gaussian:
-    """Return mean -m, the same variance."""
+    """Negate the mean and keep the variance."""
     return Gaussian(-input.loc, input.variance.clone())
 
 
 @rule("sum")
 def sum_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Gaussian:
-    """Return means add, variances add."""
+    """Sum means and variances."""
     return Gaussian(
         torch.sum(input.loc, dim, keepdim, dtype=dtype), torch.sum(input.variance, dim, keepdim, dtype=dtype)
     )
@@ -182,7 +180,7 @@ def sum_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torc
 
 @rule("mean")
 def mean_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Gaussian:
-    """Average: the mean of means; variance `mean(v) / n`."""
+    """Average the means, with variance `mean(v) / n`."""
     mean = torch.mean(input.loc, dim, keepdim, dtype=dtype)
     count = input.loc.numel() // max(mean.numel(), 1)
     return Gaussian(mean, torch.mean(input.variance, dim, keepdim, dtype=dtype) / count)
@@ -193,7 +191,7 @@ def mean_(input: Gaussian, dim: Any = None, keepdim: bool = False, *, dtype: tor
 
 @rule("add_", "__iadd__", ops=(operator.iadd,))
 def add_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Residual sums in place, without a copy: nothing that autograd saved changes."""
+    """Add in place without a copy, as in residual sums; nothing that autograd saved changes."""
     target = changeable(x, "add_")
     if other is x:
         return _mul_(x, 1 + alpha)
@@ -205,7 +203,7 @@ def add_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
 
 @rule("sub_", "__isub__", ops=(operator.isub,))
 def sub_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
-    """Return a difference in place."""
+    """Subtract in place."""
     return add_(x, other, alpha=-alpha)
 
 

@@ -1,4 +1,4 @@
-"""Softmax and attention: products of random tensors, composed of simpler rules."""
+"""Softmax and attention, composed of simpler rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pocketbayes.propagation.moments.table import RULES, Rule, mean_of, rule
 
 @rule("softmax")
 def softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Gaussian:
-    """Return probabilities p of the means; variance J^2 v = p_i^2 ((1 - 2 p_i) v_i + sum_j p_j^2 v_j)."""
+    """Apply softmax to the means, with variance `J^2 v = p_i^2 ((1 - 2 p_i) v_i + sum_j p_j^2 v_j)`."""
     probs = torch.softmax(input.loc, dim, dtype=dtype)
     squares = probs.square()
     spread = (squares * input.variance).sum(dim, keepdim=True)
@@ -27,7 +27,7 @@ def softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype 
 
 @rule("log_softmax")
 def log_softmax(input: Gaussian, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Gaussian:
-    """Return variance (1 - 2 p_i) v_i + sum_j p_j^2 v_j."""
+    """Apply log-softmax, with variance `(1 - 2 p_i) v_i + sum_j p_j^2 v_j`."""
     mean = torch.log_softmax(input.loc, dim, dtype=dtype)
     probs = mean.exp()
     spread = (probs.square() * input.variance).sum(dim, keepdim=True)
@@ -46,7 +46,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Gaussian:
-    """Compute softmax(q k^T / sqrt(d) + mask) v, each product and the softmax by their own rules."""
+    """Compute `softmax(q k^T / sqrt(d) + mask) v` by the rules of product and softmax."""
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (_apply(torch.Tensor.repeat_interleave, x, groups, -3) for x in (key, value))
@@ -75,7 +75,7 @@ def _apply(op: Op, x: Any, *args: Any) -> Any:
 
 
 def _mask(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Return what is added to the scores: -inf where a key may not be seen."""
+    """Return the additive mask of the scores, -inf for masked keys."""
     if is_causal:
         size = query.shape[-2], key.shape[-2]
         mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
@@ -88,9 +88,9 @@ UNTRACEABLE = "its moments are found step by step, which torch's tracer cannot f
 
 
 def step_by_step(function: Any) -> Rule:
-    """Return the rule of a function that torch writes in Python: its own code, each step inside meeting its own rule.
+    """Return a rule that runs a Python function of torch step by step, so that each operation uses its own rule.
 
-    torch's tracer does not look up rules inside a rule and would lose the variance: it is told to refuse.
+    torch's tracer does not look up rules inside a rule and would lose the variance, so tracing is refused.
     """
     no = {name: lambda *_: False for name in function.__globals__ if name.startswith("has_torch_function")}
     names = {**function.__globals__, **no}
@@ -105,6 +105,6 @@ def step_by_step(function: Any) -> Rule:
 
 
 COMPOSED: dict[Op, Rule] = {op: step_by_step(op) for op in (F.multi_head_attention_forward, F.local_response_norm)}
-"""Functions that are made of others, by their own code."""
+"""Functions composed of others, run by their own code."""
 
 RULES.update(COMPOSED)

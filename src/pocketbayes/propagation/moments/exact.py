@@ -1,4 +1,4 @@
-"""Activations whose mean and variance under a Gaussian input are known: ReLU, leaky ReLU, GELU."""
+"""Activations with exact mean and variance under a Gaussian input: ReLU, leaky ReLU, GELU."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ EXACT: dict[Op, Rule] = {}
 def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and variance of `max(x, 0)`, and `P(x > 0)`, for `x ~ N(mean, var)`.
 
-    With z = m / s: mean s (z Phi + phi); variance v (Phi + z^2 Phi Q + z phi (Q - Phi) - phi^2), Q = 1 - Phi: no
-    difference of large squares is left, so that it holds in single precision too.
+    With z = m / s and Q = 1 - Phi: mean `s (z Phi + phi)`, variance `v (Phi + z^2 Phi Q + z phi (Q - Phi) - phi^2)`,
+    which avoids differences of large squares and is accurate in single precision.
     """
-    std = (var + torch.finfo(var.dtype).tiny ** 0.5).sqrt()  # at std 0 the sign of the mean decides
-    z = (mean / std).clamp(-9, 9)  # beyond it all is decided too
+    std = (var + torch.finfo(var.dtype).tiny ** 0.5).sqrt()  # at std 0 only the sign of the mean matters
+    z = (mean / std).clamp(-9, 9)  # beyond 9 the probabilities are 0 or 1
     below, above, density = normal_cdf(-z), normal_cdf(z), normal_density(z)
     unit = above + z.square() * above * below + z * density * (below - above) - density.square()
     return mean * above + std * density, var * unit.clamp_min(0), above
 
 
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
-    """Return moments of a rectified Gaussian."""
+    """Apply ReLU with the moments of a rectified Gaussian."""
     if inplace:
         return relu_(input)
     mean, var, _ = relu_moments(input.loc, input.variance)
@@ -37,7 +37,7 @@ def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
 
 
 def leaky_relu(input: Gaussian, negative_slope: float = 0.01, inplace: bool = False) -> Gaussian:
-    """Return a x + (1 - a) relu(x), with Cov(x, relu(x)) = v P(x > 0)."""
+    """Apply leaky ReLU, `a x + (1 - a) relu(x)`, with `Cov(x, relu(x)) = v P(x > 0)`."""
     if inplace:
         return leaky_relu_(input, negative_slope)
     mean, var, positive = relu_moments(input.loc, input.variance)
@@ -52,7 +52,7 @@ _LEGENDRE = (
     (0.283302302935376, 0.134633359654998),
     (0.425562830509184, 0.147762112357376),
 )
-"""Gauss-Legendre nodes and weights on [0, 1], the other half mirrored: ten points leave 1e-9 of the integral."""
+"""Half of the Gauss-Legendre nodes and weights on [0, 1]; ten points have an error of 1e-9."""
 
 
 class _OwensT(torch.autograd.Function):
@@ -86,10 +86,10 @@ def owens_t(h: Tensor, a: Tensor) -> Tensor:
 def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and variance of `x Phi(x)` for `x ~ N(mean, var)`.
 
-    By Stein's lemma, with c = 1 + v, A = E Phi^2, B = E Phi phi, C = E phi^2 and D = E x Phi phi = (m B + v C) / c:
-    E x^2 Phi^2 = (m^2 + v) A + 2 m v B + 2 v D. A = Phi(h) - 2 T(h, 1 / sqrt(1 + 2 v)) at h = m / sqrt(c), T being
-    Owen's function. Where the variance is small beside the mean's square the difference from the mean's square would be
-    rounding noise; there it is v f'^2 + v^2 (f''^2 / 2 + f' f''').
+    By Stein's lemma, with c = 1 + v, A = E Phi^2, B = E Phi phi, C = E phi^2 and D = E x Phi phi = (m B + v C) / c: E
+    x^2 Phi^2 = (m^2 + v) A + 2 m v B + 2 v D. A = Phi(h) - 2 T(h, 1 / sqrt(1 + 2 v)) at h = m / sqrt(c), T being Owen's
+    function. Where the variance is small compared with the squared mean this would be rounding noise, and `v f'^2 + v^2
+    (f''^2 / 2 + f' f''')` is used.
     """
     scale = torch.rsqrt(1 + var)
     h = mean * scale
@@ -109,7 +109,7 @@ def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gelu(input: Gaussian, approximate: str = "none") -> Gaussian:
-    """Return moments of GELU in its exact form."""
+    """Apply exact GELU."""
     if approximate != "none":
         raise NoRuleError("moments-exact", f"gelu with approximate={approximate!r}")
     return Gaussian(*gelu_moments(input.loc, input.variance))

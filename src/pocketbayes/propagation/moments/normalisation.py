@@ -1,4 +1,4 @@
-"""Normalisation: the statistics are those of the means, and constants to the variance that passes."""
+"""Normalisation by the statistics of the means, which are constants for the variance."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pocketbayes.propagation.moments.table import NoRuleError, rule
 
 
 def _checked(name: str, input: Any, *parameters: Any) -> Gaussian:
-    """Return the random input; random parameters of a normalisation are refused."""
+    """Return the random input; reject random parameters."""
     if not isinstance(input, Gaussian) or any(isinstance(parameter, Gaussian) for parameter in parameters):
         raise NoRuleError("moments", f"{name} with random parameters")
     return input
 
 
 def _spread(mean: Tensor, axes: list[int]) -> Tensor:
-    """Return the variance of the means along the axes; torch.var takes five to ten times as long."""
+    """Return the variance of the means along the axes, five to ten times faster than torch.var."""
     centred = mean - mean.mean(axes, keepdim=True)
     return centred.square().mean(axes, keepdim=True)
 
 
 def _scaled(input: Gaussian, mean: Tensor, spread: Tensor, weight: Tensor | None, eps: float) -> Gaussian:
-    """Return variance v gamma^2 / (spread + eps)."""
+    """Return a Gaussian with variance `v gamma^2 / (spread + eps)`."""
     scale = torch.rsqrt(spread + eps)
     return Gaussian(mean, input.variance * (scale if weight is None else scale * weight).square())
 
@@ -44,7 +44,7 @@ def batch_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Gaussian:
-    """Return variance v gamma^2 / (running_var + eps), in training with the spread of the batch's means."""
+    """Normalise, with variance `v gamma^2 / (running_var + eps)`, or the spread of the batch's means in training."""
     x = _checked("batch_norm", input, weight, bias)
     shape = (-1, *(1,) * (x.ndim - 2))
     if training or running_var is None:
@@ -67,7 +67,7 @@ def instance_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Gaussian:
-    """Return variance v gamma^2 / (Var(m) + eps), with the spread of the means in each channel of each example."""
+    """Normalise, with variance `v gamma^2 / (Var(m) + eps)` per channel of each example."""
     x = _checked("instance_norm", input, weight, bias)
     if not use_input_stats:
         return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -85,7 +85,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Gaussian:
-    """Return variance v gamma^2 / (Var(m) + eps); the paper's Eq. 14 prints the mean where gamma belongs."""
+    """Normalise, with variance `v gamma^2 / (Var(m) + eps)`; the paper's Eq. 14 prints the mean instead of gamma."""
     x = _checked("layer_norm", input, weight, bias)
     spread = _spread(x.loc, list(range(-len(normalized_shape), 0)))
     return _scaled(x, F.layer_norm(x.loc, normalized_shape, weight, bias, eps), spread, weight, eps)
@@ -93,7 +93,7 @@ def layer_norm(
 
 @rule("rms_norm")
 def rms_norm(input: Any, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Gaussian:
-    """Return variance v gamma^2 / (mean(m^2) + eps)."""
+    """Normalise, with variance `v gamma^2 / (mean(m^2) + eps)`."""
     x = _checked("rms_norm", input, weight)
     spread = x.loc.square().mean(list(range(-len(normalized_shape), 0)), keepdim=True)
     floor = torch.finfo(x.loc.dtype).eps if eps is None else eps
@@ -104,7 +104,7 @@ def rms_norm(input: Any, normalized_shape: Any, weight: Tensor | None = None, ep
 def group_norm(
     input: Any, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Gaussian:
-    """Return variance v gamma^2 / (Var(m) + eps), with the spread of the means in each group of channels."""
+    """Normalise, with variance `v gamma^2 / (Var(m) + eps)` per group of channels."""
     x = _checked("group_norm", input, weight, bias)
     n, channels = x.shape[:2]
     ones = (1,) * (x.ndim - 2)
@@ -116,9 +116,9 @@ def group_norm(
 
 @rule("normalize")
 def normalize(input: Gaussian, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Tensor | None = None) -> Gaussian:
-    """Compute U = x / |x|: variance.
+    """Compute u = x / |x|.
 
-    (v_i (1 - 2 u_i^2) + u_i^2 sum_j u_j^2 v_j) / |m|^2, the squared Jacobian times v.
+    The variance is `(v_i (1 - 2 u_i^2) + u_i^2 sum_j u_j^2 v_j) / |m|^2`, the squared Jacobian times v.
     """
     if p != 2.0 or out is not None:
         raise NoRuleError("moments", f"normalize with p={p}" if out is None else "normalize with out=")
@@ -131,7 +131,7 @@ def normalize(input: Gaussian, p: float = 2.0, dim: Any = 1, eps: float = 1e-12,
 
 @rule("norm", ops=(torch.linalg.vector_norm,))
 def norm(input: Gaussian, p: Any = 2, dim: Any = None, keepdim: bool = False, **other: Any) -> Gaussian:
-    """Compute |x|: variance sum_j u_j^2 v_j with u = m / |m|."""
+    """Compute |x|, with variance `sum_j u_j^2 v_j` and u = m / |m|."""
     order = other.pop("ord", p)
     if order not in (2, "fro") or any(value is not None for value in other.values()):
         raise NoRuleError("moments", f"a norm with p={order}, {other}")
@@ -144,7 +144,7 @@ def norm(input: Gaussian, p: Any = 2, dim: Any = None, keepdim: bool = False, **
 
 @rule("_weight_norm")
 def weight_norm(v: Any, g: Any, dim: int = 0) -> Gaussian:
-    """Compute G v / |v|: the direction is random, its length g is not."""
+    """Compute g v / |v|, where the direction is random and the length g is not."""
     x = _checked("weight_norm", v, g)
     axes = list(range(v.ndim)) if dim == -1 else [axis for axis in range(v.ndim) if axis != dim]
     direction = normalize(x, dim=axes, eps=math.ulp(0.0))

@@ -1,4 +1,4 @@
-"""Pooling and resizing: maxima take the variance along, averages are sums with squared weights."""
+"""Pooling and resizing: maxima select a variance, averages sum variances with squared weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pocketbayes.propagation.moments.table import RULES, Rule, handles, rule
 
 
 def max_pool(pool: Callable[..., tuple[Tensor, Tensor]], axes: int, indices: bool) -> Rule:
-    """Return the rule of a max-pool that knows its indices."""
+    """Return the rule of a max-pool that returns its indices."""
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("return_indices", None)
         mean, index = pool(input.loc, *args, **kwargs)
-        # flatten and gather: the variance at the position that has the largest mean
+        # The variance at the position of the largest mean.
         var = input.variance.flatten(-axes).gather(-1, index.flatten(-axes)).view(mean.shape)
         result = Gaussian(mean, var)
         return (result, index) if indices else result
@@ -76,7 +76,7 @@ def maximum(input: Any, other: Any) -> Gaussian:
 
 
 def weighted(var: Tensor, maps: Sequence[Tensor]) -> Tensor:
-    """Return variance of a linear map that is a product of maps along the last axes: each map's entries squared.
+    """Return the variance of a product of linear maps along the last axes, by squaring each map's entries.
 
     Args:
         var: Of the input.
@@ -129,7 +129,7 @@ def average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
 
 
 def adaptive_average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
-    """Return the rule of an average over windows that fit an output size."""
+    """Return the rule of an adaptive average pool."""
 
     def propagate(input: Gaussian, output_size: Any) -> Gaussian:
         mean = pool(input.loc, output_size)
@@ -160,7 +160,7 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Gaussian:
-    """Weighted sums: the variance takes the weights squared; copies by "nearest" take it as it is."""
+    """Resize: variances are summed with squared weights; "nearest" copies them."""
     rest: dict[str, Any] = {
         "align_corners": align_corners,
         "recompute_scale_factor": recompute_scale_factor,
@@ -175,7 +175,7 @@ def interpolate(
     factors = [None] * axes if scale_factor is None else _per_axis(scale_factor, axes)
     maps = []
     for d, factor in zip(range(-axes, 0), factors):
-        line = _eye(input.loc, d).unsqueeze(-1)  # an image of width 1: bicubic knows images only
+        line = _eye(input.loc, d).unsqueeze(-1)  # an image of width 1, since bicubic takes images only
         where = {"size": (mean.shape[d], 1)} if factor is None else {"scale_factor": (factor, 1.0)}
         flat = "bicubic" if mode == "bicubic" else "bilinear"
         maps.append(F.interpolate(line, **where, mode=flat, **rest).flatten(1))

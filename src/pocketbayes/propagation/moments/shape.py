@@ -1,4 +1,4 @@
-"""Operations that move entries, keep some, or copy them: the same for mean and variance."""
+"""Operations that move, select or copy entries, which are the same for mean and variance."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ MOVES = """
     channel_shuffle getitem __getitem__ cat concat concatenate stack hstack vstack dstack atleast_2d view_as reshape_as
     expand_as to float double half bfloat16 type type_as cpu cuda detach cumsum resolve_conj
 """
-"""Names of operations f with mean f(mean) and variance f(variance). Overlaps that fold and cumsum add up are sums of
-independent entries: variances add."""
+"""Operations f with mean f(mean) and variance f(variance). fold and cumsum add up independent entries, so variances
+add."""
 
 PROPERTIES: tuple[Any, ...] = (torch.Tensor.T, torch.Tensor.mT, torch.Tensor.data)
 
@@ -39,11 +39,11 @@ FACTORIES = """
     new_zeros new_ones new_empty new_full new_tensor zeros_like ones_like empty_like full_like rand_like randn_like
     randint_like
 """
-"""Names of operations that ask a tensor only for its shape, type and device."""
+"""Operations that use only a tensor's shape, type and device."""
 
 
 def move(op: Op) -> Rule:
-    """Return the rule of an operation that treats mean and variance alike."""
+    """Return the rule of an operation that applies equally to mean and variance."""
 
     def moved(*args: Any, **kwargs: Any) -> Any:
         means = op(*means_in(args), **_values(kwargs, means_in))
@@ -56,7 +56,7 @@ def move(op: Op) -> Rule:
 
 
 def factory(op: Op) -> Rule:
-    """Return the rule of an operation that makes a plain tensor in the likeness of a Gaussian."""
+    """Return the rule of an operation that makes a plain tensor like a Gaussian."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
         return op(*means_in(args), **kwargs)
@@ -74,7 +74,7 @@ RULES.update({op: factory(op) for op in handles(*FACTORIES.split())})
 
 @rule("pad")
 def pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = None) -> Gaussian:
-    """Pad: copies take their variance along, constants have none."""
+    """Pad: copied entries keep their variance, constants have none."""
     assert isinstance(input, Gaussian)
     return Gaussian(F.pad(input.loc, pad, mode, value), F.pad(input.variance, pad, mode))
 
@@ -100,7 +100,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Gaussian:
 
 @rule("where")
 def where(condition: Tensor, input: Any, other: Any) -> Gaussian:
-    """Return each entry from where it comes; the condition is not random."""
+    """Select entries by a condition that is not random."""
     if isinstance(input, Tensor) and condition.dtype != torch.bool:  # Tensor.where(self, condition, other)
         condition, input = input, condition
     one, two = (value.variance if isinstance(value, Gaussian) else 0.0 for value in (input, other))
@@ -109,7 +109,7 @@ def where(condition: Tensor, input: Any, other: Any) -> Gaussian:
 
 @rule("__setitem__", ops=(operator.setitem,))
 def setitem(x: Tensor, index: Any, value: Any) -> None:
-    """Write mean and variance where the index says."""
+    """Write mean and variance at an index."""
     target = changeable(x, "item assignment")
     target.loc[index] = mean_of(value)
     target.variance[index] = value.variance if isinstance(value, Gaussian) else 0.0

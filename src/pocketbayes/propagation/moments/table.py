@@ -1,4 +1,4 @@
-"""The rule table of moment propagation, and how rules get into it."""
+"""The rule table of moment propagation, and the registration of rules."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, tensors_in
 
 Rule = Callable[..., Any]
-"""Takes what the operation takes, at least one argument being a Gaussian; returns what it returns, random tensors as
-Gaussians."""
+"""A function with the operation's arguments, at least one a Gaussian, that returns random results as Gaussians."""
 
 R = TypeVar("R", bound=Rule)
 
@@ -25,7 +24,7 @@ RULES: dict[Op, Rule] = {}
 
 
 class NoRuleError(UserError):
-    """An operation met a Gaussian, and no rule says what comes out."""
+    """An operation on a Gaussian without a rule."""
 
     wayout = "add one with pb.register_moment_rule, or use propagation='linear' or 'sample'"
 
@@ -34,12 +33,12 @@ class NoRuleError(UserError):
         super().__init__(f"{propagation} propagation has no rule for {operation}{where}: {self.wayout}")
 
     def at(self, where: str) -> NoRuleError:
-        """Return the same error, saying where in the model it happened."""
+        """Return the same error with its location in the model."""
         return type(self)(self.propagation, self.operation, f", used in {where}")
 
 
 def module_of(error: Exception, model: nn.Module) -> str:
-    """Return the path of the innermost module of the model whose code the error came through."""
+    """Return the path of the innermost module in the error's traceback."""
     names = {id(module): name for name, module in model.named_modules()}
     where = f"the model ({type(model).__name__})"
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -50,11 +49,11 @@ def module_of(error: Exception, model: nn.Module) -> str:
 
 
 class MomentRules(RuleTable):
-    """Mean and variance of every activation, all entries taken as independent: no sampling (VDP++).
+    """Mean and variance of every activation with independent entries, without sampling (VDP++).
 
-    Every operation has a rule, or is refused by name. Independence is exact within one layer of an MLP. A convolution's
-    positions and a transformer's tokens share their weights, and the branches of a residual sum their input: there the
-    variance is an approximation, to be compared with weight samples.
+    Every operation has a rule or is refused by name. Independence is exact within one layer of an MLP. Positions of a
+    convolution and tokens of a transformer share weights, and residual branches share their input; there the variance
+    is an approximation, to be compared with weight samples.
     """
 
     draws = False
@@ -81,10 +80,10 @@ class MomentRules(RuleTable):
 
 
 def register_moment_rule(op: Op, rule: Rule) -> None:
-    """Teach moment propagation an operation.
+    """Add an operation to moment propagation.
 
     Example:
-        The error function, to first order: var f'(mean)^2.
+        The error function to first order, `var f'(mean)^2`:
 
         >>> def erf(x):
         ...     slope = 2 / math.pi**0.5 * torch.exp(-x.loc.square())
@@ -112,10 +111,7 @@ def rule(*names: str, ops: Iterable[Op] = ()) -> Callable[[R], R]:
 
 
 def handles(*names: str) -> list[Op]:
-    """Return every function that torch offers under these names, Python's own operators included.
-
-    Compiled code calls them.
-    """
+    """Return torch's functions of these names, and Python's operators, which compiled code calls."""
     spaces = (torch, torch.Tensor, F, operator)
     return [getattr(space, name) for name in names for space in spaces if hasattr(space, name)]
 
@@ -131,12 +127,12 @@ def mean_of(value: Any) -> Any:
 
 
 def means_in(value: Any) -> Any:
-    """Nested arguments with every Gaussian replaced by its mean."""
+    """Replace every Gaussian in nested arguments by its mean."""
     return _replace(value, mean_of)
 
 
 def variances_in(value: Any) -> Any:
-    """Nested arguments with every Gaussian replaced by its variance, every other real tensor by zeros."""
+    """Replace every Gaussian in nested arguments by its variance, and other real tensors by zeros."""
     return _replace(value, _variance_or_zero)
 
 
@@ -155,11 +151,11 @@ def _replace(value: Any, by: Callable[[Tensor], Any]) -> Any:
 
 
 def in_place(function: Rule, operation: str) -> Callable[..., Gaussian]:
-    """Return the rule of an operation that changes its first argument: `add_` from `add`."""
+    """Return the rule of an in-place operation, such as `add_` from `add`."""
 
     def change(x: Tensor, *args: Any, **kwargs: Any) -> Gaussian:
         target = changeable(x, operation)
-        # The rule works on a copy: what autograd saves of it must not change under it.
+        # The rule works on a copy, since tensors saved by autograd must not change.
         copy = Gaussian(target.loc.clone(), target.variance.clone())
         result = function(copy, *(copy if arg is x else arg for arg in args), **kwargs)
         target.loc.copy_(result.loc)
@@ -170,7 +166,7 @@ def in_place(function: Rule, operation: str) -> Callable[..., Gaussian]:
 
 
 def changeable(x: Any, operation: str) -> Gaussian:
-    """Return the argument itself, or an error: a plain tensor cannot become random where it stands."""
+    """Return the argument; reject a plain tensor, which cannot become random in place."""
     if not isinstance(x, Gaussian):
         raise UserError(
             f"{operation} would write a random value into a plain tensor of shape {tuple(x.shape)}, which moment "
