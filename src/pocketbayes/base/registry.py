@@ -6,6 +6,8 @@ from typing import TypeVar
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 
+HINT = "import the module that defines it first (--import on the command line); "
+
 Entry = TypeVar("Entry")
 
 
@@ -35,7 +37,7 @@ class Registry(dict[str, Entry]):
             UnknownNameError: If no class has it, or if the module that defines it was not imported.
         """
         if not isinstance(name, str) or name not in self:
-            raise UnknownNameError(self.kind, str(name), tuple(self), "import the module that defines it first; ")
+            raise UnknownNameError(self.kind, str(name), tuple(self), HINT)
         return self[name]
 
 

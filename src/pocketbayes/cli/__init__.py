@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import sys
 import warnings
 from collections.abc import Callable
 from inspect import cleandoc
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,8 +88,15 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _start(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="A module or file with your own parts; may be repeated."),
+    ] = None,
 ) -> None:
+    for module in modules or ():
+        import_parts(module)
     if version:
         from pocketbayes import __version__
 
@@ -95,6 +104,24 @@ def _start(
         raise typer.Exit()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def import_parts(module: str) -> None:
+    """Import a user's methods, storages, propagations, likelihoods and data sets: being defined, they are known.
+
+    Args:
+        module: A name, looked for in the current folder too, or the path of a file.
+
+    Raises:
+        UserError: If the module is not found or does not run.
+    """
+    file = Path(module)
+    folder, name = (file.parent, file.stem) if file.suffix == ".py" else (Path(), module)
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        raise UserError(f"--import {module}: {type(error).__name__}: {error}") from error
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

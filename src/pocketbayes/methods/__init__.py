@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.methods.base import Method, Stage, Start, TrainingContext, VariationalMethod
+from pocketbayes.base.errors import UserError
+from pocketbayes.methods.base import METHODS, Method, Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.methods.int8 import Int8
@@ -25,7 +25,7 @@ from pocketbayes.methods.vdp import VDP
 from pocketbayes.methods.vdp_full import FullCovarianceVDP
 from pocketbayes.methods.weight_sharing import WeightSharing
 
-METHODS: dict[str, Any] = {
+OWN: dict[str, Any] = {
     "map": Deterministic,
     "ensemble": Ensemble,
     "mc-dropout": MCDropout,
@@ -46,6 +46,7 @@ METHODS: dict[str, Any] = {
     "vdp": VDP,
     "vdp-full": FullCovarianceVDP,
 }
+METHODS.update(OWN)
 
 __all__ = [
     "IVON",
@@ -77,10 +78,9 @@ __all__ = [
 
 def make(name: str, **settings: Any) -> Method:
     """Return the method of that registry name with these settings."""
-    if name not in METHODS:
-        raise UnknownNameError("method", name, METHODS)
+    kind = METHODS.find(name)
     try:
-        method: Method = METHODS[name](**settings)
+        method: Method = kind(**settings)
     except TypeError as error:
         raise UserError(f"method {name!r}: {error}") from None
     return method

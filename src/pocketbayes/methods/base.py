@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
+from pocketbayes.base.registry import Registry
 from pocketbayes.likelihoods import Annealing, kl_weight
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
@@ -75,6 +76,10 @@ class Stage:
     after_epoch: Callable[[Network, int], Mapping[str, Any] | None] | None = None
 
 
+METHODS: Registry[Any] = Registry("method")
+"""What makes a method, by registry name; a user's method joins by being defined with a `name`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
     """A point on the grid of storage and propagation, plus a schedule.
@@ -94,6 +99,12 @@ class Method(ABC):
     select: str | None = None
     train_samples: int = 1
     antithetic: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = isinstance(vars(cls).get("name"), str) and not cls.__module__.startswith("pocketbayes.")
+        if own:  # the package's own are listed, in order and with their presets, in `methods/__init__.py`
+            METHODS.join(cls.name, cls)
 
     def __post_init__(self) -> None:
         try:

@@ -151,8 +151,8 @@ class Layout:
 
     def segments(self, device: torch.device | str | None = None) -> Tensor:
         """Return the (n,) vector of slot numbers."""
-        sizes = torch.tensor([slot.size for slot in self.slots], device=device)
-        return torch.repeat_interleave(torch.arange(len(self.slots), device=device), sizes)
+        parts = [torch.full((slot.size,), number, device=device) for number, slot in enumerate(self.slots)]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)  # as a graph can, too
 
     def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the tensor of every site in the model from those of the slots."""

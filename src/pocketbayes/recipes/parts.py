@@ -58,9 +58,7 @@ class MethodPart(Named):
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Try the method out."""
-        if name not in METHODS:
-            raise UnknownNameError("method", name, METHODS)
-        settings = check_types(f"method {name!r}", settings, types_of(METHODS[name]))
+        settings = check_types(f"method {name!r}", settings, types_of(METHODS.find(name)))
         make(name, **settings)
         return {"name": name, **settings}
 
@@ -75,9 +73,7 @@ class LikelihoodPart(Named):
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Try the likelihood out."""
-        if name not in LIKELIHOODS:
-            raise UnknownNameError("likelihood", name, LIKELIHOODS)
-        known = types_of(LIKELIHOODS[name].__init__, drop=("raw",))
+        known = types_of(LIKELIHOODS.find(name).__init__, drop=("raw",))
         if "class_weights" in known:
             known["class_weights"] = list[float] | Literal["frequency"]
         return {"name": name, **check_types(f"likelihood {name!r}", settings, known)}
