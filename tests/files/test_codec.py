@@ -88,7 +88,9 @@ def test_codec_does_not_fold_ranges_in_another_order() -> None:
 @given(st.binary(max_size=800), st.sampled_from([1, 2, 4, 8]))
 def test_codec_restores_rows_of_bytes(data: bytes, width: int) -> None:
     rows = np.frombuffer(data[: len(data) // width * width], dtype=np.uint8).reshape(-1, width)
-    assert np.array_equal(codec.unpack_exactly(codec.pack_exactly(rows), len(rows), width), rows)
+    for deflate in (False, True):
+        packed = codec.pack_exactly(rows, deflate=deflate)
+        assert np.array_equal(codec.unpack_exactly(packed, len(rows), width, deflate=deflate), rows)
 
 
 @quick
@@ -147,11 +149,32 @@ def test_codec_constants_cost_nothing() -> None:
     assert len(codec.pack_ints(np.full(100_000, 7, dtype=np.int64))) <= 4
 
 
-def test_codec_shrinks_exact_floats_and_restores_them() -> None:
+@pytest.mark.parametrize("deflate", [False, True])
+def test_codec_shrinks_exact_floats_and_restores_them(deflate: bool) -> None:
     rows = np.random.default_rng(0).normal(0, 0.05, 20_000).astype("<f4").view(np.uint8).reshape(-1, 4)
-    packed = codec.pack_exactly(rows)
+    packed = codec.pack_exactly(rows, deflate=deflate)
     assert len(packed) < 0.86 * rows.nbytes
-    assert np.array_equal(codec.unpack_exactly(packed, len(rows), 4), rows)
+    assert np.array_equal(codec.unpack_exactly(packed, len(rows), 4, deflate=deflate), rows)
+
+
+def test_codec_refuses_a_deflated_part_of_another_length() -> None:
+    rows = np.full((1000, 1), 7, dtype=np.uint8)
+    packed = codec.pack_exactly(rows, deflate=True)
+    for count in (999, 1001):
+        with pytest.raises(CodecError, match="wrong length"):
+            codec.unpack_exactly(packed, count, 1, deflate=True)
+    with pytest.raises(CodecError, match="damaged numbers"):
+        codec.unpack_exactly(bytes([4, 255, 255, 255, 255]), 1000, 1, deflate=True)
+
+
+def test_codec_refuses_a_token_that_its_table_leaves_out() -> None:
+    values = np.repeat([0, 40, 60], [500_000, 300_000, 200_000]).astype(np.int64)
+    packed = bytearray(codec.pack_ints(values))
+    table = 4  # after the smallest value, d, A and the modes, a byte each
+    assert [place for place, entry in enumerate(packed[table : table + 61]) if entry] == [0, 40, 60]
+    packed[table + 40] = 0
+    with pytest.raises(CodecError, match="damaged numbers"):
+        codec.unpack_ints(bytes(packed), len(values))
 
 
 @pytest.mark.parametrize("beyond", [-1, 256])
@@ -169,6 +192,7 @@ def test_codec_reads_any_bytes_or_raises_its_error(data: bytes, count: int) -> N
     for unpack in (
         lambda: codec.unpack_ints(data, count),
         lambda: codec.unpack_exactly(data, count, 4),
+        lambda: codec.unpack_exactly(data, count, 4, deflate=True),
         lambda: codec.unpack_in_steps(data, count),
         lambda: codec.unpack_positions(data, count, [0, 100, 400]),
     ):

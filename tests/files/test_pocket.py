@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,27 @@ def test_save_pads_an_almost_empty_network_file(tmp_path: Path, monkeypatch: pyt
     pb.save(net, tmp_path / "net.pocket")
     assert pocket.sizes(tmp_path / "net.pocket")["padding"] > 1000
     assert same_values(pb.load(tmp_path / "net.pocket"), net)
+
+
+def test_save_deflates_large_tensors_and_restores_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = lenet()
+    usual = pb.save(net, tmp_path / "usual.pocket")
+    monkeypatch.setattr(packing, "DEFLATED_VALUES", 1000)
+    size = pb.save(net, tmp_path / "net.pocket")
+    assert size != usual
+    assert size < 1.02 * usual
+    monkeypatch.undo()  # the file says how it is coded
+    assert same_values(pb.load(tmp_path / "net.pocket"), net)
+
+
+def test_load_imports_no_compiler(tmp_path: Path) -> None:
+    pb.save(lenet(), tmp_path / "net.pocket")
+    script = (
+        "import sys, pocketbayes; known = set(sys.modules); pocketbayes.load(sys.argv[1]);"
+        "print(*{'sympy', 'torch._dynamo'} & (set(sys.modules) - known))"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "net.pocket")]
+    assert not subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_save_shares_the_layout_among_ensemble_members(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Packed:
 
     def unpack(self, model: Models = None) -> Net:
         """Rebuild the network as `load` would from the file."""
-        return rebuild(packing.unpack(self.text, self.parts), model)
+        return rebuild(packing.unpack(self.text, dict(self.parts)), model)
 
 
 def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:

@@ -77,16 +77,20 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
     path = Path(path)
     header, size = read_header(path)
     text, places = _understand(path, header, size)  # before the rest is read: a foreign file may be huge
+    found = _CHECKSUM.search(header)
+    zeroed = b"" if found is None else header[: found.start(1)] + _BLANK + header[found.end(1) :]
+    digest = hashlib.blake2b(len(header).to_bytes(8, "little") + zeroed, digest_size=SIZE)
+    parts: dict[str, Buffer] = {}
     try:
-        whole = path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(8 + len(header))
+            for name, (begin, end) in places.items():
+                parts[name] = data = file.read(end - begin)
+                digest.update(data)
+            changed = bool(file.read(1)) or sum(map(len, parts.values())) != size - 8 - len(header)
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror or error}") from error
-    found = _CHECKSUM.search(whole, 8, 8 + len(header))
-    data = memoryview(whole)
-    zeroed = () if found is None else (data[: found.start(1)], _BLANK, data[found.end(1) :])
-    start = 8 + len(header)
-    parts: dict[str, Buffer] = {name: data[start + begin : start + end] for name, (begin, end) in places.items()}
-    if len(whole) != size or found is None or found.group(1).decode() != _digest(zeroed):
+    if changed or found is None or found.group(1).decode() != digest.hexdigest():
         message = f"{str(path)!r} is damaged: its checksum does not match; get another copy"
         raise DamagedFileError(message, text, parts)
     return text, parts

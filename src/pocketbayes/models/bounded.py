@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -53,9 +54,19 @@ def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int)
         if ":" in name:
             with budget:
                 return build(name, **args)
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutRandomNumbers():
             model = build(name, **args)
-    return model.to_empty(device="cpu")
+    # As `to_empty`, whose `empty_like` imports sympy.
+    model._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
+    return model
+
+
+class _WithoutRandomNumbers(TorchFunctionMode):
+    """Leaves out draws into meta tensors: they change nothing, and the first one imports torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run anything but a draw."""
+        return args[0] if func in (Tensor.normal_, Tensor.uniform_) else func(*args, **(kwargs or {}))
 
 
 class _Budget(TorchDispatchMode):

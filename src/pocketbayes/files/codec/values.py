@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,7 +76,7 @@ def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
     return values
 
 
-def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:
+def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None, *, deflate: bool = False) -> bytes:
     """Return any numbers, bit for bit.
 
     Bytes that differ little, such as sign and exponent of floats, are entropy-coded.
@@ -83,33 +84,64 @@ def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None) -> bytes:
     Args:
         rows: (n, bytes a number), the lowest byte first.
         segments: As in `pack_ints`.
+        deflate: Code by deflate, which reads ten times as fast and takes half a percent more.
     """
     lengths = checked_lengths(len(rows), segments)
     out = []
     for number in range(rows.shape[1])[::-1]:
         plane = np.ascontiguousarray(rows[:, number])
-        coded = pack_ints(plane.astype(np.int64), lengths) if _worth_coding(plane) else b""
+        coded = b""
+        if _worth_coding(plane):
+            coded = _deflate(plane) if deflate else pack_ints(plane.astype(np.int64), lengths)
         raw = not coded or len(coded) >= len(plane)
         out.append(varints([0 if raw else len(coded)]) + (plane.tobytes() if raw else coded))
     return b"".join(out)
 
 
-def unpack_exactly(data: bytes | memoryview, count: int, width: int, segments: Sequence[int] | None = None) -> Bytes:
+def unpack_exactly(
+    data: bytes | memoryview, count: int, width: int, segments: Sequence[int] | None = None, *, deflate: bool = False
+) -> Bytes:
     """Invert `pack_exactly`."""
     lengths = checked_lengths(count, segments)
     reader = Reader(data)
     rows = np.empty((count, width), dtype=np.uint8)
     for number in range(width)[::-1]:
         coded = reader.varint()
-        if coded:
-            values = unpack_ints(reader.array(coded).data, count, lengths)
-            if count and not (int(values.min()) >= 0 and int(values.max()) < 256):
-                raise CodecError("damaged numbers: a byte beyond 255")
-            rows[:, number] = values.astype(np.uint8)  # first in one piece: a cast into every fourth byte is slow
+        if not coded:
+            plane = reader.array(count)
+        elif deflate:
+            plane = _inflate(reader.array(coded), count)
         else:
-            rows[:, number] = reader.array(count)
+            plane = _bytes(unpack_ints(reader.array(coded).data, count, lengths, dtype=np.uint8))
+        rows[:, number] = plane
     reader.finish()
     return rows
+
+
+def _bytes(values: Ints) -> Bytes:
+    if len(values) and not (int(values.min()) >= 0 and int(values.max()) < 256):
+        raise CodecError("damaged numbers: a byte beyond 255")
+    return values.astype(np.uint8, copy=False)
+
+
+def _deflate(plane: Bytes) -> bytes:
+    """Return the shorter of two ways: by how often each byte occurs, or by runs of equal ones as well."""
+    coded = []
+    for strategy in (zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE):
+        engine = zlib.compressobj(wbits=-zlib.MAX_WBITS, memLevel=zlib.DEF_MEM_LEVEL, strategy=strategy)
+        coded.append(engine.compress(plane.data) + engine.flush())
+    return min(coded, key=len)
+
+
+def _inflate(data: Bytes, count: int) -> Bytes:
+    engine = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        plane = np.frombuffer(engine.decompress(data.data, count + 1), dtype=np.uint8)
+    except zlib.error as error:
+        raise CodecError(f"damaged numbers: {error}") from error
+    if len(plane) != count or not engine.eof or engine.unused_data:
+        raise CodecError("damaged numbers: a deflated part of the wrong length")
+    return plane
 
 
 def pack_in_steps(values: Floats, bits: int, segments: Sequence[int] | None = None) -> bytes:
