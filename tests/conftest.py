@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from pocketbayes.data.registry import LOADERS
 from pocketbayes.likelihoods import LIKELIHOODS
+from pocketbayes.methods import METHODS
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.propagation import PROPAGATIONS
 from pocketbayes.propagation.moments.table import RULES
@@ -72,7 +73,7 @@ def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _registries_as_they_were() -> Iterator[None]:
     """Remove what a test registers, so that no other test meets it in another order."""
-    registries: tuple[dict[Any, Any], ...] = (LOADERS, LIKELIHOODS, POSTERIORS, PROPAGATIONS, RULES)
+    registries: tuple[dict[Any, Any], ...] = (LOADERS, LIKELIHOODS, METHODS, POSTERIORS, PROPAGATIONS, RULES)
     before = [dict(registry) for registry in registries]
     yield
     for registry, old in zip(registries, before):
