@@ -27,7 +27,7 @@ def test_csv_table_infers_its_task(targets: list[str], task: str, names: tuple[s
     path = write(tmp_path / "table.csv", targets)
     data = check_data(str(path)).load("train")
     assert (data.info.task, data.info.class_names) == (task, names)
-    x, _ = data[:]
+    x, _ = data.unscaled()[:]  # type: ignore[attr-defined]
     torch.testing.assert_close(x[:, 1], 2 * x[:, 0] + 0.5)
 
 
@@ -48,3 +48,44 @@ def test_check_data_takes_an_image_folder_by_its_path(tmp_path: Path) -> None:
         for i in range(12):
             pillow.new("RGB", (8, 8)).save(tmp_path / name / f"{i}.png")
     assert check_data(str(tmp_path)).load("train").info.class_names == ("cat", "dog")
+
+
+def test_csv_table_needs_headings(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("1.5,2\n3,4\n")
+    with pytest.raises(pb.UserError, match="the first row holds numbers, not headings"):
+        pb.data.load("npz", "train", path=path)
+    path.write_text("0,1\n" + "3,4.5\n" * 20 + "\n")  # as pandas writes columns without names
+    assert pb.data.load("npz", "train", path=path).info.input_shape == (1,)
+
+
+def test_read_inputs_reads_rows_with_or_without_targets(tmp_path: Path) -> None:
+    info = pb.DataInfo("table", "regression", None, None, (2,), mean=(1.0, 0.0), std=(2.0, 1.0))
+    (tmp_path / "new.csv").write_text("a,b\n3,5\n1,-1\n")
+    (tmp_path / "known.csv").write_text("a,b,target\n3,5,cat\n1,-1,dog\n")
+    for name in ("new.csv", "known.csv"):
+        torch.testing.assert_close(pb.data.read_inputs(tmp_path / name, info), torch.tensor([[1.0, 5.0], [0.0, -1.0]]))
+    (tmp_path / "other.csv").write_text("a\n3\n")
+    with pytest.raises(pb.UserError, match="1 columns, but the network takes 2 features"):
+        pb.data.read_inputs(tmp_path / "other.csv", info)
+
+
+def test_csv_table_takes_whole_prices_for_a_regression(tmp_path: Path) -> None:
+    path = write(tmp_path / "table.csv", [str(1000 + 370 * i) for i in range(60)])
+    assert pb.data.load("npz", "train", path=path).info.task == "regression"
+    path = write(tmp_path / "table.csv", ["-1", "1"] * 10)
+    assert pb.data.load("npz", "train", path=path).info.task == "regression"
+    path = write(tmp_path / "table.csv", ["0", "1"] * 10)
+    assert pb.data.load("npz", "train", path=path, task="regression").info.task == "regression"
+    path = write(tmp_path / "table.csv", ["0.0", "1.0"] * 10)
+    assert pb.data.load("npz", "train", path=path, task="classification").info.classes == 2
+
+
+def test_csv_table_is_standardised_unless_told_otherwise(tmp_path: Path) -> None:
+    path = write(tmp_path / "table.csv", [f"{3 * i}.5" for i in range(40)])
+    x, y = pb.data.load("npz", "train", path=path, val_fraction=0.0)[:]
+    torch.testing.assert_close(x.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(y.std(0, correction=0), torch.ones(1))
+    raw, _ = pb.data.load("npz", "train", path=path, val_fraction=0.0, standardise=False)[:]
+    assert float(raw.max()) > 10
+    assert float(pb.data.load("npz", "test", path=path, test_fraction=1.0)[:][0].max()) > 10  # no rows to measure

@@ -157,7 +157,10 @@ def test_image_folder_workers_receive_whole_batches(tmp_path: Path) -> None:
 def test_image_folder_names_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/nowhere; .*--data-dir"):
         data.load("imagefolder", "train", tmp_path, path="nowhere")
-    with pytest.raises(UserError, match=r"'imagefolder': no folder .*/train;"):
+    with pytest.raises(UserError, match="holds nothing; expected one folder of images per class"):
+        data.load("imagefolder", "train", tmp_path)
+    (tmp_path / "a.jpg").write_bytes(b"")
+    with pytest.raises(UserError, match="is laid out otherwise; expected one folder of images per class"):
         data.load("imagefolder", "train", tmp_path)
     (tmp_path / "train/cat").mkdir(parents=True)
     with pytest.raises(UserError, match="no images; expected a folder for each class"):

@@ -28,7 +28,8 @@ REAL = ("mean", "std", "epistemic", "aleatoric")
 def predict(
     net: Annotated[Path, typer.Argument(metavar="NET", help="A .pocket file or a run folder.")],
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Images, or arrays of inputs: .npy, or .npz with x.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Images, rows of a .csv table, or arrays: .npy, or .npz with x."),
     ],
     samples: Samples = None,
     propagation: Propagation = None,
@@ -48,6 +49,10 @@ def predict(
         typer.Option("--data", help="Data to choose the threshold on; by default the network's own data."),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="The split of these data: val, train or test.")] = "val",
+    level: Annotated[
+        float | None,
+        typer.Option("--level", help="Also print what holds the truth with this probability: intervals, or classes."),
+    ] = None,
     maps: Annotated[
         Path | None,
         typer.Option("--maps", help="Segmentation: a folder for images of the class and uncertainty of every pixel."),
@@ -55,7 +60,7 @@ def predict(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Ask a network about images or arrays: its answer, and how sure it is.
+    """Ask a network about images, tables or arrays: its answer, and how sure it is.
 
     Total uncertainty (entropy, in nats) is the sum of epistemic, which more training data would lessen, and aleatoric,
     which they would not. Images are scaled to the network's input size; arrays hold bytes, or numbers from 0 to 1
@@ -64,9 +69,11 @@ def predict(
     Examples:
       pocketbayes predict runs/digits-bbb seven.png
       pocketbayes predict runs/digits-bbb seven.png --target-risk 0.02
+      pocketbayes predict runs/houses new-houses.csv --level 0.9
       pocketbayes predict runs/streets street.jpg --maps maps
       pocketbayes predict five.pocket cat.png --adaptive
     """
+    from pocketbayes.base.conformal import check_level
     from pocketbayes.cli.datasets import data_of, recipe_beside
     from pocketbayes.data import read_inputs
     from pocketbayes.files.network_file import load
@@ -96,6 +103,10 @@ def predict(
         raise UserError(
             "--maps names its images after the input files, and two of these have the same name: run them separately"
         )
+    if level is not None:
+        check_level(level)
+        if pixels:
+            raise UserError(f"{net} predicts every pixel: --level is for whole inputs")
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
         given = {"samples": samples, "propagation": propagation, "seed": seed}
@@ -106,6 +117,8 @@ def predict(
         prediction = answer(network, x, samples, propagation, seed=seed, adaptive=adaptive or None)
         tell = _pixels if pixels else _answer
         own = [{"file": str(path), "index": i, **tell(prediction, i, first.info)} for i in range(len(x))]
+        if level is not None:
+            own = [{**row, **likely} for row, likely in zip(own, _likely(prediction, level, first.info))]
         if adaptive and prediction.passes is not None:
             own = [{**row, "passes": count} for row, count in zip(own, prediction.passes.tolist())]
         rows += own
@@ -173,6 +186,21 @@ def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
     return (
         f"{text}\nchosen on {where}: {covered} of them answered, {wrong} of the answers wrong (at most {wanted} wanted)"
     )
+
+
+def _likely(prediction: Prediction, level: float, info: Info | None) -> list[dict[str, Any]]:
+    """Return the interval or the set of classes that holds the truth with probability `level`, for each input."""
+    import torch
+
+    if prediction.probs is not None:
+        return [
+            {"set": [_name(label, info) for label in row.nonzero().flatten().tolist()]}
+            for row in prediction.sets(level).cpu()
+        ]
+    units = (info.target_std, info.target_mean) if info else (1.0, 0.0)
+    scale, shift = (torch.tensor(value) for value in units)
+    low, high = (end.cpu() * scale + shift for end in prediction.interval(level))
+    return [{"interval": torch.stack([low[i], high[i]], -1).tolist()} for i in range(len(low))]
 
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
@@ -263,9 +291,13 @@ def _table(rows: list[dict[str, Any]]) -> Any:
                 cells[heading] = _with_bar(f"{row[name]:.3f}", row[name] / most if most else 0.0)
             if "passes" in row:
                 cells["passes"] = row["passes"]
+            if "set" in row:
+                cells["set"] = ", ".join(row["set"])
         else:
             for name in REAL:
                 cells[name] = ", ".join(f"{value:.4g}" for value in row[name])
+            if "interval" in row:
+                cells["interval"] = ", ".join(f"{low:.4g} to {high:.4g}" for low, high in row["interval"])
         shown.append(cells)
     left = len(rows) - len(shown)
     made = table(shown)

@@ -101,7 +101,7 @@ def image_folder(
     root = request.root(path, "")
     class_names: tuple[str, ...] = ()
     if labelled:
-        part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)))
+        part, own = find_part(request, root, lambda folder: bool(_subfolders(folder)), "one folder of images per class")
         class_names = _subfolders(root / "train" if (root / "train").is_dir() else root)
         _refuse_other_classes(root, part, class_names)
     else:
@@ -168,13 +168,24 @@ def imagenet(
     return image_folder(request, path=root, size=size, crop_fraction=crop_fraction, jitter=jitter, mean=mean, std=std)
 
 
-def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool]) -> tuple[Path, bool]:
-    """Return the folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve."""
+def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool], layout: str) -> tuple[Path, bool]:
+    """Return the folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve.
+
+    Args:
+        request: The split and the rest.
+        root: The tree.
+        holds_data: Tells whether a folder holds data.
+        layout: What such a folder holds, for the error that names it.
+
+    Raises:
+        UserError: If the tree holds no data, or not the split.
+    """
     if not (root / "train").is_dir():
         if not holds_data(root):
-            if root.is_dir() and any(root.iterdir()):
-                raise UserError(f"{root} has no folder 'train' and no files that data set {request.name!r} can read")
-            raise request.missing("folder", root / "train")
+            what = "holds nothing" if not any(root.iterdir()) else "is laid out otherwise"
+            raise UserError(
+                f"data set {request.name!r}: {root} {what}; expected {layout}, in it or in its folder train"
+            )
         return root, False
     held_out = [name for name in ("val", "test") if (root / name).is_dir() and holds_data(root / name)]
     if len(held_out) == 2:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.csv_table import read_rows
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
@@ -24,7 +25,7 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
 
     Images are scaled, and cropped where they were in training, to the size that the network takes. Arrays (.npy, or x
     in an .npz) hold one input or many: bytes or numbers from 0 to 1 for images, the original units for tables; they
-    are normalised as in training.
+    are normalised as in training. A CSV table has headings, the features, and perhaps the target as the last column.
 
     Args:
         path: The file.
@@ -48,7 +49,12 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
         if "x" not in arrays:
             raise UserError(f"{path}: needs the array x")
         return _inputs(arrays["x"], path, info)
-    raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}) nor an array (.npy .npz)")
+    if suffix == ".csv":
+        features = info.input_shape[0] if info is not None and len(info.input_shape) == 1 else None
+        if features is None:
+            raise UserError(f"{path}: the network is not known to take rows of a table; give it arrays (.npy or .npz)")
+        return _inputs(read_rows(path, features), path, info)
+    raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}), an array (.npy .npz) nor a table (.csv)")
 
 
 def scale_inputs(x: Tensor, info: Info) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,11 @@ def npz(
     *,
     path: str | Path,
     test_fraction: float = 0.1,
+    task: Literal["classification", "regression"] | None = None,
     classes: int | None = None,
     mean: StatsOption = None,
     std: StatsOption = None,
-    standardise: bool = False,
+    standardise: bool | None = None,
     labelled: bool = True,
     pad: int = 0,
     pad_mode: PadMode = "zero",
@@ -38,7 +39,8 @@ def npz(
 ) -> Dataset:
     """Load the arrays `x` and `y` of an npz file, or a CSV table with headings and the target in the last column.
 
-    Whole numbers or text in `y`, of shape (n,), mean classification, floating-point `y` regression. Images are uint8
+    Whole numbers or text in `y`, of shape (n,), mean classification, floating-point `y` regression; in a CSV table also
+    whole numbers that are negative, or many with gaps between them, such as prices. Images are uint8
     `x` of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is,
     or standardised.
 
@@ -46,11 +48,13 @@ def npz(
         request: The split and the rest.
         path: The file, inside the data folder or anywhere.
         test_fraction: How much of it is the test part, the same rows for every seed; 1 for a file of test data alone.
+        task: How numbers in `y` are read; None goes by their type.
         classes: How many; else one more than the largest label.
         mean: Images: a number a channel, or a known set's name, such as "imagenet"; else values lie in 0..1. Tables
             (n, features): a number a feature.
         std: Likewise.
-        standardise: Tables: features, and the targets of a regression, get mean 0 and std 1 over all but the test rows.
+        standardise: Tables: features, and the targets of a regression, get mean 0 and std 1 over all but the test rows;
+            None does so for CSV files, whose numbers have units.
         labelled: False reads `x` alone and sets `y` to 0, for data that are only told apart from others.
         pad: Images, when augmenting: random crops after padding by so many pixels.
         pad_mode: "zero" or "reflect".
@@ -62,7 +66,8 @@ def npz(
             f"data set 'npz': no file {path}, neither as given nor in {request.folder}; check --set data.path=..."
         )
     wanted = ("x", "y") if labelled else ("x",)
-    arrays = read_csv(file, labelled) if file.suffix.lower() == ".csv" else read_npz(file, wanted)
+    is_csv = file.suffix.lower() == ".csv"
+    arrays = read_csv(file, labelled) if is_csv else read_npz(file, wanted)
     if missing := [name for name in wanted if name not in arrays]:
         raise UserError(f"{file}: needs the arrays {' and '.join(wanted)}, there is no {' and no '.join(missing)}")
     x = arrays["x"]
@@ -77,21 +82,21 @@ def npz(
     if y.dtype.kind in "US":
         names, y = np.unique(y, return_inverse=True)
         class_names = tuple(str(name) for name in names)
-    task, y = _targets(y, file)
-    if task == "classification":
+    kind, y = _targets(y, file, task)
+    if kind == "classification":
         classes = classes or int(y.max(initial=0)) + 1
     labels = torch.from_numpy(y)
-    if labelled:
+    if labelled and task is None:
         warn_of_odd_targets(labels)
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         images = _channels_first(x, file)
         normalise = normalisation("none", images.shape[1], mean, std)
-        info = Info("npz", task, classes, class_names, images.shape[1:], normalise.mean, normalise.std)
+        info = Info("npz", kind, classes, class_names, images.shape[1:], normalise.mean, normalise.std)
         augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
         return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x holds {x.dtype}, only numbers are read")
-    info = Info("npz", task, classes, class_names, x.shape[1:])
+    info = Info("npz", kind, classes, class_names, x.shape[1:])
     table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, info)
     given = mean is not None or std is not None
     if (given or standardise) and x.ndim != 2:
@@ -101,19 +106,25 @@ def npz(
     if given:
         scale = normalisation("none", x.shape[1], mean, std)
         table = table.scaled(scale.mean, scale.std)
-    elif standardise:
+    elif standardise or (standardise is None and is_csv):
         known = request.kept(len(table), test_fraction)
-        if not len(known):
+        if len(known):
+            table = table.standardised(known)
+        elif standardise:
             raise UserError(f"{file}: all rows are test rows, standardise= has none to measure: give mean= and std=")
-        table = table.standardised(known)
     return request.carve(table, test_fraction)
 
 
-def _targets(y: Array, file: Path) -> tuple[Task, Array]:
+def _targets(y: Array, file: Path, task: Task | None) -> tuple[Task, Array]:
+    if task == "regression" and y.dtype.kind in "iu":
+        y = y.astype(np.float32)
+    elif task == "classification" and y.dtype.kind == "f" and (y == y.round()).all():
+        y = y.astype(np.int64)
     if y.dtype.kind in "biu" and y.ndim == 1:
         if len(y) and y.min() < 0:
             raise UserError(
-                f"{file}: label {y.min()} in row {y.argmin()} of y; labels start at 0; remove rows without a label"
+                f"{file}: label {y.min()} in row {y.argmin()} of y; labels start at 0; remove rows "
+                "without a label, or say --set data.task=regression"
             )
         return "classification", y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim <= 2:

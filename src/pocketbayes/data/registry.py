@@ -103,7 +103,7 @@ def unknown(name: str) -> UserError:
         return UserError(f"{name!r} is a folder: pb.data.load('imagefolder', split, path={name!r}) reads its images")
     if name.lower().endswith((".npz", ".csv")):
         return UserError(f"{name!r} is a file: pb.data.load('npz', split, path={name!r}) reads it")
-    return UnknownNameError("data set", name, LOADERS)
+    return UnknownNameError("data set", name, LOADERS, "there is no such file or folder; ")
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:

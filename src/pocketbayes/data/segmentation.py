@@ -150,7 +150,7 @@ def masks(
         std: Likewise.
     """
     root = request.root(path, "camvid")
-    part, own = find_part(request, root, lambda folder: (folder / "images").is_dir())
+    part, own = find_part(request, root, lambda folder: (folder / "images").is_dir(), "folders images and masks")
     files = sorted(file for file in (part / "images").glob("*") if file.suffix.lower() in SUFFIXES)
     pairs = [Pair(file, part / "masks" / f"{file.stem}.png") for file in files]
     normalise = normalisation("imagenet", 3, mean, std)

@@ -48,6 +48,11 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
         )
 
 
+def look_continuous(different: int, rows: int, largest: int) -> bool:
+    """Tell whether integers look like the targets of a regression: many, with gaps between them."""
+    return different > max(FEW, rows / 5) and largest >= SPARSE * different
+
+
 def warn_of_odd_targets(y: Tensor) -> None:
     """Warn where floats look like classes, or integers like the targets of a regression."""
     if y.ndim > 2 or y.flatten().shape != y.shape[:1] or not len(y):
@@ -59,7 +64,7 @@ def warn_of_odd_targets(y: Tensor) -> None:
                 f"y holds {different} different whole numbers as floats and is taken for a regression: for classes "
                 "give integers, y.long()"
             )
-    elif different > max(FEW, len(y) / 5) and int(y.max()) >= SPARSE * different:
+    elif look_continuous(different, len(y), int(y.max())):
         warn(
             f"y holds {different} different integers in {len(y)} rows and is taken for classes: for a regression give "
             "floats, y.float()"
