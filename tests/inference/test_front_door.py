@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ X: dict[str, Any] = {
     "scalar array": np.float32(3),
     "meta": torch.ones(2, 3, device="meta"),
     "sparse": torch.eye(3).to_sparse(),
+    "nested": torch.nested.as_nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged),
     "complex": torch.ones(2, 3, dtype=torch.complex64),
     "empty": torch.ones(0, 3),
 }
@@ -95,3 +97,14 @@ def test_predict_warns_of_weights_too_large(propagation: str) -> None:
         net.posterior.mean.fill_(1e30)
     with pytest.warns(UserWarning, match="not finite"):
         pb.predict(net, torch.ones(2, 3), 2, propagation=propagation)
+
+
+@pytest.mark.parametrize("magnitude", [1e12, 1e16, 1e30])
+def test_predict_by_full_moments_takes_huge_random_weights(magnitude: float) -> None:
+    net = network(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)))
+    with torch.no_grad():
+        net.posterior.mean.mul_(magnitude)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not finite, at last
+        found = pb.predict(net, torch.randn(20, 3), propagation="moments-full")
+    assert found.mean.shape == (20, 4)

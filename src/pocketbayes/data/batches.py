@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,12 @@ def as_source(value: Any) -> Source:
         raise UserError(
             f"{len(value)} arrays in a row: give a pair (x, y); several inputs are a mapping of names to arrays"
         )
+    if isinstance(value, Tensor | np.ndarray):
+        raise UserError("the data are one array without targets: give a pair (x, y)")
     if isinstance(value, str):
         raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
-    if not isinstance(value, DataLoader) and not (hasattr(value, "__getitem__") and hasattr(value, "__len__")):
+    readable = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, Mapping)
+    if not isinstance(value, DataLoader) and not readable:
         raise UserError(
             f"cannot read data from a {type(value).__name__}: give a Dataset, a DataLoader or a pair (x, y)"
         )

@@ -104,7 +104,7 @@ def stream(
     The arguments are `evaluate`'s.
     """
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
-    return answers(net, source, ask, on_pass=on_pass, team=team)
+    return answers(net, as_source(source), ask, on_pass=on_pass, team=team)
 
 
 def answers(

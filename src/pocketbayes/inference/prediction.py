@@ -130,6 +130,8 @@ def as_inputs(x: Any, info: Info | None = None) -> ModelInput:
             f"x must hold numbers (n, ...), but torch cannot read this {type(x).__name__}: {reason}"
         ) from error
     for values in tensors_of(inputs):
+        if values.is_nested:
+            raise UserError("x is a nested tensor: give inputs of one shape, such as x.to_padded_tensor(0)")
         if values.layout != torch.strided:
             raise UserError("x is a sparse tensor: give x.to_dense()")
         if values.is_meta:

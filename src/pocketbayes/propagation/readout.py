@@ -116,7 +116,14 @@ def _by_draws(mean: Tensor, var: Tensor, covariance: Tensor | None, draws: int, 
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """Return a square root of each matrix by eigenvalues, since covariances may be singular."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    return root
+    """Return a square root of each matrix, or NaN where it is not finite.
+
+    Eigenvalues rather than Cholesky's factor, because a covariance of few directions is singular.
+    """
+    largest = covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    scale = largest.clamp_min(torch.finfo(covariance.dtype).tiny)
+    scaled = covariance / scale  # LAPACK fails on huge numbers
+    finite = scaled.isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(torch.where(finite, scaled, 0.0))
+    root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2) * scale.sqrt()
+    return torch.where(finite, root, torch.nan)

@@ -108,9 +108,15 @@ class Training:
             value, kinds = getattr(self, f.name), {"int": Integral, "float": Real}
             kind = kinds.get(str(f.type).removesuffix(" | None"))
             optional = value is None and str(f.type).endswith(" | None")
-            if kind is not None and not optional and not isinstance(value, kind):
+            if kind is None or optional:
+                continue
+            if not isinstance(value, kind):
                 what = "a whole number" if kind is Integral else "a number"
                 raise UserError(f"{f.name} must be {what}, not {value!r}")
+            plain = int(value) if isinstance(value, Integral) else float(value)  # numpy's numbers, for example
+            if isinstance(plain, int) and not -(1 << 63) <= plain < 1 << 63:
+                raise UserError(f"{f.name} must be below 2**63")
+            object.__setattr__(self, f.name, plain)
         for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
