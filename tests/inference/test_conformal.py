@@ -51,7 +51,7 @@ def test_intervals_cover_level_whatever_the_noise() -> None:
     x, y = regression(20_000, 1)
     low, high = pb.predict(net, x).interval(0.9)
     assert ((low <= y) & (y <= high)).float().mean() < 0.7
-    pb.fit_conformal(net, regression(8000, 2))
+    net = pb.calibrate(net, regression(8000, 2))
     low, high = pb.predict(net, x).interval(0.9)
     assert 0.87 < ((low <= y) & (y <= high)).float().mean() < 0.93
 

@@ -36,7 +36,7 @@ def calibrate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fit a temperature or a variance scale on held-out data; the file keeps it and predictions apply it.
+    """Fit a temperature or a variance scale, and sets or intervals, on held-out data; the file keeps them.
 
     Examples:
       pocketbayes calibrate runs/digits-bbb
@@ -66,15 +66,19 @@ def calibrate(
         rule = fit_stopping(found, dataset, max_rise=max_rise, samples=samples, propagation=propagation, seed=seed)
     target = out or file
     size = save(found, target)
-    calibration = members(found)[0].calibration
-    assert calibration is not None
+    calibration, conformal = members(found)[0].calibration, members(found)[0].conformal
     if json:
         fitted = {} if rule is None else {"stopping": rule.to_json()}
-        known = {"file": str(target), "bytes": size, "split": split, "calibration": asdict(calibration)}
+        known = {"file": str(target), "bytes": size, "split": split}
+        known |= {"calibration": None if calibration is None else asdict(calibration)}
         show_json({**known, **fitted, **rows})
         return
-    words = f"temperature {calibration.temperature:.3f}, variance scale {calibration.variance_scale:.3g}"
-    show(styled("bold", target, f" {words} from {calibration.examples} examples ({split})"))
+    if calibration is not None:
+        words = f"temperature {calibration.temperature:.3f}, variance scale {calibration.variance_scale:.3g}"
+        show(styled("bold", target, f" {words} from {calibration.examples} examples ({split})"))
+    if conformal is not None:
+        what = "sets of classes" if conformal.kind == "classes" else "intervals"
+        show(styled("bold", target, f" {what} from {conformal.count} examples ({split}): predict --level 0.9"))
     for name in sorted(rows["before"].keys() & {"nll", "ece", "log_likelihood", "coverage95"}):
         show(f"{name}: {rows['before'][name]:.4f} before, {rows['after'][name]:.4f} after, on the same data")
     if rule is not None:

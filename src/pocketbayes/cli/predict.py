@@ -295,15 +295,20 @@ def _table(rows: list[dict[str, Any]]) -> Any:
                 cells["set"] = ", ".join(row["set"])
         else:
             for name in REAL:
-                cells[name] = ", ".join(f"{value:.4g}" for value in row[name])
+                cells[name] = ", ".join(map(_written, row[name]))
             if "interval" in row:
-                cells["interval"] = ", ".join(f"{low:.4g} to {high:.4g}" for low, high in row["interval"])
+                cells["interval"] = ", ".join(f"{_written(low)} to {_written(high)}" for low, high in row["interval"])
         shown.append(cells)
     left = len(rows) - len(shown)
     made = table(shown)
     if left:
         made.caption = f"and {left} more: --json has them all"
     return made
+
+
+def _written(value: float) -> str:
+    """Write prices and populations without an exponent."""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _with_bar(text: str, fraction: float) -> str:

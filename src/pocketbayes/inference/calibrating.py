@@ -27,13 +27,13 @@ def calibrate(
 ) -> Net:
     """Return a copy of the network that answers with calibrated probabilities.
 
-    Draws get a temperature, by which the logits of every pass are divided; moments and linear a factor for the
-    variance of their outputs. Either minimises the NLL of `val`. `predict`, `evaluate`, files and ONNX graphs apply it.
+    Draws of classes get a temperature, by which the logits of every pass are divided; moments and linear a factor for
+    the variance of their outputs. Either minimises the NLL of `val`, and `predict`, `evaluate`, files and graphs apply it.
     Where `val` is too small to fix a temperature, the value nearest to 1 in its interval is taken, with a warning.
     Scores of `val` are kept too: `Prediction.sets(level)` and `interval(level)` cover `level`, see `fit_conformal`.
 
     Args:
-        net: A network or mixture of a classifier; for a regression, one that answers with moments.
+        net: A network or mixture of a classifier or a regression.
         val: Data that the network was not trained on, and will not be judged by.
         samples: As in `predict`.
         propagation: As in `predict`: it decides which of the two numbers is fitted.
@@ -53,14 +53,13 @@ def calibrate(
         used = propagation or first.propagation
         factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=batch_size, seed=seed)
         count = sum(len(y) for _, y in batches(as_source(val), batch_size))
-        found = replace(before, variance_scale=factor, examples=count)
+        found: Calibration | None = replace(before, variance_scale=factor, examples=count)
     elif task_of(first.likelihood) == "classification":
         found = _fit_temperature(plain, val, ask, before)
+    elif task_of(first.likelihood) == "regression":
+        found = first.calibration  # draws of real numbers have their intervals corrected alone
     else:
-        raise UserError(
-            "a temperature is for classes: calibrate a regression with propagation='moments' or 'linear', or use "
-            "pb.fit_conformal"
-        )
+        raise UserError("calibrate is for classes and real numbers: this likelihood predicts something else")
     for network in members(plain):
         network.calibration, network.conformal = found, None
     if output.ndim > (2 if gaussian else 3):  # one answer a pixel has no sets
