@@ -28,7 +28,7 @@ def calibrate(
     """Return a copy of the network that answers with calibrated probabilities.
 
     Draws of classes get a temperature, by which the logits of every pass are divided; moments and linear a factor for
-    the variance of their outputs. Either minimises the NLL of `val`, and `predict`, `evaluate`, files and graphs apply it.
+    the variance of their outputs. Either minimises the NLL of `val`; `predict`, `evaluate`, files and graphs apply it.
     Where `val` is too small to fix a temperature, the value nearest to 1 in its interval is taken, with a warning.
     Scores of `val` are kept too: `Prediction.sets(level)` and `interval(level)` cover `level`, see `fit_conformal`.
 
