@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,7 +26,7 @@ class RigL(SparseTraining):
     name = "rigl"
     distribution: Distribution = "erdos-renyi"
 
-    def first_std(self, mean: Tensor) -> None:
+    def first_std(self, mean: Tensor, counts: Sequence[int]) -> None:
         """Point values have none."""
         return None
 

@@ -90,8 +90,8 @@ class SparseTraining(Method):
     # -- what a sparse method decides ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def first_std(self, mean: Tensor) -> Tensor | None:
-        """Return the stds that weights with these means start with; None for point values."""
+    def first_std(self, mean: Tensor, counts: Sequence[int]) -> Tensor | None:
+        """Return the stds that weights with these means start with, `counts` of each layer; None for point values."""
 
     @abstractmethod
     def scores(self, posterior: Sparse) -> Tensor:
@@ -133,7 +133,7 @@ class SparseTraining(Method):
                 mean = mean * _scales(layout, counts, mean)
         else:
             mean = self.mean_init * torch.randn(len(index), dtype=start.mean.dtype, device=device)
-        return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean), self.kernel))
+        return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean, counts), self.kernel))
 
     def _chosen(self, weights: Tensor, count: int) -> Tensor:
         """Return the places of a layer's first weights."""
@@ -144,7 +144,7 @@ class SparseTraining(Method):
     def _again(self, trained: Sparse) -> Sparse:
         """Return the same weights, with stds if the method has stds."""
         mean, std = trained.mean.detach(), trained.present_std()
-        first = self.first_std(mean)
+        first = self.first_std(mean, [stop - start for start, stop in trained.spans()])
         kept = first if first is None or std is None else std
         return Sparse(trained.layout, trained.index, mean, kept, self.kernel)
 

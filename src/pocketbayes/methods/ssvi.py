@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,8 +38,8 @@ class SSVI(SparseTraining, VariationalMethod):
     Attributes:
         removal: The score by which weights leave (see `removal_score`).
         removal_scale: l, of the scores exp-mean and exp-snr.
-        std_init: The first stds are |N(std_init, std_spread^2)|; "relative", 0.2 of the root mean square of the
-            present weights. None for "relative" with the empirical prior, else for the authors' 6e-4.
+        std_init: The first stds are |N(std_init, std_spread^2)|; "relative", 0.2 of the root mean square of a
+            layer's present weights. None for "relative" with the empirical prior, else for the authors' 6e-4.
         std_spread: See `std_init`; None for the authors' 5e-4, of relative stds for a tenth of them.
         added_std_init: The std of a new weight; or "layer", the mean std of its layer's present weights. At 0 local
             noise would never reach its gradient.
@@ -78,9 +78,11 @@ class SSVI(SparseTraining, VariationalMethod):
         if self.added_std_init != "layer" and not float(self.added_std_init) > 0:
             raise UserError(f"added_std_init must be a positive number or 'layer', not {self.added_std_init!r}")
 
-    def first_std(self, mean: Tensor) -> Tensor:
-        """Compute |N(std_init, std_spread^2)|, kept above 0."""
-        centre, spread = self._centre_and_spread(mean)
+    def first_std(self, mean: Tensor, counts: Sequence[int]) -> Tensor:
+        """Compute |N(std_init, std_spread^2)|, kept above 0, for the weights of each layer."""
+        first = [self._centre_and_spread(layer) for layer in mean.split(list(counts))]
+        each = torch.tensor(counts, device=mean.device)
+        centre, spread = (mean.new_tensor(values).repeat_interleave(each) for values in zip(*first))
         return (centre + spread * torch.randn_like(mean)).abs().clamp(min=1e-8)
 
     def _centre_and_spread(self, mean: Tensor) -> tuple[float, float]:
