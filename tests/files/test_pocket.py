@@ -237,6 +237,19 @@ def test_inspect_text_describes_the_file(tmp_path: Path) -> None:
     assert text["networks"][0]["layout"][0][0] == artifact.read(tmp_path / "net.pocket")["layout"]["slots"][0]["name"]
 
 
+def test_header_of_a_deep_network_stays_small(tmp_path: Path) -> None:
+    net = pb.bayesianize(pb.models.build("resnet56"), pb.Deterministic())
+    mixture = pb.Mixture([net, pb.bayesianize(pb.models.build("resnet20"), pb.Deterministic()), net])
+    for each in (net, mixture):
+        pb.save(each, tmp_path / "net.pocket")
+        assert pocket.sizes(tmp_path / "net.pocket")["header"] < 2300
+        found = pb.load(tmp_path / "net.pocket")
+        for one, other in zip(members(found), members(each), strict=True):
+            assert same_values(one, other)
+    pb.save(net, tmp_path / "net.pocket")
+    assert pocket.sizes(tmp_path / "net.pocket")["header"] < 2048
+
+
 def test_save_records_the_method(tmp_path: Path) -> None:
     for method in ("pbn", "ensemble"):
         pb.save(

@@ -145,6 +145,8 @@ def test_compress_command_writes_file_curve_and_figure(tmp_path: Path, monkeypat
     found = json.loads(result.stdout)
     assert found["bytes"] == out.stat().st_size == found["chosen"]["bytes"] < found["before"]["bytes"]
     assert found["chosen"]["nll"] <= found["before"]["nll"] + 0.1
+    described = json.loads(CliRunner().invoke(app, ["inspect", str(out), "--json"]).stdout)
+    assert {weight["name"]: weight["bits"] for weight in described["networks"][0]["weights"]} == found["layer_bits"]
     sizes = [trial["bytes"] for trial in found["front"]]
     assert sizes == sorted(sizes)
     assert json.loads((tmp_path / "small.json").read_text())["front"] == found["front"]
@@ -153,7 +155,9 @@ def test_compress_command_writes_file_curve_and_figure(tmp_path: Path, monkeypat
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
     shown = [each for each in command if each != "--json"] + ["--samples", "1", "--overwrite"]
-    assert "NLL rises by" not in CliRunner().invoke(app, shown).stdout
+    text = CliRunner().invoke(app, shown).stdout
+    assert "bits a weight by layer" in text
+    assert "NLL rises by" not in text
     monkeypatch.setattr(sys.modules["pocketbayes.cli.compress"], "MUCH_LOST", -1.0)
     assert "NLL rises by" in CliRunner().invoke(app, shown).stdout
 

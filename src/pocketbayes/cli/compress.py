@@ -118,6 +118,12 @@ def compress(
         return
     rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["front"])]
     show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
+    if bits_of := found.layer_bits:
+        fewest, most = (end(bits_of, key=lambda name: bits_of[name]) for end in (min, max))
+        show(
+            f"bits a weight by layer: {bits_of[fewest]:.2f} ({fewest}) to {bits_of[most]:.2f} ({most}); "
+            f"pocketbayes inspect {out} lists all"
+        )
     lost = found.chosen.nll - found.before.nll
     if lost > MUCH_LOST:
         show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many), or more --steps")

@@ -87,11 +87,12 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
-    """Return every weight tensor, of a sparse network with its density."""
-    densities = posterior.densities()
+    """Return every weight tensor, with its density in a sparse network and its bits a weight in a coded one."""
+    densities, bits = posterior.densities(), posterior.code_bits()
     return [
         {"name": slot.name, "shape": slot.shape, "sites": slot.sites}
         | ({"density": densities[slot.name]} if slot.name in densities else {})
+        | ({"bits": bits[slot.name]} if slot.name in bits else {})
         for slot in layout.slots
     ]
 
@@ -182,6 +183,7 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
         "shape": _shape(weight["shape"]),
         "size": size,
         **({"present": weight["density"]} if "density" in weight else {}),
+        **({"bits a weight": f"{weight['bits']:.2f}"} if "bits" in weight else {}),
         **({"tied to": tied} if tied else {}),
     }
 

@@ -33,6 +33,8 @@ DEFLATED_VALUES = 1 << 22
 """So many floats or more are coded by deflate, which reads ten times as fast: a large network loads in a second."""
 LARGEST_TREE = 1 << 22
 MOST_LAYERS = 1 << 13
+LONGEST_PLAIN_LAYOUT = 1200
+"""Characters; a longer layout goes into the compressed tree."""
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -88,6 +90,9 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
     for head in heads[1:]:
         if head["layout"] == heads[0]["layout"]:
             head["layout"] = None
+    for head, entry in zip(heads, bodies):
+        if len(json.dumps(head["layout"])) > LONGEST_PLAIN_LAYOUT:
+            entry["layout"] = head.pop("layout")
     text: dict[str, Any] = {
         "kind": "mixture" if "networks" in tree else "network",
         "precision": asdict(packer.precision),
@@ -138,7 +143,8 @@ def unpack(
     bodies, heads = json.loads(body), text["networks"]
     if len(bodies) != len(heads) or not bodies:
         raise UserError(f"the text names {len(heads)} networks, the tree describes {len(bodies)}")
-    slots = [_long_slots(heads[0]["layout"] if head["layout"] is None else head["layout"]) for head in heads]
+    layouts = [(head if "layout" in head else entry)["layout"] for head, entry in zip(heads, bodies)]
+    slots = [_long_slots(layouts[0] if layout is None else layout) for layout in layouts]
     claimed = sum(map(_layout_size, slots)) + sum(math.prod(_checked_shape(node["shape"])) for node in _nodes(bodies))
     if claimed > FREE_VALUES + VALUES_A_BYTE * sum(map(len, parts.values())):
         raise UserError("it claims to hold more numbers than a file of its size can")

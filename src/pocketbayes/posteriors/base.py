@@ -243,6 +243,10 @@ class Posterior(nn.Module, ABC):
         """Return the fraction of present weights by slot; empty for dense storages."""
         return {}
 
+    def code_bits(self) -> dict[str, float]:
+        """Return the bits a weight of each slot's codes, by their frequencies; empty for storages without codes."""
+        return {}
+
     def matrix_slots(self) -> list[int]:
         """Return the slots that can be returned as sparse matrices, which only F.linear accepts."""
         return []

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.plane.codes import entropy
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout
@@ -100,6 +101,11 @@ class Coded(Posterior):
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """Return one draw, or the means if there are no stds."""
         return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
+
+    def code_bits(self) -> dict[str, float]:
+        """Return the entropy of each slot's codes."""
+        slots = self.layout.slots
+        return {slot.name: entropy(torch.bincount(self.index[slot.start : slot.stop])) for slot in slots}
 
     def pack_for_graph(self) -> None:
         """Hold up to `MAX_CODES` different codes as tokens of a few bits."""

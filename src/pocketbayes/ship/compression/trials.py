@@ -11,7 +11,7 @@ from torch import nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.network_file import Packed
-from pocketbayes.network import Net
+from pocketbayes.network import Net, members
 
 DEFAULT_NLL_LOSS = 0.01
 NOISE = 0.01
@@ -156,6 +156,11 @@ class Compressed:
         """The trials that no other beats in both size and NLL, smallest first."""
         return frontier(self.trials)
 
+    @property
+    def layer_bits(self) -> dict[str, float]:
+        """Bits a weight of each layer's codes in the chosen network; of a mixture, in its first member."""
+        return members(self.net)[0].posterior.code_bits()
+
     def pick(
         self,
         *,
@@ -187,6 +192,7 @@ class Compressed:
             "weights": self.weights,
             "before": self.before.to_json(),
             "chosen": self.chosen.to_json(),
+            "layer_bits": self.layer_bits,
             "front": [trial.to_json() for trial in self.front],
             "trials": [trial.to_json() for trial in self.trials],
         }
