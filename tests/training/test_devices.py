@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import pocketbayes as pb
+from pocketbayes.training import loop
+from pocketbayes.training.checks import NotFiniteError
 
 
 @pytest.mark.parametrize("propagation", ["sample", "flipout"])
@@ -26,3 +34,70 @@ def test_fit_step_never_waits_for_the_device(propagation: str, prior_std: float 
     assert all(p.grad is not None and p.grad.is_meta for p in net.posterior.parameters())
     with pytest.raises(RuntimeError):
         net.kl().item()
+
+
+READS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.numpy, torch.equal)
+
+
+class CountingReads(TorchFunctionMode):
+    """Counts how often Python asks for a number, for which a device has to finish everything that is queued.
+
+    Data are read before they are moved there, and posteriors read only on a CPU, as the test above shows.
+    """
+
+    count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            reader = Path(sys._getframe(1).f_code.co_filename).parent.name
+            self.count += reader not in ("data", "posteriors")
+        return func(*args, **(kwargs or {}))
+
+
+def data(examples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(examples, 6, generator=generator), torch.arange(examples) % 3
+
+
+def fitted(every: int, monkeypatch: pytest.MonkeyPatch, examples: int = 96, **settings: Any) -> pb.Network:
+    monkeypatch.setattr(loop, "steps_between_reads", lambda device: every)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    settings = {"epochs": 1, "clip_norm": 5.0, **settings}
+    return pb.fit(pb.MeanFieldVI(), model, data(examples), batch_size=4, progress=False, **settings)
+
+
+@pytest.mark.filterwarnings("ignore::pocketbayes.inference.health.StdsNotLearnedWarning")
+@pytest.mark.parametrize("every", [1, 8])
+def test_fit_reads_numbers_once_in_many_steps(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for examples in (96, 96 + 160):
+        with CountingReads() as reads:
+            fitted(every, monkeypatch, examples)
+        counts.append(reads.count)
+    assert counts[1] - counts[0] == 40 // every
+
+
+@pytest.mark.filterwarnings("ignore::pocketbayes.inference.health.StdsNotLearnedWarning")
+def test_fit_does_not_depend_on_when_numbers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weights = [], []
+    for every in (1, 7):
+        net = fitted(every, monkeypatch, epochs=2, out=tmp_path / str(every), checkpoint_steps=5)
+        rows.append((tmp_path / str(every) / "metrics.jsonl").read_text())
+        weights.append(net.posterior.weight_means())
+    assert rows[0] == rows[1]
+    assert torch.equal(*weights)
+
+
+def test_fit_names_the_step_of_a_loss_that_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "steps_between_reads", lambda device: 8)
+    backward, steps = loop.Loop._backward_nll, itertools.count()
+
+    def spoiled(self: Any, *args: Any) -> Any:
+        scale = torch.tensor(float("nan") if next(steps) == 10 else 1.0)
+        return [nll * scale for nll in backward(self, *args)]
+
+    monkeypatch.setattr(loop.Loop, "_backward_nll", spoiled)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    with pytest.raises(NotFiniteError, match=r"epoch 1, step 11: NLL nan"):
+        pb.fit(pb.MeanFieldVI(), model, data(96), batch_size=4, epochs=1, progress=False)

@@ -83,10 +83,10 @@ def not_finite(network: Network, *, gradients: bool = False) -> str | None:
     return None
 
 
-def gradient_is_finite(network: Network) -> bool:
-    """Return whether the norm of all gradients is a number; one look at the device."""
+def gradient_norm(network: Network) -> Tensor | None:
+    """Return the norm of all gradients together, on their device; None if there are none."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
-    return not gradients or bool(torch.nn.utils.get_total_norm(gradients).isfinite())
+    return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
 
 def fingerprint(net: nn.Module) -> str:

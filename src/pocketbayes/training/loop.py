@@ -26,7 +26,8 @@ from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
 from pocketbayes.propagation.linear.taps import arranged
-from pocketbayes.training.checks import NotFiniteError, gradient_is_finite, not_finite, warn_of_odd_model
+from pocketbayes.training.checks import NotFiniteError, gradient_norm, not_finite, warn_of_odd_model
+from pocketbayes.training.figures import Number, StepFigures, read, steps_between_reads
 from pocketbayes.training.settings import Training
 
 if TYPE_CHECKING:
@@ -59,6 +60,12 @@ class Loop:
     done: int = 0
     draws_nothing: bool = False
     """Whether neither likelihood nor KL drew random numbers in the first step of the epoch."""
+    unread: list[StepFigures] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Read each step's numbers at once where it is free, or where processes exchange them anyway."""
+        several = self.run.team.size > 1
+        self.steps_between_reads = 1 if several else steps_between_reads(self.run.fabric.device)
 
     def epoch(self) -> None:
         """Build from the step where the run stands to the end of the epoch."""
@@ -81,21 +88,21 @@ class Loop:
             workers=self.training.workers,
         ):
             x = arranged(x.to(run.fabric.device), self.training.channels_last and x.ndim == 4)
-            figures = self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
+            self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
             at.step += 1
             if (at.stage, at.epoch, at.step) == (0, 0, 1) and run.team.rank == 0:
                 warn_of_odd_model(self.network, x)
-            at.sums = {name: at.sums.get(name, 0.0) + value for name, value in figures.items()}
-            run.bar.advance(1, **figures)
             every = self.training.checkpoint_steps
             if every and at.step % every == 0 and at.step < steps:
+                self._read()
                 run.save_checkpoint(self.net, self.optimizer)
             if at.step < steps:
-                run.stop_if_asked(self.net, self.optimizer)
+                run.stop_if_asked(self.net, self.optimizer, self._read)
+        self._read()
         self._close_epoch(at.step)
 
-    def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> dict[str, float]:
-        """Return one optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
+    def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> None:
+        """Take one optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
         run, method = self.run, self.method
         progress = index / steps
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
@@ -108,27 +115,42 @@ class Loop:
         replaced = replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
         run.redirection.drew = False
         with run.redirection.suspended(self.draws_nothing):
-            nll = run.together(self._backward_nll(parts, part) if replaced is None else replaced * part)
+            nlls = self._backward_nll(parts, part) if replaced is None else [replaced * part]
+            if run.team.size > 1:
+                nlls = [run.together(sum(map(float, nlls)))]
             kl = self.network.kl() if beta else None  # one that does not act is measured once an epoch
             self.draws_nothing = not run.redirection.drew
         with run.redirection.suspended():
             if replaced is None and kl is not None and kl.requires_grad:
                 run.fabric.backward(kl * (beta / run.examples))
-            figures = {"loss": nll, "nll": nll}
-            if kl is not None:
-                figures["kl"] = float(kl.detach())
-                figures["loss"] += beta * figures["kl"] / run.examples
-            if not math.isfinite(figures["loss"]) or not gradient_is_finite(self.network):
-                self._complain(nll, figures.get("kl", 0.0))
+            divergence, norm = None if kl is None else kl.detach(), gradient_norm(self.network)
+            self.unread.append(StepFigures(run.at.step, nlls, divergence, beta, run.examples, norm))
+            if len(self.unread) >= self.steps_between_reads:
+                self._read()
             if replaced is not None:
-                return figures
+                return
             if self.training.clip_norm is not None:
-                run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=self.training.clip_norm)
+                limit = self.training.clip_norm  # what is not finite is found by `_read`
+                run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
             self.optimizer.step()
         (run.stage.after_step or method.after_step)(self.network, self.optimizer.optimizer, index, total)
-        return figures
 
-    def _complain(self, nll: float, kl: float) -> None:
+    def _read(self) -> None:
+        """Take the figures of the steps since the last time into the epoch's sums.
+
+        Raises:
+            NotFiniteError: If the loss or the gradient of one of them is no number.
+        """
+        at, unread = self.run.at, read(self.unread)
+        self.unread.clear()
+        for figures in unread:
+            row = figures.row()
+            if not figures.finite:
+                self._complain(figures.step, row["nll"], row.get("kl", 0.0))
+            at.sums = {name: at.sums.get(name, 0.0) + value for name, value in row.items()}
+            self.run.bar.advance(1, **row)
+
+    def _complain(self, step: int, nll: float, kl: float) -> None:
         """Raise `NotFiniteError` with the step, the layer and the likely cause."""
         run, at = self.run, self.run.at
         weights, gradient = not_finite(self.network), not_finite(self.network, gradients=True)
@@ -141,19 +163,19 @@ class Loop:
             else "the step before was too large"
         )  # fmt: skip
         raise NotFiniteError(
-            f"{what} is not finite at stage {run.stage.name!r}, epoch {at.epoch + 1}, step {at.step + 1}{layer}: NLL "
+            f"{what} is not finite at stage {run.stage.name!r}, epoch {at.epoch + 1}, step {step + 1}{layer}: NLL "
             f"{nll:.4g}, KL {kl:.4g}; likely {cause}; lower lr ({self.training.lr} now), set clip_norm, check the data"
         )
 
-    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> float:
+    def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> list[Number]:
         """Add the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
 
-        The weight is that of this process's part of the batch beside those of the others.
+        The weight is that of this process's part of the batch beside those of the others. Returns the parts of the NLL.
         """
         joint = JointBatchNorm(self.run.team, counted=weight > 0)
         run, samples = self.run, self.method.train_samples if self.network.is_random else 1
         size = sum(len(inputs) for inputs, _ in parts)
-        total = 0.0
+        nlls: list[Number] = []
         noise: Tensor | None = None
         for part, (inputs, targets) in enumerate(parts):
             for sample in range(samples):
@@ -172,8 +194,8 @@ class Loop:
                     nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
                     with run.redirection.suspended():
                         run.fabric.backward(nll)
-                total += float(nll.detach())
-        return total
+                nlls.append(nll.detach())
+        return nlls
 
     def _output(self, inputs: Tensor) -> Any:
         try:

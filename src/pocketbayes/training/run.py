@@ -310,11 +310,12 @@ class FitRun:
             checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
         self.fabric.barrier()
 
-    def stop_if_asked(self, net: Net, optimizer: Any) -> None:
-        """Save and stop if this process or one that it trains with received a signal."""
+    def stop_if_asked(self, net: Net, optimizer: Any, before: Callable[[], None] = lambda: None) -> None:
+        """Save and stop, after what comes before, if this process or one that it trains with received a signal."""
         if self.team.size == 1:
             self.asked = self.signals.asked is not None
         if self.asked:
+            before()
             self.save_checkpoint(net, optimizer)
             raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
 
