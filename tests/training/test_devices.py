@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import pocketbayes as pb
+from pocketbayes.likelihoods import Categorical
+from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.propagation import PROPAGATIONS, Ask
 from pocketbayes.training import loop
 from pocketbayes.training.checks import NotFiniteError
 
 
-@pytest.mark.parametrize("propagation", ["sample", "flipout"])
+@pytest.mark.parametrize("propagation", ["sample", "flipout", "local"])
 @pytest.mark.parametrize("prior_std", [None, 0.3])
 def test_fit_step_never_waits_for_the_device(propagation: str, prior_std: float | None) -> None:
     method = pb.MeanFieldVI(propagation=propagation, prior_std=prior_std)
@@ -34,6 +37,26 @@ def test_fit_step_never_waits_for_the_device(propagation: str, prior_std: float 
     assert all(p.grad is not None and p.grad.is_meta for p in net.posterior.parameters())
     with pytest.raises(RuntimeError):
         net.kl().item()
+
+
+@pytest.mark.parametrize("convolution", [False, True])
+@pytest.mark.parametrize("propagation", sorted(PROPAGATIONS.keys() - {"linear"}))  # which asks once what is random
+def test_propagation_never_waits_for_the_device(propagation: str, convolution: bool) -> None:
+    model = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    if convolution:
+        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+    net = pb.bayesianize(model, pb.MeanFieldVI())
+    assert isinstance(net, pb.Network)
+    shape = (4, 3, 2, 2) if convolution else (4, 12)
+    ask = Ask(propagation=propagation)
+    net.answer(torch.randn(shape), ask)  # the first call looks at the model's flow, once
+    output = net.to("meta").answer(torch.randn(shape, device="meta"), ask)
+    mean = output.loc if isinstance(output, Gaussian) else output
+    assert mean.is_meta
+    assert mean.shape == (4, 3)
+    if PROPAGATIONS[propagation].differentiable:
+        Categorical().nll(output, torch.zeros(4, dtype=torch.long, device="meta")).backward()
+        assert all(p.grad is not None for p in net.posterior.parameters() if propagation != "mean")
 
 
 READS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.numpy, torch.equal)

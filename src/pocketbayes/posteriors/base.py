@@ -168,7 +168,8 @@ class Posterior(nn.Module, ABC):
     def random_slots(self) -> list[int]:
         """Return the slots of the layout that have a std above 0."""
         stds = self.layout.views(self.held_moments()[1].detach())
-        return [number for number, std in enumerate(stds) if bool((std > 0).any())]
+        random = torch.stack([(std > 0).any() for std in stds]).tolist() if stds else []
+        return [number for number, is_random in enumerate(random) if is_random]
 
     def sample(self, noise: Tensor | None = None) -> Tensor:
         """Return one draw (n,) of all weights, a smooth function of `noise_size` standard normal numbers."""

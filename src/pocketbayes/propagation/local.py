@@ -38,6 +38,8 @@ class LocalRules(LinearRules):
 
 
 def _half_precision(device: str) -> bool:
+    if not torch.amp.is_autocast_available(device):  # as on the meta device
+        return False
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
