@@ -2,7 +2,7 @@
 
 python benchmarks/cheap_modes.py --data-dir DATA [--seeds 2]
 
-LeNet-5 on 10,000 MNIST images, 8 epochs of Adam from a fresh start. Modes that are made from one training or in one:
+LeNet-5 on 3000 MNIST images, 8 epochs of Adam from a fresh start. Modes that are made from one training or in one:
 cyclic snapshots (each further cycle of 2 epochs at the full rate gives a member; Huang et al. 2017), SWAG, one and one
 per member (MultiSWAG), four networks of half the width (what Packed-Ensembles train at once in the place of one;
 Laurent et al. 2023), and factors per member and unit around shared weights (BatchEnsemble; Wen et al. 2020), of which
@@ -34,8 +34,8 @@ from pocketbayes.inference.metrics import calibrated_nll, dee
 from pocketbayes.network import Mixture, Net, Network, members
 
 EPOCHS, CYCLE, MEMBERS, FRESH = 8, 2, 5, 10
-IMAGES, VAL = 10_000, 2000
-SETTINGS: dict[str, Any] = {"batch_size": 64, "lr": 2e-3, "schedule": "cosine", "progress": False}
+IMAGES, VAL = 3000, 2000
+SETTINGS: dict[str, Any] = {"batch_size": 32, "lr": 2e-3, "schedule": "cosine", "progress": False}
 MAX_NLL_LOSS = 0.003
 Made = tuple[Net, float]
 """A mode and the passes that it took."""

@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the members in FP32, under shift")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    beside = {"what": "coded ResNet-20s on CIFAR-10", "outside": MOST, "clean": CLEAN}
+    beside = {"what": "ResNet-20s on CIFAR-10", "outside": MOST, "clean": CLEAN}
     rows, bench = Rows("coded-members", beside), Members(args.data_dir, args.cache)
     if args.full:
         return full_precision(bench, rows)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from statistics import mean
 from typing import Any
 
 from table_parts import Result, Table, Tables
 
-OF_TEN, OF_TWO = "of 10 within 760000", "of 2 within 135000"
-COUNTS = (2, 3, 5, 10)
+FULL_COUNTS = (1, 2, 3, 5, 10)
+CODED = re.compile(r"(\d+) of (\d+) within (\d+)(?:, (\d+) steps)?$")
+"""The name of a row of coded members: how many of those in a file, its size, and training steps."""
+FILE_OF_ALL, SHOWN_OF_ALL = (10, 760_000), (2, 3, 5)
+"""The file whose first members are rows too; of other files only all members are."""
 KEYS = ("nll", "ece", "calibrated_nll", "svhn_auroc", "cifar100_auroc")
 HEAD = ["accuracy", "NLL", "ECE", "calibrated NLL", "SVHN AUROC", "CIFAR-100 AUROC"]
 
@@ -26,13 +31,17 @@ def members(result: Result) -> Table:
 
 
 def coded_rows(result: Result) -> list[tuple[int, dict[str, Any]]]:
-    """The coded members by their number: those of the file of ten, and two in a smaller one."""
-    found = []
+    """The coded members by their number, smallest file first; the first of ten where their number has no own file."""
+    own, first = [], []
     for name, row in result.get("rows", {}).items():
-        count, *rest = name.split(" ")
-        if (" ".join(rest) == OF_TEN and int(count) in COUNTS) or (" ".join(rest) == OF_TWO and int(count) == 2):
-            found.append((int(count), row))
-    return sorted(found, key=lambda pair: pair[1]["bytes"])
+        if match := CODED.match(name):
+            count, of, limit = (int(part) for part in match.groups()[:3])
+            if count == of:
+                own.append((count, row))
+            elif (of, limit) == FILE_OF_ALL and count in SHOWN_OF_ALL:
+                first.append((count, row))
+    counts = {count for count, _ in own}
+    return sorted([*own, *(pair for pair in first if pair[0] not in counts)], key=lambda pair: pair[1]["bytes"])
 
 
 def coded(result: Result) -> Table:
@@ -41,20 +50,20 @@ def coded(result: Result) -> Table:
     for count, row in coded_rows(result):
         worth = "" if row["dee"] is None else f"{row['dee']:.1f}"
         asked = f"{row['adaptive']['passes']:.2f}" if "adaptive" in row else "1"
-        rows.append([str(count), f"{row['bytes']:,}", *figures(row), worth, asked])
-    return ["members", "bytes", *HEAD, "DEE", "adaptive passes"], rows
+        rows.append([str(count), f"{row['bytes']:,}", str(row.get("steps", 0)), *figures(row), worth, asked])
+    return ["members", "bytes", "training steps", *HEAD, "DEE", "adaptive passes"], rows
 
 
 def shift(result: Result) -> Table:
     """Accuracy and NLL by severity, FP32 members beside coded ones."""
-    full = [(count, row) for name, row in result["rows"].items() if (count := _full(name)) in (1, *COUNTS)]
+    full = [(count, row) for name, row in result["rows"].items() if (count := _full(name)) in FULL_COUNTS]
     rows = []
     for kind, group in (("FP32", full), ("coded", coded_rows(result))):
         for count, row in group:
             if "shift" in row:
                 each = [f"{100 * own['accuracy']:.1f} / {own['nll']:.2f}" for own in row["shift"].values()]
-                rows.append([f"{count}, {kind}", *each])
-    return ["members", *(f"severity {number}" for number in range(1, 6))], rows
+                rows.append([f"{count}, {kind}", f"{row['bytes']:,}" if "bytes" in row else "", *each])
+    return ["members", "bytes", *(f"severity {number}" for number in range(1, 6))], rows
 
 
 def _full(name: str) -> int | None:
@@ -84,9 +93,34 @@ def trained(result: Result) -> Table:
     return ["data", "members", "bytes", "accuracy", "NLL", "mean IoU", "RMSE", "disagreement, %"], rows
 
 
+def cheap(result: Result) -> Table:
+    """Modes from one training beside fresh starts, coded: their worth by bytes and by training."""
+    seeds = list(result["rows"].values())
+    rows = []
+    for mode in seeds[0]["modes"]:
+        own = [row["modes"][mode] for row in seeds if mode in row["modes"]]
+        size, passes = mean(row["bytes"] for row in own), own[0]["passes"]
+        worth = mean(row["coded"]["dee"] for row in own)
+        figures = [mean(row["coded"][key] for row in own) for key in ("accuracy", "nll", "calibrated_nll")]
+        rows.append(
+            [
+                mode,
+                str(passes),
+                f"{size:,.0f}",
+                f"{100 * figures[0]:.2f}",
+                *(f"{value:.4f}" for value in figures[1:]),
+                f"{worth:.1f}",
+                f"{10_000 * worth / size:.2f}",
+                f"{result['epochs'] * worth / passes:.2f}",
+            ]
+        )
+    head = ["passes", "bytes", "accuracy", "NLL", "calibrated NLL", "DEE", "DEE per 10 kB", "DEE per training"]
+    return ["mode", *head], rows
+
+
 def adaptive(result: Result) -> str:
     """One line on adaptive passes."""
-    row = result["rows"]["5 of 10 within 760000"]["adaptive"]
+    row = result["rows"][f"5 of {FILE_OF_ALL[0]} within {FILE_OF_ALL[1]}"]["adaptive"]
     return (
         f"Five coded members, {row['passes']:.2f} passes per image on average: NLL {row['nll']:.4f}, "
         f"{row['nll_with_all']:.4f} with all five ({100 * row['rise']:+.1f} %).\n"
@@ -98,5 +132,6 @@ TABLES: Tables = {
     "coded-members": ("coded-members", coded),
     "coded-members-shift": ("coded-members", shift),
     "trained-members": ("ensembles", trained),
+    "cheap-modes": ("cheap-modes", cheap),
     "adaptive-passes": ("coded-members", adaptive),
 }

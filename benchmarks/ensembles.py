@@ -3,10 +3,11 @@
 python benchmarks/ensembles.py train RECIPE --data-dir DATA [--runs RUNS]
 python benchmarks/ensembles.py code RECIPE --data-dir DATA [--runs RUNS]
 
-`train` runs a recipe that is shipped (resumable): mnist-lenet5-ensemble, camvid-unet-small-ensemble,
-uci-energy-ensemble, digits-ensemble. `code` measures it on the test data: one member in FP32 (the mean over all), all
-of them in FP32, and all of them in one coded file that is smaller than one FP32 network. `pb.compress` chooses that
-file on the validation data, where the disagreement of members is measured too. Figures go to results/ensembles.json.
+`train` runs a recipe that is shipped (resumable): mnist-lenet5-ensemble, cifar10-resnet-small-ensemble,
+camvid-unet-small-ensemble, uci-energy-ensemble, digits-ensemble. `code` measures it on the test data: one member in
+FP32 (the mean over all), all of them in FP32, and all of them in one coded file that is smaller than one FP32 network.
+`pb.compress` chooses that file on the validation data, where the disagreement of members is measured too. Figures go to
+results/ensembles.json.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ import pocketbayes as pb
 from pocketbayes.base.calibrated import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
+from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
 from pocketbayes.ship.compression.fewer import best_first, measure_prefixes, order_by_worth, prefix
+from pocketbayes.ship.compression.filling import fill
 from pocketbayes.ship.compression.trials import NOISE
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -130,6 +134,18 @@ def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: 
     assert len(members(two.net)) == 2
     with pytest.raises(pb.UserError, match="3 members"):
         pb.compress(mixture, train, val, count=4)
+
+
+def test_fill_comes_close_where_its_estimate_is_wrong(mixture: Mixture) -> None:
+    three, limit, tried = Mixture(members(mixture)), 9000, []
+
+    def pack(recipe: Recipe, count: int) -> Any:
+        packed = Packed.of(code(prefix(three, count), recipe, [None] * count).net, CODED_PRECISION)
+        size = packed.size + int(1500 * count * min(0.01 / recipe.lam, 1))  # a codebook that grows
+        return SimpleNamespace(size=size)
+
+    fill(three, Recipe(0.1), limit, [3], pack, lambda packed, recipe, count: tried.append(packed.size) or 1.0)
+    assert 0.9 * limit < tried[0] <= limit
 
 
 def test_compress_within_a_loss_chooses_members_too(mixture: Mixture, tmp_path: Path) -> None:

@@ -11,14 +11,16 @@ from pocketbayes.network import Mixture, Net
 from pocketbayes.ship.compression.coding import Recipe, estimate_bytes
 from pocketbayes.ship.compression.fewer import prefix
 
-FINEST, COARSEST = 0.001, 10.0
+FINEST, COARSEST = 1e-5, 10.0
 """Lambdas between which a size is searched for."""
-HALVINGS = 11
-ATTEMPTS = 4
+HALVINGS = 12
+ATTEMPTS = 6
 """Files that are made, at most, until one fills a size."""
 AIM = 0.997
 CLOSE = 0.992
 """Shares of a size: what is aimed at, and what is close enough."""
+SAME = 0.99
+"""Share of a lambda from which on another counts as the same."""
 PATIENCE = 2
 """Numbers of members in a row that may be worse than the best one before the search ends."""
 
@@ -58,13 +60,20 @@ def fill(
     rest, losses = pack(recipe, 1).size - estimate_bytes(prefix(net, 1), recipe), [math.inf]
     for count in counts:
         first, found = prefix(net, count), None
+        low, high = FINEST, COARSEST  # too large, and small enough
         for _ in range(ATTEMPTS):
-            own = recipe_of_size(first, recipe, AIM * limit - rest * count)
+            own = recipe_of_size(first, recipe, AIM * limit - rest * count, low, high)
+            if (found is not None and own.lam > SAME * high) or (low > FINEST and own.lam < low / SAME):
+                own = replace(recipe, lam=math.sqrt(low * high))  # the estimate is wrong about what has been tried
             packed = pack(own, count)
             rest = (packed.size - estimate_bytes(first, own)) / count
-            if packed.size <= limit and (found is None or packed.size > found[0].size):
-                found = packed, own
-            if CLOSE * limit <= packed.size <= limit or (packed.size <= limit and _is_finest(own)):
+            if packed.size > limit:
+                low = own.lam
+            else:
+                found, high = (packed, own), own.lam
+                if packed.size >= CLOSE * limit or _is_finest(own):
+                    break
+            if low > SAME * high:
                 break
         if found is not None:
             losses.append(measure(*found, count))
