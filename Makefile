@@ -47,7 +47,7 @@ $(VENV)/bin/python:
 $(VENV)/.user: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): some minutes the first time"
 	$(PIP) torch torchvision
-	$(PIP) -e '.[vision,report]'
+	$(PIP) -e '.[vision,report,onnx]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user

@@ -373,13 +373,16 @@ def test_report_command_prints_what_it_wrote(runs_dir: Path, copies: Path, tmp_p
     unfinished = CliRunner().invoke(app, ["report", str(copies), "--out", str(out), "--json"])
     assert unfinished.exit_code == 2
     assert "--resume" in json.loads(unfinished.stdout)["runs"][0]["problems"][-1]
+    assert "shared: unfinished" in unfinished.stderr
     result = CliRunner().invoke(app, ["report", str(tmp_path / "none")])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
 
 
 def test_report_row_states_its_evidence(runs_dir: Path) -> None:
-    rows = document(gather(runs_dir))["leaderboard"]["rows"]
+    board = document(gather(runs_dir))["leaderboard"]
+    rows, columns = board["rows"], [column["key"] for column in board["columns"]]
+    assert len(set(columns)) == len(columns)
     assert all("examples" in row["data"] for row in rows)
     assert all("passes" in row["by"] and "epoch" in row["by"] and "seed" in row["by"] for row in rows)
 

@@ -277,6 +277,16 @@ def test_report_fits_a_phone(page: webdriver.Chrome) -> None:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_report_names_of_runs_stay_readable_on_a_phone(page: webdriver.Chrome) -> None:
+    size = {"width": 400, "height": 700, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        row = page.find_element("css selector", "#leaderboard tbody tr")
+        assert row.rect["height"] < 150
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_report_section_opens_at_its_start(page: webdriver.Chrome, width: int) -> None:
     """A link to a section, or a tab clicked far down the page, shows the heading right below the header."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pocketbayes.cli.options import Json
-from pocketbayes.cli.output import note, show, show_json, styled
+from pocketbayes.cli.output import complain, note, show, show_json, styled
 
 if TYPE_CHECKING:
     from pocketbayes.reporting.runs import RunFolder
@@ -51,7 +51,7 @@ def report(
         _exit_if_unfinished(found.runs)
         return
     for run in found.runs:
-        for problem in run.problems:
+        for problem in () if run.is_unfinished else run.problems:
             note(f"{run.name}: {problem}")
     drawn = f", {len(found.figures)} figures" if figures else ""
     show(styled("bold", found.page, f": {len(found.runs)} run{'s' * (len(found.runs) != 1)}{drawn}"))
@@ -59,6 +59,11 @@ def report(
 
 
 def _exit_if_unfinished(runs: list[RunFolder]) -> None:
-    """Tell a program that the page compares runs which are not all trained."""
-    if any(run.is_unfinished for run in runs):
+    """Tell a program, and name, runs on the page that are not trained to their end."""
+    unfinished = [run for run in runs if run.is_unfinished]
+    if unfinished:
+        names = ", ".join(run.name for run in unfinished)
+        complain(
+            f"{names}: unfinished; resume with: pocketbayes train --out {unfinished[0].path} --resume", "warning: "
+        )
         raise typer.Exit(2)

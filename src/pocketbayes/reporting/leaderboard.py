@@ -11,8 +11,6 @@ from pocketbayes.reporting.table import HEADINGS, HIGH_IS_GOOD, LOW_IS_GOOD, PER
 
 OOD_SCORE = "entropy"
 """The score whose AUROC the leaderboard shows; the page has the others."""
-POSTERIOR = ("calibrated_nll", "epistemic_share")
-"""Measures that show what a posterior adds to one temperature."""
 ABOUT = {
     "accuracy": "Fraction of correct predictions",
     "miou": "Mean intersection over union of the classes",
@@ -64,7 +62,7 @@ def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 def values_of(run: RunFolder) -> dict[str, float]:
     """Return what a run shows on the leaderboard."""
-    values = shown(run.measures) | {key: run.measures[key] for key in POSTERIOR if key in run.measures}
+    values = dict(shown(run.measures))
     sets = run.evaluation.get("ood")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
         auroc = inside(found, "scores", OOD_SCORE, "auroc")
@@ -100,12 +98,12 @@ def made_by(run: RunFolder) -> str:
         words.append(f"seed {seed}")
     if isinstance(learned := run.weights.get("learned"), bool):
         words.append("stds learned" if learned else "stds not learned")
-    return ", ".join(words)
+    return ", ".join(["unfinished", *words] if run.is_unfinished else words)
 
 
 def _ordered(keys: set[str]) -> list[str]:
     aurocs = sorted(key for key in keys if key.startswith("auroc "))
-    return [key for key in (*SHOWN, *POSTERIOR, *aurocs, "bytes", "values", "flops", "latency") if key in keys]
+    return [key for key in (*SHOWN, *aurocs, "bytes", "values", "flops", "latency") if key in keys]
 
 
 def _column(key: str) -> Column:

@@ -33,7 +33,7 @@ function highlights(columns, rows) {
     bytes: "Smallest file",
     latency: "Fastest prediction",
   };
-  if (runs.length < 2 || unique(rows.map((row) => row.data)).length > 1) return null;
+  if (runs.length < 2 || dataOf(rows).length > 1) return null;
   const cards = columns
     .filter((column) => wanted[column.key])
     .map((column) => {
@@ -52,8 +52,13 @@ function highlights(columns, rows) {
   return h("div", { class: "highs" }, cards);
 }
 
+// What the runs were measured on; an unfinished run on nothing.
+function dataOf(rows) {
+  return unique(rows.map((row) => row.data).filter(Boolean));
+}
+
 function leaderboard(columns, rows) {
-  const withData = unique(rows.map((row) => row.data)).length > 1;
+  const withData = dataOf(rows).length > 1;
   const body = h("tbody", {});
   const heads = [];
   let order = { key: null, down: false };
@@ -95,7 +100,7 @@ function leaderboard(columns, rows) {
     columns.map((c) => head(c.key, c.title, c.about, c.better === "high")),
   );
   fillBody();
-  const data = unique(rows.map((row) => row.data).filter(Boolean));
+  const data = dataOf(rows);
   const title = h(
     "caption",
     {},
