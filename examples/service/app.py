@@ -2,10 +2,12 @@
 
 import math
 import os
+import tempfile
 from typing import Annotated
 
 import torch
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -13,7 +15,7 @@ from pydantic import BaseModel, Field
 import pocketbayes as pb
 from pocketbayes.network import members
 
-MOST_BYTES, MOST_INPUTS, MOST_SAMPLES = 1 << 20, 64, 100
+MOST_BYTES, MOST_INPUTS, MOST_SAMPLES = {"/predict": 1 << 20, "/photo": 8 << 20}, 64, 100
 net = pb.load(os.environ["POCKETBAYES_NET"])
 info = members(net)[0].info
 if info is None or info.task != "classification":
@@ -35,9 +37,9 @@ class Question(BaseModel):
 @app.middleware("http")
 async def bounded(request: Request, call_next) -> Response:
     """Refuses a body before reading it: its size must be given, and be small."""
-    length = request.headers.get("content-length", "")
-    if request.method == "POST" and not (length.isdecimal() and int(length) <= MOST_BYTES):
-        return Response(f"at most {MOST_BYTES} bytes, and their number in advance", 413 if length else 411)
+    length, most = request.headers.get("content-length", ""), MOST_BYTES.get(request.url.path, 0)
+    if request.method == "POST" and not (length.isdecimal() and int(length) <= most):
+        return Response(f"at most {most} bytes, and their number in advance", 413 if length else 411)
     return await call_next(request)
 
 
@@ -54,12 +56,30 @@ def predict(question: Question) -> list[dict[str, str | float]]:
     x = pb.data.scale_inputs(torch.tensor(question.x).reshape(-1, *info.input_shape), info)
     if not x.isfinite().all():
         raise HTTPException(422, "x holds numbers that are not finite")
+    return answer(x, question.samples, question.adaptive)
+
+
+@app.post("/photo")
+async def photo(request: Request, samples: Annotated[int, Query(ge=1, le=MOST_SAMPLES)] = 30) -> dict[str, str | float]:
+    """Answer for the image file in the body, which is scaled and cropped as in training."""
+    with tempfile.NamedTemporaryFile(suffix=".png") as file:  # the bytes decide the format, not the name
+        file.write(await request.body())
+        file.flush()
+        try:
+            x = await run_in_threadpool(pb.data.read_inputs, file.name, info)
+        except pb.UserError as error:
+            raise HTTPException(422, str(error).replace(file.name, "the photo")) from None
+    return (await run_in_threadpool(answer, x, samples))[0]
+
+
+def answer(x: torch.Tensor, samples: int, adaptive: bool = False) -> list[dict[str, str | float]]:
+    """Predict, and write each answer as plain values."""
     try:
-        answer = pb.predict(net, x, samples=question.samples, adaptive=question.adaptive or None)
+        found = pb.predict(net, x, samples=samples, adaptive=adaptive or None)
     except pb.UserError as error:
         raise HTTPException(422, str(error)) from None
-    doubts = ("entropy", "epistemic", "aleatoric", *(("passes",) if question.adaptive else ()))
+    doubts = ("entropy", "epistemic", "aleatoric", *(("passes",) if adaptive else ()))
     return [
-        {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(answer, d)[i]) for d in doubts}}
-        for i, p in enumerate(answer.mean)
+        {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(found, d)[i]) for d in doubts}}
+        for i, p in enumerate(found.mean)
     ]

@@ -60,6 +60,18 @@ def test_service_answers_with_its_uncertainty(service: Any, digits: Path) -> Non
         assert answer["entropy"] == pytest.approx(answer["epistemic"] + answer["aleatoric"], abs=1e-4)
 
 
+def test_service_answers_for_image_files(service: Any, digits: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(pb.data.load("digits", "test").images[0, 0].numpy()).save(tmp_path / "digit.png")
+    found = service.post("/photo?samples=10", content=(tmp_path / "digit.png").read_bytes()).json()
+    expected = pb.predict(pb.load(digits), _batch(1)[0], samples=10)
+    assert int(found["class"]) == int(expected.mean.argmax())
+    assert found["epistemic"] == pytest.approx(float(expected.epistemic), abs=1e-5)
+    refused = service.post("/photo", content=b"no image")
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("the photo: not a readable image")
+
+
 def _batch(count: int) -> tuple[Any, Any]:
     return pb.data.load("digits", "test").__getitems__(list(range(count)))
 

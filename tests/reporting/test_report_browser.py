@@ -281,6 +281,7 @@ def test_report_names_of_runs_stay_readable_on_a_phone(page: webdriver.Chrome) -
     size = {"width": 400, "height": 700, "deviceScaleFactor": 1, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
+        open_section(page, "overview")
         row = page.find_element("css selector", "#leaderboard tbody tr")
         assert row.rect["height"] < 150
     finally:
