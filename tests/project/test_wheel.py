@@ -49,7 +49,7 @@ def test_wheel_runs_the_readme(wheel: Path, tmp_path: Path) -> None:
     (site,) = (tmp_path / "clean" / "lib").glob("python*/site-packages")
     zipfile.ZipFile(wheel).extractall(site)  # a wheel of pure Python is installed when it is unpacked
     # The dependencies of this environment, without its links to this checkout.
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
     check = f"import pocketbayes; assert pocketbayes.__file__.startswith({str(site)!r}), pocketbayes.__file__\n"
     (tmp_path / "readme.py").write_text(check + code)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), sysconfig.get_paths()["purelib"]])}
