@@ -135,7 +135,7 @@ def test_train_replaces_a_run_only_on_request(trained: Trained, tmp_path: Path) 
     call_json("train", "digits-map", "--epochs", 0, "--out", out, *TINY)
     before = (out / "model.pocket").read_bytes()
     result = call("train", "digits-bbb", "--epochs", 0, "--out", out, *TINY)
-    assert_mistake(result, "already holds a run")
+    assert_mistake(result, "already contains a run")
     assert (out / "model.pocket").read_bytes() == before
     for name in ("evaluation.json", "linear.evaluation.json", "linear.evaluation.safetensors"):
         (out / name).write_text("of the network that is replaced")
@@ -380,7 +380,7 @@ def test_evaluate_says_how_to_resume(trained: Trained, tmp_path: Path, monkeypat
         patch.setattr(parts, "stream", stopped)
         result = call(*command)
     assert result.exit_code == 130
-    assert result.stderr.endswith("stopped; the same command goes on from there\n")
+    assert result.stderr.endswith("stopped; run the same command again to resume\n")
     assert len(json.loads((tmp_path / "bbb.evaluation.json").read_text())["shift"]["noise"]) == 2
     assert len(call_json(*command)["results"][0]["shift"]["noise"]) == 8
 
@@ -696,13 +696,13 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "digits-map", "--out", "text.txt/run"], "Not a directory"),
         (["train", "digits-map", "--out", "out", "--resume"], "nothing to resume"),
         (["train", "--out", "out", "--resume"], "nothing to resume"),
-        (["train", "--out", ".", "--resume"], "nothing to resume: . holds no recipe.yaml"),
-        (["compress", "RUN", "--out", "small.json"], "write the network to small.pocket"),
+        (["train", "--out", ".", "--resume"], "nothing to resume: . has no recipe.yaml"),
+        (["compress", "RUN", "--out", "small.json"], "write to small.pocket"),
         (["train", "--resume"], "--out"),
         (["train", "digits-map", "--resume", "--overwrite", "--out", "out"], "choose one"),
         (["evaluate", "none.pocket"], "none.pocket"),
         (["evaluate", "."], "no model.pocket"),
-        (["evaluate", "RUN/.."], "it holds runs, such as"),
+        (["evaluate", "RUN/.."], "it contains runs: give one of them, such as"),
         (["evaluate", "text.pocket"], "text.pocket"),
         (["evaluate", "cut.pocket"], "cut.pocket"),
         (["evaluate", "flipped.pocket"], "damaged"),
@@ -729,7 +729,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "none.npy"], "nothing"),
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
         (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
-        (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "target risk of 2"),
+        (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "below 1, not 2"),
         (["corruptions", "text.png"], "text.png"),
         (["corruptions", "--data", "digits", "--index", "9999"], "--index 9999"),
         (["corruptions", "--data", "digits", "--out", "sheet.gif"], "sheet.gif"),
@@ -890,7 +890,7 @@ def test_evaluate_scales_named_data_like_the_network(table: Path, monkeypatch: p
     assert chosen["predictions"][0]["name"] == "high"
     smaller = call_json("compress", table / "run", *given[:2], "--out", table / "small.pocket", "--max-nll-loss", 0.1)
     assert smaller["before"]["accuracy"] > 0.8
-    assert_mistake(call("evaluate", table / "small.pocket"), "an .npz file, with --data")
+    assert_mistake(call("evaluate", table / "small.pocket"), "an .npz file with --data")
 
 
 def test_evaluate_takes_an_image_folder_as_other_data(tmp_path: Path, trained: Trained) -> None:

@@ -58,7 +58,7 @@ def test_npz_takes_classes_as_an_option(tmp_path: Path) -> None:
     [
         ({"x": np.zeros(3)}, "needs the arrays x and y"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "same number of rows"),
-        ({"x": np.zeros((3, 2)), "y": np.zeros((3, 2), int)}, "expected whole numbers"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros((3, 2), int)}, "expected integers"),
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "label -1 in row 1"),
         ({"x": np.zeros((3, 2), complex), "y": np.zeros(3)}, "only numbers"),
         ({"x": np.zeros((3, 5, 5, 7), np.uint8), "y": np.zeros(3)}, "no axis of one or three channels"),
@@ -93,7 +93,7 @@ def test_npz_is_standardised(tmp_path: Path) -> None:
     np.testing.assert_allclose(given[:][0].numpy(), (x - [5, -3, 7]) / [100, 0.01, 1], rtol=1e-3, atol=1e-4)
     sequences = save(tmp_path, x=np.zeros((9, 4, 2)), y=np.arange(9) % 3)
     for option in ({"standardise": True}, {"mean": 0.5}):
-        with pytest.raises(UserError, match="are for uint8 images and tables"):
+        with pytest.raises(UserError, match="need uint8 images or tables"):
             data.load("npz", path=sequences, **option)
 
 
@@ -124,9 +124,9 @@ def test_npz_reports_missing_file_and_wrong_option(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no file nowhere\.npz"):
         data.load("npz", data_dir=tmp_path, path="nowhere.npz")
     path = save(tmp_path, x=np.zeros((3, 2)), y=np.zeros(3))
-    with pytest.raises(UserError, match="has none to measure"):
+    with pytest.raises(UserError, match="has no training rows"):
         data.load("npz", path=path, test_fraction=1, standardise=True)
-    with pytest.raises(UserError, match=r"between 0 and 1, not at 1\.5"):
+    with pytest.raises(UserError, match=r"between 0 and 1, not 1\.5"):
         data.load("npz", path=path, test_fraction=1.5)
 
 
@@ -170,7 +170,7 @@ def test_uci_has_its_splits(uci_dir: Path) -> None:
 def test_uci_refuses_mistakes(uci_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'tiny'"):
         data.load("uci", "train", uci_dir, set="tine")
-    with pytest.raises(UserError, match="no split index=2, there are 2"):
+    with pytest.raises(UserError, match="no split index=2; choose 0 to 1"):
         data.load("uci", "train", uci_dir, set="tiny", index=2)
     with pytest.raises(UserError, match=r"no folder .*UCI_Datasets.*--data-dir"):
         data.load("uci", "train", tmp_path / "empty", set="tiny")

@@ -112,7 +112,7 @@ def test_masks_refuse_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\(5, 5\) pixels, but its image has \(80, 60\)"):
         data.load("masks", "train", tmp_path, **everything)[0]  # type: ignore[arg-type]
     Image.new("RGB", (80, 60)).save(path)
-    with pytest.raises(UserError, match="one whole number a pixel, this is RGB"):
+    with pytest.raises(UserError, match="one integer per pixel, not mode RGB"):
         data.load("masks", "train", tmp_path, **everything)[0]  # type: ignore[arg-type]
     path.write_bytes(b"rubbish")
     with pytest.raises(UserError, match="not a readable mask"):

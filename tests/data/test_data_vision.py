@@ -173,7 +173,7 @@ def test_download_failure_is_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("no network")
 
     monkeypatch.setattr(torchvision.datasets, "SVHN", fetch)
-    with pytest.raises(UserError, match=r"'svhn': could not be fetched into .* \(no network\)"):
+    with pytest.raises(UserError, match=r"'svhn': could not be downloaded into .* \(no network\)"):
         data.load("svhn", "train", tmp_path, download=True)
 
 
@@ -193,7 +193,7 @@ def test_idx_reader_returns_the_data_or_reports_truncation(tmp_path: Path, shape
 def test_idx_reader_refuses_a_huge_size_in_the_header(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(struct.pack(">BBBB3I", 0, 0, 8, 3, *(2**32 - 1,) * 3) + b"abc")
-    with pytest.raises(UserError, match=r"promises .* bytes of data but holds 3"):
+    with pytest.raises(UserError, match=r"says .* bytes of data, but there are 3"):
         read_idx(path)
 
 
@@ -254,7 +254,7 @@ def test_npz_refuses_objects_false_sizes_and_excess(tmp_path: Path, monkeypatch:
         member = archive.read("x.npy")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", member.replace(b"(1000,)", b"(9000,)"))
-    with pytest.raises(UserError, match="promises 9000 bytes of data but holds 1000"):
+    with pytest.raises(UserError, match="says 9000 bytes of data, but there are 1000"):
         read_npz(path, ["x"])
     path.write_bytes(raw)
     assert read_npz(path, ["x", "z"]).keys() == {"x"}

@@ -20,7 +20,7 @@ def photo(path: Path, size: int, colour: tuple[int, int, int] = (200, 40, 10)) -
 
 
 def test_input_check_reports_a_photo_for_a_digit_network(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="reduced from 64 x 64 to 8 x 8 pixels and its colours turned to grey"):
+    with pytest.warns(UserWarning, match="reduced from 64 x 64 to 8 x 8 pixels and converted to grey"):
         read_inputs(photo(tmp_path / "photo.png", 64), DIGITS)
     with pytest.warns(UserWarning, match="enlarged from 32 x 32 to 224 x 224"):
         read_inputs(photo(tmp_path / "icon.png", 32), PHOTOS)

@@ -134,7 +134,7 @@ def test_adaptive_prediction_refuses_unsupported_networks(mixture: Mixture) -> N
         pb.predict(plain, x, adaptive=0.97)
     with pytest.raises(pb.UserError, match="max_rise"):
         pb.fit_stopping(plain, (x, y), max_rise=-1)
-    with pytest.raises(pb.UserError, match="needs one pass only"):
+    with pytest.raises(pb.UserError, match="needs only one pass"):
         pb.fit_stopping(next(iter(mixture)), (x, y))
     real = pb.bayesianize(nn.Linear(64, 1), pb.Ensemble(members=2))
     for network in real:

@@ -85,5 +85,5 @@ def test_explain_refuses_linear_propagation() -> None:
 def test_explain_refuses_a_regression() -> None:
     net = pb.bayesianize(nn.Linear(3, 1), pb.MeanFieldVI())
     net.likelihood = pb.GaussianNoise(0.1)
-    with pytest.raises(pb.UserError, match="explanations are for classifiers"):
+    with pytest.raises(pb.UserError, match="explanations need a classifier"):
         explain.saliency(net, torch.zeros(2, 3))

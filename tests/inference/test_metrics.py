@@ -537,9 +537,9 @@ class TestAbstention:
         assert found.coverage == 0.25
 
     def test_mistakes_are_named(self):
-        with pytest.raises(UserError, match=r"even the most certain 2 of 3 answers are wrong at 0\.5"):
+        with pytest.raises(UserError, match=r"even the most certain 2 of 3 predictions have an error rate of 0\.5"):
             metrics.abstention(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1, 0, 1]), 0.1)
-        with pytest.raises(UserError, match=r"target risk of 1\.5"):
+        with pytest.raises(UserError, match=r"below 1, not 1\.5"):
             metrics.abstention(torch.ones(2), torch.ones(2), 1.5)
         with pytest.raises(UserError, match="NaN"):
             metrics.abstention(torch.tensor([float("nan")]), torch.ones(1), 0.1)
@@ -569,7 +569,7 @@ class TestHumanAgreement:
     def test_mistakes_are_named(self):
         with pytest.raises(UserError, match=r"\(n, classes\)"):
             metrics.HumanAgreement().update(torch.ones(2, 3) / 3, torch.ones(2))
-        with pytest.raises(UserError, match="not all 0"):
+        with pytest.raises(UserError, match="nor all 0"):
             metrics.HumanAgreement().update(torch.ones(1, 3) / 3, torch.zeros(1, 3))
 
 

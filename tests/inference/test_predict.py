@@ -324,7 +324,7 @@ def test_predict_reports_answers_that_are_not_finite(pixels: bool) -> None:
     net = pb.bayesianize(model, pb.MeanFieldVI())
     x = torch.zeros(5, 3, 2, 2) if pixels else torch.zeros(5, 3)
     x[3] = torch.nan
-    with pytest.warns(UserWarning, match=r"1 of 5 inputs are not finite, first that to x\[3\]: its input"):
+    with pytest.warns(UserWarning, match=r"1 of 5 inputs are not finite, first for x\[3\]: its input"):
         answer = pb.predict(net, x, samples=2)
     assert answer.entropy[:3].isfinite().all()
     with torch.no_grad():

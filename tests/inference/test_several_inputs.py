@@ -119,7 +119,7 @@ def test_export_takes_named_inputs(mode: str, tmp_path: Path) -> None:
 def test_split_batch_names_missing_inputs() -> None:
     with pytest.raises(pb.UserError, match="name them 'labels'"):
         split_batch({"input_ids": torch.zeros(2)})
-    with pytest.raises(pb.UserError, match="different lengths"):
+    with pytest.raises(pb.UserError, match="the same length"):
         as_input({"a": torch.zeros(2), "b": torch.zeros(3)})
     with pytest.raises(pb.UserError, match="forward takes input_ids"):
         pb.predict(pb.bayesianize(Tokens(), "bbb"), {"tokens": torch.zeros(2, 3).long()})

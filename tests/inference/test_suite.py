@@ -254,7 +254,7 @@ def test_suite_compares_with_human_labels(net: pb.Network, digits: Pictures, tmp
     assert document["humans"]["total_variation"] == pytest.approx(float((share - probs).abs().sum(1).mean() / 2))
     expected = nn.functional.cross_entropy(probs.log(), share)
     assert document["humans"]["cross_entropy"] == pytest.approx(float(expected), rel=1e-5)
-    with pytest.raises(UserError, match=r"\(3, 10\): they must be \(n, classes\) for the 90 images"):
+    with pytest.raises(UserError, match=r"\(n, classes\) for the 90 images in order, not of shape \(3, 10\)"):
         evaluate_suite(net, digits, humans=humans[:3])
 
 
@@ -307,7 +307,7 @@ def test_suite_takes_a_mixture_and_a_loader(net: pb.Network, digits: Pictures, t
 
 def test_suite_omits_shifts_of_arrays_that_are_not_images(net: pb.Network, digits: Pictures) -> None:
     x, y = batch(digits)
-    with pytest.raises(UserError, match="'arrays' does not hold as bytes"):
+    with pytest.raises(UserError, match="images as bytes, which 'arrays' does not have"):
         evaluate_suite(net, (x, y), shift=["rotation"])
     with pytest.raises(UserError, match="did you mean 'rotation'"):
         evaluate_suite(net, digits, shift=["rotations"])

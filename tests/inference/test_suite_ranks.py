@@ -89,7 +89,7 @@ def test_suite_on_ranks_equals_one_process(size: int, tmp_path: Path) -> None:
             assert_alike(without_times(found[name]), without_times(alone[name]))
         assert found["first"]["humans"]["count"] == 90
         assert found["again"] == several[0]["first"]  # nothing was measured again, on ranks without the file neither
-        assert "only where it has a batch_size" in found["uneven"]
+        assert "a DataLoader with a batch_size" in found["uneven"]
         assert "another samples (3, now 4)" in found["other"]
     assert json.loads(written.read_text()) == several[0]["again"]
     mine, theirs = read_values(written), read_values(wanted)

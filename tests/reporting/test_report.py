@@ -227,7 +227,7 @@ def test_report_distinguishes_equal_names(copies: Path) -> None:
 
 def test_report_refuses_what_is_not_a_run(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("text")
-    for path, words in ((tmp_path / "none", "no run"), (tmp_path, "holds no run"), (tmp_path / "text.txt", "not a")):
+    for path, words in ((tmp_path / "none", "no run"), (tmp_path, "contains no run"), (tmp_path / "text.txt", "not a")):
         with pytest.raises(UserError, match=words):
             pb.report(path, tmp_path / "report.html")
     with pytest.raises(UserError, match="nothing to report"):

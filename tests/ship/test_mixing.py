@@ -175,7 +175,7 @@ def test_ensemble_command_writes_one_file(runs: list[Path], tmp_path: Path) -> N
     assert len(pb.load(out)) == 2
     for args, message in (
         ([*map(str, runs), "--out", str(out)], "exists: add --overwrite"),
-        ([*map(str, runs), "--out", str(tmp_path / "b"), "--weights", "a"], "numbers with commas"),
+        ([*map(str, runs), "--out", str(tmp_path / "b"), "--weights", "a"], "numbers separated by commas"),
         ([str(tmp_path / "nothing"), "--out", str(tmp_path / "b")], "nothing"),
     ):
         wrong = CliRunner().invoke(app, ["ensemble", *args])

@@ -400,7 +400,7 @@ def test_fit_takes_numpy_numbers_and_integer_class_weights() -> None:
 def test_fit_warns_of_inputs_names_and_real_labels() -> None:
     x, y = few()
     for several in ((x, x), {"a": x, "b": x}):
-        with pytest.raises(pb.UserError, match="the model's forward takes x, the data give"):
+        with pytest.raises(pb.UserError, match="the model's forward takes x, but the data have"):
             pb.fit("map", Cut(cut=False), (several, y), epochs=1, progress=False)
     with pytest.raises(pb.UserError, match=r"pb\.models\.build\('mlp'"):
         pb.fit("map", "mlp", (x, y), epochs=1, progress=False)
@@ -414,7 +414,7 @@ def test_fit_warns_of_inputs_names_and_real_labels() -> None:
     [
         (torch.tensor([0.0, 1.0] * 30), "2 different whole numbers as floats.*y.long"),
         (10 * torch.arange(60), "60 different integers in 60 rows.*give floats"),
-        (torch.tensor([1, 2] * 30), "labels begin at 1"),
+        (torch.tensor([1, 2] * 30), "labels start at 1"),
     ],
 )
 def test_fit_warns_of_targets_of_the_wrong_kind(y: Tensor, message: str) -> None:

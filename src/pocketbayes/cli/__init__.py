@@ -40,11 +40,11 @@ INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """Turns every mistake that a user can mend into one line on stderr and exit code 2."""
+    """A command group that reports user errors as one line on stderr with exit code 2."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a command and exits."""
-        kwargs["standalone_mode"] = False  # else wrong options would come out in a frame of many lines
+        """Run a command and exit."""
+        kwargs["standalone_mode"] = False  # otherwise wrong options are printed in a frame of many lines
         try:
             code = super().main(*args, **kwargs)
         except Exception as error:
@@ -55,17 +55,17 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the requested command."""
         try:
             return super().invoke(ctx)
         except UserError as error:
             complain(str(error))
         except KeyboardInterrupt as error:
-            if error.args != ("",):  # else another process says it
+            if error.args != ("",):  # otherwise another process prints it
                 complain(str(error) or "stopped", label="")
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
-            if error.errno == errno.EPIPE:  # the reader of our output has left, as `head` does
+            if error.errno == errno.EPIPE:  # the reader of our output has closed it, like `head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(1) from None
             complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
@@ -79,7 +79,7 @@ def _help_of(error: Any) -> str:
 
 app = typer.Typer(
     cls=Commands,
-    help="Bayesian neural networks small enough to carry and cheap enough to use.",
+    help="Bayesian neural networks that are small to store and cheap to use.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -143,10 +143,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _reflowed(text: str) -> str:
-    """Return paragraphs as one line each, for the terminal to break.
-
-    What is indented, as examples are, stays as it is.
-    """
+    """Join the lines of each paragraph, since the terminal wraps them; indented examples are unchanged."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(part if "\n  " in part else part.replace("\n", " ") for part in paragraphs)
 
@@ -156,9 +153,9 @@ for name, command in COMMANDS.items():
 
 
 def main() -> None:
-    """Return the entry point."""
+    """Run the command line."""
     warnings.showwarning = lambda message, *_, **__: complain(str(message), "warning: ")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII alone
+            stream.reconfigure(errors="backslashreplace")  # the terminal may only support ASCII
     app()

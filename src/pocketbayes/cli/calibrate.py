@@ -36,7 +36,7 @@ def calibrate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fit a temperature or a variance scale, and sets or intervals, on held-out data; the file keeps them.
+    """Fit a temperature or variance scale, and sets or intervals, on held-out data, and store them in the file.
 
     Examples:
       pocketbayes calibrate runs/digits-bbb

@@ -13,9 +13,9 @@ from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
 
 VAL_FRACTION = 0.1
-"""Of the training data, where the run left none for validation."""
+"""Fraction of the training data used if the run has no validation data."""
 MUCH_LOST = 0.1
-"""Nats of validation NLL that are worth a word of warning."""
+"""Loss in nats of validation NLL above which a message is printed."""
 
 
 def compress(
@@ -62,11 +62,11 @@ def compress(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a trained network as small as a budget asks, or as good as a size allows.
+    """Compress a trained network to a size, or within a loss of quality.
 
-    Codes the weights by one codebook, from fine to coarse, measures each on the validation data, writes the best file
-    for the budget, and the front of size against quality as FILE.json and FILE.png. Everything measured is kept in
-    FILE.sweep: an interrupted sweep resumes, and another budget picks from it.
+    Codes the weights with codebooks from fine to coarse, measures each on the validation data, writes the best file for
+    the budget, and the trade-off between size and quality as FILE.json and FILE.png. All measurements are kept in
+    FILE.sweep: an interrupted sweep resumes, and another budget reuses them.
 
     Examples:
       pocketbayes compress runs/digits-bbb --out small.pocket
@@ -82,7 +82,7 @@ def compress(
     from pocketbayes.ship.compression import compress as run
 
     if out.suffix in (".json", ".png"):
-        raise UserError(f"--out {out} is taken by the measurements: write the network to {out.with_suffix('.pocket')}")
+        raise UserError(f"--out {out}: the measurements need this name; write to {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists: add --overwrite or choose another --out")
     if precision is not None:
@@ -92,7 +92,7 @@ def compress(
     part, _ = data_of(file, net, recipe_beside(file), data, settings or [])
     if part.settings.get("val_fraction") == 0:
         part = check_data({"name": part.name, **part.settings, "val_fraction": VAL_FRACTION})
-        note(f"the run trained on everything: {VAL_FRACTION:.0%} of its training data serve for validation")
+        note(f"the run has no validation data: {VAL_FRACTION:.0%} of its training data are used instead")
     train, val = (load_for(file, net, part, split, data_dir) for split in ("train", "val"))
     found = run(
         net,
@@ -127,15 +127,15 @@ def compress(
     lost = found.chosen.nll - found.before.nll
     if lost > MUCH_LOST:
         show(f"NLL rises by {lost:.2f} nats: allow more bytes (--max-nll-loss finds how many), or more --steps")
-    note(f"the front: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
+    note(f"size against quality: {out.with_suffix('.json')}" + (f" and {plot}" if plot else ""))
 
 
 def _draw(path: Path, result: dict[str, Any]) -> Path | None:
-    """Draw the front as a figure, where matplotlib is installed."""
+    """Draw size against quality, if matplotlib is installed."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        note("no figure: pip install 'pocketbayes[report]' draws it")
+        note("no figure: pip install 'pocketbayes[report]' to draw it")
         return None
     from pocketbayes.reporting.figures import save
     from pocketbayes.reporting.figures.compression import rate_distortion

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_PIXELS = 224
-"""Of the shorter side: a larger picture is scaled down, for the parameters end there."""
+"""Largest shorter side, to which larger images are scaled down: the parameters end there."""
 
 
 def corruptions(
@@ -32,7 +32,7 @@ def corruptions(
     ),
     json: Json = False,
 ) -> None:
-    """Draw all 19 corruptions of a picture at their 5 severities, as `evaluate --shift corruptions` makes them.
+    """Draw the 19 corruptions of `evaluate --shift corruptions` at 5 severities for one image.
 
     Examples:
       pocketbayes corruptions photo.jpg
@@ -48,7 +48,7 @@ def corruptions(
     if json:
         show_json({"sheet": str(out), "corruptions": list(CORRUPTIONS), "size": list(picture.shape[:2])})
     else:
-        note(f"drawn {out}")
+        note(f"saved {out}")
 
 
 def _from_file(path: Path) -> NDArray[np.uint8]:
@@ -71,7 +71,7 @@ def _from_data(name: str, index: int, data_dir: Path | None) -> NDArray[np.uint8
 
     dataset = check_data(name).load("test", data_dir)
     if not isinstance(dataset, Pictures):
-        raise UserError(f"data set {name!r} does not hold images as bytes")
+        raise UserError(f"data set {name!r} has no images as bytes")
     if index >= len(dataset):
         raise UserError(f"data set {name!r} has {len(dataset)} test images: there is no --index {index}")
     return np.ascontiguousarray(dataset.pixels([index])[0][0].permute(1, 2, 0).numpy())

@@ -1,4 +1,4 @@
-"""The data that a trained network is measured on."""
+"""The data for measuring a trained network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def recipe_beside(file: Path) -> Recipe | None:
-    """Return the recipe of the run that a network's file lies in."""
+    """Return the recipe in the folder of a network's file, if any."""
     from pocketbayes.recipes import read
 
     return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
@@ -24,10 +24,7 @@ def recipe_beside(file: Path) -> Recipe | None:
 def data_of(
     file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
 ) -> tuple[DataPart, dict[str, Any]]:
-    """Return the data to measure on and the options of out-of-distribution data.
-
-    The data have the options of the run if they are the same data set.
-    """
+    """Return the data for measuring, with the run's options if it is the same data set, and the options of OOD data."""
     from pocketbayes.data import names
     from pocketbayes.network import members
     from pocketbayes.recipes import check_data, override
@@ -41,16 +38,16 @@ def data_of(
     elif not tree and info is not None and info.name in names() and info.name != "npz":
         tree["data"] = info.name
     if "data" not in tree:
-        raise UserError(f"{file} does not say which data set it was trained on: name one, or an .npz file, with --data")
+        raise UserError(f"{file} does not record its data set: give a data set or an .npz file with --data")
     for item in settings:
         if not item.startswith(("data.", "ood.")):
-            raise UserError(f"cannot set {item!r}: only options of the data can be changed here, such as data.subset=9")
+            raise UserError(f"cannot set {item!r}: only options of the data can be set, such as data.subset=9")
         override(tree, item)
     return check_data(tree["data"]), tree.get("ood", {})
 
 
 def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
-    """Return a split of the data that fits the network: scaled as in training unless options say how, same classes."""
+    """Load a split for the network, with the same classes and, unless options set it, the same preprocessing."""
     from pocketbayes.data.folders import ImageFiles
     from pocketbayes.data.preprocessing import match_classes, match_preprocessing
     from pocketbayes.network import members
@@ -66,7 +63,7 @@ def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | 
 
 
 def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
-    """Reject data that the network cannot take, or whose labels it does not know."""
+    """Reject data that the network does not accept, or with more classes than it has."""
     from pocketbayes.network import members
     from pocketbayes.recipes.parts import check_input
 
@@ -74,4 +71,4 @@ def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> No
     found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
     classes = dataset.info.classes
     if labels and classes is not None and found and found[0] < classes:
-        raise UserError(f"{file} knows {found[0]} classes, but data set {dataset.info.name!r} has {classes}")
+        raise UserError(f"{file} has {found[0]} classes, but data set {dataset.info.name!r} has {classes}")

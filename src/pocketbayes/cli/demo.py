@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pocketbayes.recipes.experiment import Outcome
 
 PREFIX = "digits-"
-"""Every recipe that begins so is part of the demo: a new method joins it by shipping one."""
+"""Prefix of the recipes in the demo."""
 SHADES = " ░▒▓█"
 DRAWN = 3
 
@@ -31,10 +31,10 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="The folder to write the runs to.")] = Path("runs/demo"),
     json: Json = False,
 ) -> None:
-    """Train each method on the embedded digits, compare them, and write a report. No downloads.
+    """Train each method on the embedded digits, compare them, and write a report, without downloads.
 
-    The report, report.html in the folder, shows them on the test digits, turned and noisy digits and, where Pillow is
-    installed, pieces of photographs that none of them has ever seen.
+    The report, report.html in the folder, shows results on test digits, rotated and noisy digits and, if Pillow is
+    installed, patches of photographs as out-of-distribution data.
     """
     from pocketbayes import recipes as config
     from pocketbayes.methods import METHODS
@@ -52,7 +52,7 @@ def demo(
             outcomes[name.removeprefix(PREFIX)] = run(recipe, out / name, overwrite=True, progress="bar")
         for name, outcome in list(outcomes.items()):
             if isinstance(outcome.net, Mixture):
-                note(f"{name}: all members in fewer bytes than one takes in float32")
+                note(f"{name}: compressing all members below the size of one in float32")
                 outcomes[f"{name}-coded"] = _coded(outcome)
         for outcome in outcomes.values():
             _evaluate(outcome)
@@ -74,19 +74,19 @@ def demo(
     ]
     count = int(next(iter(outcomes.values())).measures["count"])
     show(table(rows, title=f"{count} test digits"), *_drawings(uncertain))
-    show(styled("bold", page, " shows all of it: open it in a browser"))
-    note(f"the networks are in {out}; ask one: {_command()} predict {out / (PREFIX + uncertain['method'])} FILE")
+    show(styled("bold", page, ": open it in a browser to see all results"))
+    note(f"the networks are in {out}; use one: {_command()} predict {out / (PREFIX + uncertain['method'])} FILE")
 
 
 def _command() -> str:
-    """Return the command that starts this program, whose environment may not be activated."""
+    """Return the command that starts this program, even if its environment is not activated."""
     program = Path(sys.argv[0])
     return str(program) if program.name == "pocketbayes" and shutil.which("pocketbayes") is None else "pocketbayes"
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: networks this small finish before a second thread has started."""
+    """Use one thread, since more slow such small networks down."""
     import torch
 
     threads = torch.get_num_threads()
@@ -98,7 +98,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _coded(outcome: Outcome) -> Outcome:
-    """Code an ensemble within the bytes that one of its members takes in float32."""
+    """Compress an ensemble to the size of one member in float32."""
     import time
     from dataclasses import replace
 
@@ -122,7 +122,7 @@ def _coded(outcome: Outcome) -> Outcome:
 
 
 def _evaluate(outcome: Outcome) -> None:
-    """Return the parts of a report that an evaluation gives, small enough for a demo."""
+    """Run a small evaluation for the report."""
     from pocketbayes.inference.suite import evaluate_suite
     from pocketbayes.recipes.experiment import about
 
@@ -141,7 +141,7 @@ def _evaluate(outcome: Outcome) -> None:
 
 
 def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return pieces of the two photographs that come with scikit-learn, as large and as grey as the digits."""
+    """Return grey patches of scikit-learn's two photographs in the size of the digits."""
     import importlib.util
 
     import torch
@@ -196,7 +196,7 @@ def _drawings(uncertain: dict[str, Any]) -> list[Any]:
         Panel(_drawing(digit), title=f"a {digit['label']}", subtitle=f"{digit['entropy']:.2f} nats", padding=(0, 1))
         for digit in uncertain["digits"]
     ]
-    return [f"The test digits that {uncertain['method']} is least sure of, and its guesses:", Columns(panels)]
+    return [f"The test digits that {uncertain['method']} is least certain about:", Columns(panels)]
 
 
 def _drawing(digit: dict[str, Any]) -> str:

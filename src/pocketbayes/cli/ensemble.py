@@ -33,7 +33,7 @@ def ensemble(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Make one network file of several trained networks that answer together.
+    """Combine trained networks into one file, an ensemble that averages their predictions.
 
     Examples:
       pocketbayes ensemble runs/a runs/b runs/c --out big.pocket
@@ -76,4 +76,4 @@ def _numbers(text: str | None) -> list[float] | None:
     try:
         return None if text is None else [float(word) for word in text.split(",")]
     except ValueError:
-        raise UserError(f"--weights {text}: give numbers with commas between them, such as 0.5,0.3,0.2") from None
+        raise UserError(f"--weights {text}: give numbers separated by commas, such as 0.5,0.3,0.2") from None

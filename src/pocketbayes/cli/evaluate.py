@@ -56,11 +56,11 @@ def evaluate(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard earlier measurements.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure trained networks: accuracy, likelihood, calibration, other data, shifted data, size.
+    """Measure trained networks: accuracy, likelihood, calibration, out-of-distribution detection, shift, size.
 
-    Results are kept in evaluation.json, part by part: an evaluation that was stopped goes on where it stopped. Of
-    several networks, one is called better only with the test that says so, on the same images. Processes that torchrun
-    starts share out the images.
+    Results are written to evaluation.json part by part, and an interrupted evaluation resumes. Of several networks, one
+    is called better only if a significance test on the same images shows it. Under torchrun, processes divide the
+    images.
 
     Examples:
       pocketbayes evaluate runs/digits-bbb
@@ -83,7 +83,7 @@ def evaluate(
             raise UnknownNameError("shift", name, SHIFTS)
     files = [network_file(path) for path in nets]
     results: list[dict[str, Any]] = []
-    with joined() as team, team.guarded("the same command goes on where it stopped"):
+    with joined() as team, team.guarded("run the same command again to resume"):
         for path, file in zip(nets, files):
             document = _document_file(file, out, propagation, adaptive)
             try:
@@ -96,7 +96,7 @@ def evaluate(
                     )
                 )  # fmt: skip
             except KeyboardInterrupt:
-                again = "; the same command goes on from there" if document.is_file() else ""
+                again = "; run the same command again to resume" if document.is_file() else ""
                 raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
     if team.rank:
         return
@@ -173,10 +173,10 @@ def _names(text: str) -> list[str]:
 
 
 def _document_file(file: Path, out: Path | None, propagation: str | None, adaptive: bool) -> Path:
-    """Return `evaluation.json` in a run's folder, `NAME.evaluation.json` beside a file or in a folder of its own.
+    """Return `evaluation.json` in a run's folder, or `NAME.evaluation.json` beside a file or in `out`.
 
-    The answers by a propagation that was asked for are others': they have a document `PROPAGATION.evaluation.json`,
-    those of adaptive passes `adaptive.evaluation.json`.
+    Results of a requested propagation are written to `PROPAGATION.evaluation.json`, those of adaptive passes to
+    `adaptive.evaluation.json`.
     """
     asked = [propagation, "adaptive" if adaptive else None]
     of_run, way = file.name == MODEL_FILE, "".join(f"{name}." for name in asked if name is not None)
@@ -187,7 +187,7 @@ def _document_file(file: Path, out: Path | None, propagation: str | None, adapti
 
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
-    """Return the published corruptions of the same images, where the user has them."""
+    """Return the published corruptions of the same images, if present."""
     from pocketbayes.data import folder_of
     from pocketbayes.data.shifted import PUBLISHED
     from pocketbayes.recipes import check_data
@@ -206,7 +206,7 @@ def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[s
 
 
 def _read_humans(path: Path, part: DataPart) -> Any:
-    """Return the rows of the images that are measured."""
+    """Read the human labels of the measured images."""
     from pocketbayes.data.formats import read_npy
     from pocketbayes.data.split import choose
 

@@ -34,7 +34,7 @@ def export(
     each: Annotated[bool, typer.Option("--each-member", help="Write one graph per member: NAME-01.onnx, ...")] = False,
     json: Json = False,
 ) -> None:
-    """Write a network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch.
+    """Export a network as an ONNX graph that predicts with uncertainty, for runtimes without PyTorch.
 
     Examples:
       pocketbayes export runs/digits-2dgbnn --out digits.onnx
@@ -74,5 +74,5 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or min(sizes) < 1:
-        raise UserError(f"--shape {text!r}: write the sizes of one input, such as 3,32,32")
+        raise UserError(f"--shape {text!r}: give the sizes of one input, such as 3,32,32")
     return sizes

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pocketbayes.posteriors.layout import Layout
 
 MOST_ROWS = 40
-"""Weights that a table lists; JSON has all of them."""
+"""Largest number of weights in a table; JSON has all of them."""
 
 
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or a run folder.")],
     json: Json = False,
 ) -> None:
-    """Say what a file holds: storage, weights, values stored, bytes, and what stayed a point and why."""
+    """Describe a network file: storage, weights, stored values, bytes, and which parameters are points and why."""
     from pocketbayes.files.network_file import read
     from pocketbayes.files.pocket import sizes
     from pocketbayes.recipes import network_file
@@ -87,7 +87,7 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
-    """Return every weight tensor, with its density in a sparse network and its bits a weight in a coded one."""
+    """Describe every weight tensor, with its density if sparse and its bits per weight if coded."""
     densities, bits = posterior.densities(), posterior.code_bits()
     return [
         {"name": slot.name, "shape": slot.shape, "sites": slot.sites}
@@ -98,7 +98,7 @@ def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return the recipe beside the file and the last line of its metrics, if it lies in the folder of a run."""
+    """Return the recipe and the last line of the metrics in the folder of a run."""
     from pocketbayes.recipes import read
 
     found: dict[str, Any] = {}
@@ -162,14 +162,14 @@ def _show(found: dict[str, Any]) -> None:
     if reasons:
         show(table([{"stayed a point": _some(names), "because": reason} for reason, names in reasons.items()]))
     if network.get("removal_iou"):
-        show("What each score would remove of every layer's weakest 30 %: intersection over union, score by score")
+        show("Overlap (intersection over union) of the weakest 30 % of each layer's weights by pairs of scores")
         show(table([{"score": name, **row} for name, row in network["removal_iou"].items()]))
     for text in network["census"]["notes"]:
         show(styled("dim", text))
 
 
 def _largest(parts: Mapping[str, int], most: int = 6) -> dict[str, int]:
-    """List the largest parts of the file, and the others together."""
+    """Return the largest parts of the file, and the sum of the others."""
     order = sorted(parts, key=lambda name: -parts[name])
     rest = sum(parts[name] for name in order[most:])
     return {name: parts[name] for name in order[:most]} | ({"others": rest} if rest else {})

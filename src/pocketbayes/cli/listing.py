@@ -19,7 +19,7 @@ def list_(
     what: Annotated[str, typer.Argument(metavar="methods|models|data|recipes|training")],
     json: Json = False,
 ) -> None:
-    """List what there is by name: methods, models, data or recipes; or the settings of training."""
+    """List methods, models, data sets, recipes, or the settings of training."""
     from pocketbayes.data.registry import COMMON
     from pocketbayes.reporting.table import table
 
@@ -35,11 +35,11 @@ def list_(
         row["settings"] = {key: value for key, value in row["settings"].items() if key not in common}
     show(table([{key: _words(value) for key, value in row.items()} for row in rows]))
     if common:
-        show(styled("dim", "and all of them: ", _words(common)))
+        show(styled("dim", "all methods also take: ", _words(common)))
     if what == "data":
-        show(styled("dim", "and all of them: ", ", ".join(COMMON)))
+        show(styled("dim", "all data sets also take: ", ", ".join(COMMON)))
     if what == "models":
-        show(styled("dim", "and any model of torchvision or timm: torchvision:NAME, timm:NAME"))
+        show(styled("dim", "also any model of torchvision or timm: torchvision:NAME, timm:NAME"))
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def _data() -> list[dict[str, Any]]:
         loader = LOADERS[name]
         parameters = inspect.signature(loader).parameters.values()
         options = [
-            f"{p.name} (needed)" if p.default is p.empty else p.name for p in parameters if p.kind is p.KEYWORD_ONLY
+            f"{p.name} (required)" if p.default is p.empty else p.name for p in parameters if p.kind is p.KEYWORD_ONLY
         ]
         rows.append({"data": name, "options": options})
     return rows
@@ -107,7 +107,7 @@ def _training() -> list[dict[str, Any]]:
 
 
 def _about(made_by: Any) -> str:
-    """Return the first line of what a class or function says of itself."""
+    """Return the first line of a docstring."""
     told = made_by.func if isinstance(made_by, partial) else made_by
     return (inspect.getdoc(told) or "").partition("\n")[0]
 

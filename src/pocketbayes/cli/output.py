@@ -1,4 +1,4 @@
-"""Results on stdout, for people or, with --json, for programs; everything else on stderr."""
+"""Output: results on stdout, as tables or JSON; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 PIPE_WIDTH = 160
-"""Characters in a line where no terminal says how many it has."""
+"""Width of lines that do not go to a terminal."""
 
 
 def show(*things: Any) -> None:
-    """Print tables and text for people on stdout; brackets in a name are brackets, not rich's markup."""
+    """Print tables and text on stdout, without interpreting brackets as rich's markup."""
     from pocketbayes.base.terminal import SafeConsole
 
     console = SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
@@ -21,26 +21,26 @@ def show(*things: Any) -> None:
 
 
 def styled(style: str, text: object, rest: str = "") -> Any:
-    """Return a text in a style, and more without."""
+    """Return styled text followed by plain text."""
     from rich.text import Text
 
     return Text.assemble((str(text), style), rest)
 
 
 def show_json(value: Any) -> None:
-    """Print the one JSON object of a command on stdout; numbers that JSON does not know become null."""
+    """Print the JSON object of a command on stdout, with null for NaN and infinity."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Print a line on stderr, for people at a terminal only: an error shall be the one line in a log."""
+    """Print a line on stderr if it is a terminal, so that logs contain only errors."""
     if sys.stderr.isatty():
         _line("", text, "dim")
 
 
 def complain(text: str, label: str = "error: ") -> None:
-    """Print the one line of an error or a warning on stderr."""
+    """Print an error or a warning as one line on stderr."""
     _line(label, " ".join(text.split()), "")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pocketbayes.recipes import DataPart
 
 MOST_ROWS = 100
-"""Rows that a table shows; JSON has all of them."""
+"""Largest number of rows in a table; JSON has all of them."""
 BAR = 8
 NATS = ("entropy", "epistemic", "aleatoric")
 REAL = ("mean", "std", "epistemic", "aleatoric")
@@ -60,11 +60,11 @@ def predict(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Ask a network about images, tables or arrays: its answer, and how sure it is.
+    """Predict images, tables or arrays, with uncertainty.
 
-    Total uncertainty (entropy, in nats) is the sum of epistemic, which more training data would lessen, and aleatoric,
-    which they would not. Images are scaled to the network's input size; arrays hold bytes, or numbers from 0 to 1
-    (images) or in their original units (tables).
+    Total uncertainty (entropy, in nats) is the sum of epistemic uncertainty, which more training data would reduce, and
+    aleatoric uncertainty, which they would not. Images are scaled to the network's input size; arrays hold bytes, or
+    numbers from 0 to 1 (images) or in their original units (tables).
 
     Examples:
       pocketbayes predict runs/digits-bbb seven.png
@@ -86,7 +86,7 @@ def predict(
     if propagation is not None:
         find_propagation(propagation)
     if abstain_above is not None and target_risk is not None:
-        raise UserError("--abstain-above is a threshold, --target-risk chooses one: give one of them")
+        raise UserError("--abstain-above sets a threshold and --target-risk chooses one: give only one of them")
     file = network_file(net)
     network, recipe = load(file), recipe_beside(file)
     samples = samples or (recipe.samples if recipe else 30)
@@ -115,13 +115,13 @@ def predict(
     rows = []
     for path, x in inputs.items():
         prediction = answer(network, x, samples, propagation, seed=seed, adaptive=adaptive or None)
-        tell = _pixels if pixels else _answer
-        own = [{"file": str(path), "index": i, **tell(prediction, i, first.info)} for i in range(len(x))]
+        describe = _pixels if pixels else _answer
+        described = [{"file": str(path), "index": i, **describe(prediction, i, first.info)} for i in range(len(x))]
         if level is not None:
-            own = [{**row, **likely} for row, likely in zip(own, _likely(prediction, level, first.info))]
+            described = [{**row, **likely} for row, likely in zip(described, _likely(prediction, level, first.info))]
         if adaptive and prediction.passes is not None:
-            own = [{**row, "passes": count} for row, count in zip(own, prediction.passes.tolist())]
-        rows += own
+            described = [{**row, "passes": count} for row, count in zip(described, prediction.passes.tolist())]
+        rows += described
         if maps is not None:
             _draw(prediction, maps, path.stem)
     if abstention is not None:
@@ -146,7 +146,7 @@ def _chosen(
     data_dir: Path | None,
     given: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the threshold of total uncertainty that keeps the risk on validation data, and what it does there."""
+    """Choose the threshold of total uncertainty for a risk on validation data, and return its results there."""
     from dataclasses import asdict
 
     import torch
@@ -183,9 +183,7 @@ def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
     where = f"{abstention['count']} {abstention['split']} examples of {abstention['data']}"
     wrong, wanted = f"{100 * abstention['risk']:.2f} %", f"{100 * abstention['target_risk']:g} %"
     covered = f"{100 * abstention['coverage']:.1f} %"
-    return (
-        f"{text}\nchosen on {where}: {covered} of them answered, {wrong} of the answers wrong (at most {wanted} wanted)"
-    )
+    return f"{text}\nchosen on {where}: {covered} of them predicted, {wrong} of these wrong (target: at most {wanted})"
 
 
 def _likely(prediction: Prediction, level: float, info: Info | None) -> list[dict[str, Any]]:
@@ -204,7 +202,7 @@ def _likely(prediction: Prediction, level: float, info: Info | None) -> list[dic
 
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
-    """Return one input's answer as plain values."""
+    """Return the prediction of one input as JSON values."""
     import torch
 
     if prediction.probs is None:
@@ -225,10 +223,7 @@ def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, 
 
 
 def _pixels(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
-    """Return the answer for a picture's pixels.
-
-    The share of each class, the commonest one, and means over the pixels.
-    """
+    """Summarise a segmentation: the fraction of each class, the most frequent one, and means over the pixels."""
     assert prediction.probs is not None
     probs = prediction.probs[index]
     shares = probs.argmax(0).flatten().bincount(minlength=len(probs)) / probs[0].numel()
@@ -249,10 +244,7 @@ def _name(label: int, info: Info | None) -> str:
 
 
 def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
-    """Return two pictures an input.
-
-    Classes by colour, and total uncertainty from black (none) to white (all there can be).
-    """
+    """Draw two images per input: classes by colour, and total uncertainty from black (none) to white (maximal)."""
     import colorsys
     from functools import partial
 
@@ -281,7 +273,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     for row in rows[:MOST_ROWS]:
         cells: dict[str, Any] = {"input": f"{row['file']}[{row['index']}]" if row["file"] in many else row["file"]}
         if "class" in row:
-            most = math.log(len(row["shares" if "shares" in row else "probs"]))  # nats of a network that knows nothing
+            most = math.log(len(row["shares" if "shares" in row else "probs"]))  # the largest entropy
             percent = f"{100 * row['probability']:5.1f} %"
             name = f"({row['name']}?)" if row.get("abstains") else row["name"]
             if "share" in row:

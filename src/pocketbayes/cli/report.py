@@ -25,10 +25,10 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Compare runs on one page that works offline: leaderboard, calibration, shift, training, weights, recipes.
+    """Compare runs on one offline HTML page: leaderboard, calibration, shift, training, weights, recipes.
 
-    Recipe, training curves, weights and costs come with a run; `pocketbayes evaluate` adds what it measures. What is
-    missing is left out; an unfinished run is named, and the exit code is 2.
+    Recipe, training curves, weights and costs come from the runs; `pocketbayes evaluate` adds measurements. Missing
+    parts are omitted. If a run is unfinished, the page names it and the exit code is 2.
 
     Examples:
       pocketbayes report runs/digits-bbb runs/digits-2dgbnn
@@ -59,7 +59,7 @@ def report(
 
 
 def _exit_if_unfinished(runs: list[RunFolder]) -> None:
-    """Tell a program, and name, runs on the page that are not trained to their end."""
+    """Name unfinished runs and exit with code 2 if there are any."""
     unfinished = [run for run in runs if run.is_unfinished]
     if unfinished:
         names = ", ".join(run.name for run in unfinished)

@@ -30,7 +30,7 @@ def reproduce(
     ray: Ray = None,
     json: Json = False,
 ) -> None:
-    """Make a table of many methods side by side: train, measure, write JSON. What is done is not done again.
+    """Train and measure many methods for one table, and write JSON; finished parts are not repeated.
 
     Examples:
       pocketbayes reproduce list
@@ -75,7 +75,7 @@ def reproduce(
 
 
 def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a line a row, means over its seeds."""
+    """Return one line per row, with means over seeds."""
     lines = []
     for name, row in result["rows"].items():
         seeds = list(row["seeds"].values())

@@ -50,7 +50,7 @@ def train(
     ray: Ray = None,
     json: Json = False,
 ) -> None:
-    """Train a network by a recipe, by options, or both; measure it on the test data.
+    """Train a network from a recipe, options, or both, and measure it on the test data.
 
     Examples:
       pocketbayes train digits-bbb
@@ -68,9 +68,9 @@ def train(
     if resume and recipe is None and out is None:
         raise UserError("--resume needs the run folder: give it with --out")
     if resume and recipe is None and out is not None and not (out / RECIPE_FILE).is_file():
-        raise UserError(f"nothing to resume: {out} holds no {RECIPE_FILE}; give the folder of a run with --out")
+        raise UserError(f"nothing to resume: {out} has no {RECIPE_FILE}; give a run folder with --out")
     if not (recipe or method or resume) and out is not None and (out / RECIPE_FILE).is_file():
-        raise UserError(f"{out} holds a run: add --resume to continue it, or name a recipe and add --overwrite")
+        raise UserError(f"{out} contains a run: add --resume to continue it, or give a recipe and --overwrite")
     source = recipe if recipe is not None else out if resume else None
     tree: dict[str, Any] = {} if source is None else read_tree(source)
     tree |= {key: value for key, value in {"method": method, "model": model, "data": data}.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What `evaluate` tells people: a table, means over seeds, and which network is better by what test."""
+"""The printed results of `evaluate`: tables, means over seeds, and significance tests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_PAIRS = 3
 TOLD = ("accuracy", "nll")
 SCORE = "entropy"
 LEVELS = {"noise": "db", "rotation": "degrees"}
-"""The shifts with levels of their own, and what these are called."""
+"""Shifts with levels, and the names of the levels."""
 
 Document = Mapping[str, Any]
 
 
 def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a network; bold is what a test says is better than every other, and the smallest file."""
+    """Return one row per network; significantly best values and the smallest file are bold."""
     rows = [_summary(result) for result in results]
     best = {name: best_of(name, rows) for name in ("values", "bytes")}
     for measure in ("accuracy", "nll", "brier"):
@@ -35,7 +35,7 @@ def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str
 
 
 def shift_tables(results: Sequence[Document]) -> list[Table]:
-    """Return one table for each shift with levels: the networks at its first, middle and last level."""
+    """Return one table per shift, with its first, middle and last level."""
     tables = []
     for shift, level in LEVELS.items():
         found = [(result, result.get("shift", {}).get(shift)) for result in results]
@@ -51,7 +51,7 @@ def shift_tables(results: Sequence[Document]) -> list[Table]:
 
 
 def seeds_table(results: Sequence[Document], groups: Sequence[Mapping[str, Any]]) -> Table:
-    """Return one row a recipe: mean over its seeds, and half the width of the 95 % interval."""
+    """Return one row per recipe: the mean over seeds and half the width of the 95 % interval."""
     rows = []
     for group in groups:
         first = results[group["networks"][0]]
@@ -72,7 +72,7 @@ def sentences(
     groups: Sequence[Mapping[str, Any]],
     tests: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """Return a sentence for each comparison that people want: not those between two seeds of one recipe."""
+    """Return a sentence per comparison, except between seeds of one recipe."""
     recipe = {place: number for number, group in enumerate(groups) for place in group["networks"]}
     told = [
         row

@@ -1,7 +1,7 @@
 """Data sets by name: `load("cifar10", "train", data_dir)`.
 
-Small image sets live in memory as bytes and are normalised and augmented a batch at a time; large ones are decoded
-from disk as they are asked for. Every set says what it is in `.info`.
+Small image data sets are kept in memory as bytes and are normalised and augmented per batch; large ones are decoded
+from disk when fetched. Every data set is described by its `.info`.
 """
 
 from __future__ import annotations

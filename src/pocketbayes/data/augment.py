@@ -1,7 +1,7 @@
-"""Random crops and flips of a whole batch at once.
+"""Random crops and flips of a whole batch.
 
-All randomness comes from torch's global generator, drawn on the CPU, so that a run that saves and restores that
-generator resumes bit for bit, on any device.
+All random numbers come from torch's global generator on the CPU, so that a run that restores that generator resumes bit
+for bit on any device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PadMode = Literal["zero", "reflect"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Pad by `pad`, crop back to the old size at a random place, flip left to right half of the time."""
+    """Augmentation: pad by `pad`, crop to the original size at random, and flip half of the images horizontally."""
 
     pad: int = 0
     pad_mode: PadMode = "zero"
@@ -34,7 +34,7 @@ class CropFlip:
             raise UnknownNameError("padding", self.pad_mode, get_args(PadMode))
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Augment a batch `(n, channels, height, width)`; shape and type stay."""
+        """Augment a batch `(n, channels, height, width)`; shape and type are kept."""
         if self.pad:
             images = random_crop(images, self.pad, self.pad_mode)
         if self.flip:
@@ -43,12 +43,12 @@ class CropFlip:
 
 
 def random_crop(images: Tensor, pad: int, pad_mode: PadMode) -> Tensor:
-    """Shift each image by up to `pad` pixels each way and fill the border."""
+    """Shift each image by up to `pad` pixels in each direction and fill the border."""
     n, _, height, width = images.shape
     if pad_mode == "reflect":
         if pad >= min(height, width):
-            raise UserError(f"pad={pad}: too much to reflect in an image of {height}x{width}")
-        # torch's own reflection padding does not take bytes.
+            raise UserError(f"pad={pad}: too large to reflect in an image of {height}x{width}")
+        # torch's reflection padding does not take bytes.
         images = images[:, :, _reflected(height, pad, images.device)][..., _reflected(width, pad, images.device)]
     else:
         images = F.pad(images, (pad, pad, pad, pad))

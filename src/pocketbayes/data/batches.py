@@ -23,11 +23,11 @@ from pocketbayes.data.tensors import as_tensor
 
 Source = TorchDataset | DataLoader
 VALUES_IN_FLIGHT = 32 * 3 * 224 * 224
-"""Input values that a prediction holds at once: a ResNet-50 takes about 0.5 GB for them."""
+"""Input values per batch of a prediction, for which a ResNet-50 takes about 0.5 GB."""
 
 
 def as_source(value: Any) -> Source:
-    """Return a data set, a loader, or a pair (x, y) of arrays, as something `batches` can read.
+    """Convert a data set, a loader or a pair (x, y) of arrays to a source for `batches`.
 
     Raises:
         UserError: If it is none of these, or is empty.
@@ -39,16 +39,16 @@ def as_source(value: Any) -> Source:
         if y.is_floating_point():
             y = _as_float(y).reshape(len(y), -1)
             if y.shape[1] > 2 and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
-                warn("one-hot targets are taken for a regression: for classes give y.argmax(1)")
+                warn("one-hot targets are treated as a regression: for classes give y.argmax(1)")
         value = Arrays(_as_float(x), y, _info_of(x, y))
     elif isinstance(value, (tuple, list)) and any(isinstance(part, Tensor | np.ndarray) for part in value):
         raise UserError(
-            f"{len(value)} arrays in a row: give a pair (x, y); several inputs are a mapping of names to arrays"
+            f"data of {len(value)} arrays: give a pair (x, y); for several inputs x is a mapping of names to arrays"
         )
     if isinstance(value, Tensor | np.ndarray):
         raise UserError("the data are one array without targets: give a pair (x, y)")
     if isinstance(value, str):
-        raise UserError(f"data are needed, not the name {value!r}: pb.data.load({value!r}, 'train') reads them")
+        raise UserError(f"expected data, not the name {value!r}: load them with pb.data.load({value!r}, 'train')")
     readable = hasattr(value, "__getitem__") and hasattr(value, "__len__") and not isinstance(value, Mapping)
     if not isinstance(value, DataLoader) and not readable:
         raise UserError(
@@ -87,23 +87,21 @@ def batches(
     world: int = 1,
     workers: int = 0,
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Return batches (x, y), checked against what the data say of themselves.
-
-    X is a tensor, or `Inputs` where it is several.
+    """Yield batches (x, y), checked against the data set's description; x is a tensor or several `Inputs`.
 
     Args:
-        source: What `as_source` returned; a DataLoader keeps its own order and batch size.
-        batch_size: Examples a batch over all ranks.
-        shuffle_seed: Decides the order; None keeps the data's own.
-        start: Batches to leave out at the beginning, when an epoch is resumed.
-        stride: Takes every so-many-th batch only, as processes do that share out whole batches.
-        rank: This process, which reads every world-th example of each batch; where a batch has none for it, the first
-            one, so that all processes take as many steps (see `share`).
+        source: The result of `as_source`; a DataLoader keeps its own order and batch size.
+        batch_size: Examples per batch over all ranks.
+        shuffle_seed: Seed of the order; None keeps the data's order.
+        start: Batches to skip when an epoch is resumed.
+        stride: Yield only every `stride`-th batch, for processes that divide whole batches.
+        rank: This process, which reads every world-th example of each batch, or the first one if there is none for it,
+            so that all processes take the same number of steps (see `share`).
         world: The number of processes.
         workers: Processes that load data.
 
     Raises:
-        UserError: If a batch is not what one of our data sets promises; the example is named.
+        UserError: If a batch does not match its description; the message names the example.
     """
     info = info_of(source)
     if isinstance(source, DataLoader):
@@ -116,7 +114,7 @@ def batches(
         return
     order = epoch_order(size_of(source), shuffle_seed)
     chunks = [chunk[rank::world].tolist() or chunk[:1].tolist() for chunk in order.split(batch_size)[start::stride]]
-    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # else the loader would draw from the global one
+    generator = torch.Generator().manual_seed(shuffle_seed or 0)  # otherwise the loader draws from the global generator
     if workers:
         seeds = [derive_seed(shuffle_seed or 0, start + number * stride, rank) for number in range(len(chunks))]
         chunks = [_Chunk(chunk, seed) for chunk, seed in zip(chunks, seeds)]
@@ -133,7 +131,7 @@ def batches(
             if info is not None:
                 validate_batch(x, y, info, chunk)
             yield x, y
-    except UserError as error:  # a worker's comes with its traceback as text, its own line at the end
+    except UserError as error:  # from a worker it contains a traceback, with the message in the last line
         text = str(error).strip()
         if not text.startswith("Caught "):
             raise
@@ -143,8 +141,8 @@ def batches(
 def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: int, world: int) -> float:
     """Return the weight of this rank's batch mean, so that the mean over ranks is the batch's mean.
 
-    1 where all parts are equally large, 0 where there was no example left for this process. A user's DataLoader is
-    taken to give every process as many.
+    It is 1 if all parts have the same size and 0 if no example was left for this process. A user's DataLoader is
+    assumed to give every process the same number.
     """
     if isinstance(source, DataLoader):
         return 1.0
@@ -153,7 +151,7 @@ def share(source: TorchDataset | DataLoader, batch_size: int, step: int, rank: i
 
 
 class _Chunk(list[int]):
-    """The rows of a batch, with a seed for it."""
+    """The rows of a batch with its seed."""
 
     def __init__(self, rows: Sequence[int] = (), seed: int = 0) -> None:
         super().__init__(rows)
@@ -161,9 +159,9 @@ class _Chunk(list[int]):
 
 
 class _Seeded(TorchDataset):
-    """Data fetched by workers: what a batch draws depends on the batch, not on who fetched what before it.
+    """Data fetched by workers, seeded per batch, so that random augmentation is independent of the worker.
 
-    Workers' own generators could not be saved: they run ahead of the step at which a run is interrupted.
+    Workers' generators cannot be saved, since workers are ahead of the step at which a run is interrupted.
     """
 
     def __init__(self, data: TorchDataset) -> None:
@@ -177,7 +175,7 @@ class _Seeded(TorchDataset):
 
 
 def batch_size_for(shape: Sequence[int], most: int) -> int:
-    """Return how many inputs of a shape fit into memory at once: 32 of 3 x 224 x 224, all of 3 x 64 x 64 or less."""
+    """Return a batch size that fits memory: 32 for 3 x 224 x 224, the given maximum for 3 x 64 x 64 or less."""
     return max(1, min(most, VALUES_IN_FLIGHT // max(math.prod(shape), 1)))
 
 
@@ -194,7 +192,7 @@ def epoch_order(size: int, seed: int | None) -> Tensor:
 
 
 def _as_float(x: Any) -> Any:
-    """Convert float64 arrays to float32; integers may be tokens and stay."""
+    """Convert float64 arrays to float32; integers may be tokens and are kept."""
     if isinstance(x, Inputs):
         return x.map(_as_float)
     return x.to(torch.get_default_dtype()) if x.dtype == torch.float64 else x

@@ -1,4 +1,4 @@
-"""The classes' names of sets whose files do not carry them."""
+"""Class names of data sets whose files do not contain them."""
 
 from __future__ import annotations
 

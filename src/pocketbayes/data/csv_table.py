@@ -63,11 +63,11 @@ def _number(cell: str, path: Path, line: int, heading: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise UserError(f"{path}, line {line}: {heading} is {cell!r}, not a number; code it as numbers first") from None
+        raise UserError(f"{path}, line {line}: {heading} is {cell!r}, not a number; encode it as numbers") from None
 
 
 def _column(cells: list[str]) -> npt.NDArray[Any]:
-    """Return integers where all cells are labels, else floats where all are numbers, else text."""
+    """Return integers if all cells are labels, else floats if all are numbers, else text."""
     column = np.array(cells)
     if _fits(column, int):
         whole = column.astype(np.int64)

@@ -1,4 +1,4 @@
-"""What every data set is: rows of `(x, y)`, fetched a batch at a time, and an `Info` that describes them."""
+"""The interface of data sets: rows `(x, y)` fetched in batches, and an `Info` that describes them."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "regression", "segmentation"]
 LATE_FIELDS = frozenset({"interpolation", "inputs", "range"})
-"""Fields of `Info` that files of older versions do not have."""
+"""Fields of `Info` that files of older versions lack."""
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-"""Pillow's."""
+"""Pillow's interpolation modes."""
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a data set holds.
+    """A description of a data set.
 
     Attributes:
         name: The name it was loaded by.
-        task: What is predicted; it decides the shape of `y`: `(n,)`, `(n, targets)` or `(n, height, width)`.
-        classes: How many classes, `None` for regression.
-        class_names: One name a class, where they are known.
+        task: The task, which determines the shape of `y`: `(n,)`, `(n, targets)` or `(n, height, width)`.
+        classes: The number of classes, `None` for regression.
+        class_names: One name per class, if known.
         input_shape: The shape of one `x`, without the batch.
-        mean: What was subtracted from each channel (of values in 0..1) or feature.
-        std: What each channel or feature was divided by.
-        ignore_index: The label that counts as "no answer" and must not enter a loss or a score.
-        target_mean: Regression: what was subtracted from `y`, one number or one a target.
-        target_std: Regression: what `y` was divided by; `y * target_std + target_mean` is in the original unit.
-        crop_fraction: Pictures from files: the shorter side becomes the input's size over this, then the centre is cut
-            out; `None` where the whole picture is scaled, whatever its shape.
-        interpolation: Pictures from files: how they are scaled, by Pillow's name.
-        inputs: Models of several inputs: the name, type and shape of each; `input_shape` is the first's.
-        range: Tables that are not standardised: the smallest and largest number among the features.
+        mean: The mean subtracted from each channel (of values in 0..1) or feature.
+        std: The divisor of each channel or feature.
+        ignore_index: The label that losses and scores ignore.
+        target_mean: For regression, the mean subtracted from `y`, one number or one per target.
+        target_std: For regression, the divisor of `y`; `y * target_std + target_mean` is in the original unit.
+        crop_fraction: For image files: the shorter side is scaled to the input's size divided by this, then the centre
+            is cropped; `None` scales the whole image, whatever its shape.
+        interpolation: For image files, Pillow's name of the interpolation.
+        inputs: For models of several inputs, the name, type and shape of each; `input_shape` is that of the first.
+        range: For tables that are not standardised, the smallest and largest feature.
     """
 
     name: str
@@ -64,16 +64,16 @@ class Info:
     range: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for files; a field that came later stands in them only where it differs from usual."""
+        """Return JSON values for files; later fields are included only if they differ from their default."""
         late = {f.name: f.default for f in fields(self) if f.name in LATE_FIELDS and f.default is not MISSING}
         return {name: value for name, value in asdict(self).items() if name not in late or value != late[name]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Info:
-        """Rebuild what `to_json` returned, whose lists are tuples.
+        """Rebuild from the values of `to_json`.
 
         Raises:
-            UserError: If a file describes data that cannot be.
+            UserError: If a file describes impossible data.
         """
         from pydantic import ValidationError
 
@@ -88,7 +88,7 @@ class Info:
         return info
 
     def _check(self) -> None:
-        """Reject values that make no sense together."""
+        """Reject inconsistent values."""
         numbers = {name: getattr(self, name) for name in ("mean", "std", "target_mean", "target_std", "crop_fraction")}
         flat = {name: value if isinstance(value, tuple) else (value,) for name, value in numbers.items()}
         positive = all(
@@ -108,7 +108,7 @@ class Info:
 
 @cache
 def _info_schema() -> TypeAdapter[Info]:
-    """Return pydantic's schema of `Info`, built once: building takes longer than all else in reading a small file."""
+    """Return pydantic's schema of `Info`, built once, since building dominates the reading of a small file."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(Info)
@@ -129,7 +129,7 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
 
     @abstractmethod
     def take(self, indices: Tensor) -> Dataset:
-        """Return the same data set, of the rows `indices` only, in that order."""
+        """Return the data set restricted to the rows `indices`, in that order."""
 
     def __getitem__(self, index: int | slice) -> tuple[Tensor, Tensor]:
         """Return one row `(x, y)`, or the rows of a slice as one batch: `dataset[:]` is all of them."""
@@ -140,17 +140,17 @@ class Dataset(torch.utils.data.Dataset[tuple[Tensor, Tensor]], ABC):
 
     @property
     def target_mean(self) -> float | tuple[float, ...]:
-        """What was subtracted from the targets of a regression."""
+        """The mean subtracted from the targets of a regression."""
         return self.info.target_mean
 
     @property
     def target_std(self) -> float | tuple[float, ...]:
-        """What the targets of a regression were divided by."""
+        """The divisor of the targets of a regression."""
         return self.info.target_std
 
 
 class Pictures(Dataset, ABC):
-    """Images that stay bytes until they are asked for, so that they can be shown, or changed as a camera would."""
+    """Images that are stored as bytes until they are fetched, so that they can be shown or corrupted."""
 
     normalise: Normalise
 

@@ -1,4 +1,4 @@
-"""Describe a user's own data: read shape, normalisation and class names from transforms and data sets."""
+"""Descriptions of a user's data: shape, normalisation and class names from transforms and data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pocketbayes.data.dataset import Info, Task
 from pocketbayes.data.model_inputs import describe_inputs, split_batch
 
 USUAL_CROP = 0.875
-"""The share of a picture's shorter side that evaluation keeps where training crops at random: 224 of 256 pixels."""
+"""Evaluation's crop fraction where training crops at random: 224 of 256 pixels."""
 CHANGING_VALUES = frozenset({"Lambda", "LinearTransformation", "FiveCrop", "TenCrop", "PILToTensor", "ToNumpy"})
 """Steps of torchvision and timm after which pixels are no longer known to lie between 0 and 1."""
 
@@ -26,15 +26,15 @@ class UnreadableTransformError(UserError):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pictures become inputs: scaled, cropped, normalised.
+    """Scaling, cropping and normalisation of images.
 
     Attributes:
-        size: Height and width after cropping; None if the transform keeps the pictures' own.
+        size: Height and width after cropping; None if the transform keeps the image size.
         crop_fraction: As in `Info`.
-        mean: What is subtracted from each channel, of pixels from 0 to 1.
-        std: What each channel is divided by.
-        interpolation: How pictures are scaled.
-        channels: 1 after a conversion to grey.
+        mean: The mean of each channel, for pixels from 0 to 1.
+        std: The divisor of each channel.
+        interpolation: The interpolation of scaling.
+        channels: 1 after conversion to grey.
     """
 
     size: tuple[int, int] | None = None
@@ -46,14 +46,14 @@ class Preprocessing:
 
 
 def read_transform(transform: Any) -> Preprocessing:
-    """Read the preprocessing off a transform.
+    """Read the preprocessing from a transform.
 
     Args:
-        transform: A transform of torchvision (also the one that its weights come with) or timm, timm's data
-            configuration, or an image processor of transformers.
+        transform: A transform of torchvision (including those of its weights) or timm, timm's data configuration, or an
+            image processor of transformers.
 
     Raises:
-        UnreadableTransformError: If a step is a function of the user's own.
+        UnreadableTransformError: If a step is a user's own function.
     """
     if isinstance(transform, Mapping):
         return _from_config(transform)
@@ -68,10 +68,10 @@ def read_transform(transform: Any) -> Preprocessing:
 
 
 def describe_source(source: Any) -> Info | None:
-    """Describe a data set of another library, as far as it says how its pictures are prepared.
+    """Describe a data set of another library by its transform and one example.
 
-    Torchvision's data sets, timm's, and any other with a `transform` and perhaps `classes` (names), also behind a
-    `Subset`. One example is loaded for its shape, which is all that is known of other data.
+    It covers data sets of torchvision and timm, and others with a `transform` and possibly `classes` (names), also
+    inside a `Subset`. For other data only the shape of one example is known.
     """
     data = getattr(source, "dataset", source)
     while hasattr(data, "dataset"):
@@ -98,13 +98,13 @@ def describe_source(source: Any) -> Info | None:
 
 
 def _from_example(source: Any) -> Info | None:
-    """Describe data by one example, as their own loader would put it into a batch: names, types and shapes alone."""
+    """Describe data by the names, types and shapes of one example, collated as by their loader."""
     loaded = isinstance(source, DataLoader)
     put_together = source.collate_fn if loaded and source.collate_fn is not None else default_collate
     try:
         with torch.random.fork_rng(devices=[]):
             x, y = split_batch(put_together([(source.dataset if loaded else source)[0]]))
-    except Exception:  # a user's own code, which training will run again and then complain of
+    except Exception:  # a user's code may raise anything; training runs it again and reports the error
         return None
     task: Task = "regression" if y.is_floating_point() else "segmentation" if y.ndim == 3 else "classification"
     name, shape = type(getattr(source, "dataset", source)).__name__, tuple(x.shape[1:])
@@ -119,7 +119,7 @@ def make_info(
     classes: Iterable[str] | int | None,
     known: Info | None = None,
 ) -> Info:
-    """Build an `Info` from parts; what is left out stays as `known` has it.
+    """Build an `Info` from parts; missing ones are taken from `known`.
 
     Raises:
         UserError: If no shape is known, or the shape contradicts the transform.
@@ -131,7 +131,7 @@ def make_info(
         )
     if input_shape is None:
         if known is None:
-            raise UserError("the shape of an input is not known: give input_shape=, such as (3, 224, 224)")
+            raise UserError("the shape of an input is unknown: give input_shape=, such as (3, 224, 224)")
         input_shape = known.input_shape
     shape = tuple(int(size) for size in input_shape)
     info = replace(known, input_shape=shape) if known else Info(name, task, None, None, shape)
@@ -181,7 +181,7 @@ def _from_steps(steps: Sequence[Any]) -> Preprocessing:
 
 
 def _steps(transform: Any) -> list[Any]:
-    """Return the steps of a composed transform, nested ones in line."""
+    """Return the steps of a composed transform, with nested ones flattened."""
     inner = getattr(transform, "transforms", None)
     if type(transform).__name__ in ("Compose", "Sequential") and inner is None:
         inner = list(transform)
@@ -191,7 +191,7 @@ def _steps(transform: Any) -> list[Any]:
 
 
 def _from_config(config: Mapping[str, Any]) -> Preprocessing:
-    """Return Timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
+    """Read timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
     if "input_size" not in config:
         raise UnreadableTransformError(f"a data configuration needs input_size, this one has {', '.join(config)}")
     channels, *size = config["input_size"]
@@ -201,7 +201,7 @@ def _from_config(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def _from_processor(processor: Any) -> Preprocessing:
-    """Return an image processor of transformers."""
+    """Read an image processor of transformers."""
     size = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {}) if getattr(processor, "do_center_crop", False) else {}
     shorter = size.get("shortest_edge")
@@ -214,7 +214,7 @@ def _from_processor(processor: Any) -> Preprocessing:
 
 
 def _mode(step: Any) -> str:
-    """Return how a step interpolates; timm's random steps name several, of which the first will do."""
+    """Return the interpolation of a step, the first one if timm's random steps list several."""
     mode = getattr(step, "interpolation", "bilinear")
     mode = mode[0] if isinstance(mode, (tuple, list)) else mode
     name = str(getattr(mode, "value", mode)).lower()
@@ -230,5 +230,5 @@ def _pair(size: Sequence[int]) -> tuple[int, int]:
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
-    # Single-precision tensors say 0.48500001 where 0.485 is meant.
+    # Single-precision tensors give 0.48500001 for 0.485.
     return tuple(float(f"{value:.7g}") for value in torch.as_tensor(values, dtype=torch.float64).flatten().tolist())

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
-# What Pillow may take a file for, whatever its name: it knows others, some of which start programs (PostScript).
+# The formats that Pillow may read; some others start programs (PostScript).
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MOST_PIXELS, FREE_PIXELS, PIXELS_A_BYTE = 1 << 26, 1 << 22, 1 << 13
 
 USUAL_SIZE = 224
 LOOKED_AT = 50
-"""Images whose size is looked at before all are taken to have it."""
+"""Number of images whose size is read before all are assumed to have it."""
 
 # Brightness, contrast, saturation and hue, as in the weight-sharing paper.
 IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
 
 
 class ImageFiles(Pictures):
-    """Image files and their labels; nothing but the paths is kept."""
+    """Image files and their labels; only the paths are kept in memory."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ImageFiles(Pictures):
         transform: Callable[[Image.Image], Tensor],
         normalise: Normalise,
     ) -> None:
-        # Paths as one array of bytes: a list of a million strings is copied into every worker, page by page.
+        # Store paths as one byte array, since a list of strings would be copied into every worker.
         self.root, self.paths, self.labels, self.info = root, paths, labels, info
         self.transform, self.normalise = transform, normalise
 
@@ -55,7 +55,7 @@ class ImageFiles(Pictures):
         return len(self.paths)
 
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Decode, resize or augment."""
+        """Decode, and resize or augment."""
         rows = np.asarray(indices, dtype=np.int64)
         images = [self.transform(read_image(self.root / os.fsdecode(path))) for path in self.paths[rows]]
         return torch.stack(images), self.labels[torch.from_numpy(rows)]
@@ -81,19 +81,20 @@ def image_folder(
 ) -> Dataset:
     """Load a tree `{train,val,test}/<class>/*.jpg`, or `<class>/*.jpg`.
 
-    With both `val` and `test` each is what it says. With one of them, that one is the test split (as ImageNet's `val`
-    is in the papers) and validation images are taken from `train`.
+    With both `val` and `test` folders each is its split. With only one of them, it is the test split (like ImageNet's
+    `val` in the papers), and validation images are taken from `train`.
 
     Args:
-        request: The split and the rest. Augmentation: random resized crop, flip, and `jitter`.
-        path: The tree, inside the data folder or anywhere; else the data folder itself.
-        size: Images become `size` x `size`. None keeps the size of square images that are all of one size up to 224;
-            others become 224 x 224, with a warning where they are much smaller.
-        crop_fraction: Without augmentation the shorter side becomes `size / crop_fraction`, then the centre is cut out.
-        jitter: When augmenting: strengths of brightness, contrast, saturation and hue.
-        test_fraction: For a tree without `train`: how much of it is the test part, the same files for every seed.
-        labelled: False takes every image in the tree, all with label 0, for data that are only told apart from others.
-        mean: A number a channel, or a known set's name; else ImageNet's.
+        request: The common settings. Augmentation: random resized crop, flip, and `jitter`.
+        path: The tree, inside the data folder or anywhere; by default the data folder itself.
+        size: Images are scaled to `size` x `size`. None keeps square images of one common size up to 224; others are
+            scaled to 224 x 224, with a warning if they are much smaller.
+        crop_fraction: Without augmentation the shorter side is scaled to `size / crop_fraction`, then the centre is
+            cropped.
+        jitter: Strengths of brightness, contrast, saturation and hue in augmentation.
+        test_fraction: For a tree without `train`, the fraction of test images, the same files for every seed.
+        labelled: False reads every image in the tree with label 0, for out-of-distribution data.
+        mean: A number per channel, or the name of a known data set; ImageNet's by default.
         std: Likewise.
     """
     if (size is not None and size < 1) or not 0 < crop_fraction <= 1:
@@ -131,7 +132,7 @@ def image_folder(
 
 
 def _common_size(paths: Sequence[Path]) -> int | None:
-    """Return the side of square images of one size, by their headers; None if they differ, or are larger than usual."""
+    """Return the common side of square images from their headers; None if they differ or are larger than usual."""
     pillow = require("PIL.Image")
     sizes = set()
     for path in paths:
@@ -142,7 +143,7 @@ def _common_size(paths: Sequence[Path]) -> int | None:
 
 
 def _warn_of_enlarging(path: Path) -> None:
-    """Warn if images are much smaller than usual: training on 224 x 224 costs 49 times as much as on 32 x 32."""
+    """Warn if images are much smaller than usual: training at 224 x 224 costs 49 times as much as at 32 x 32."""
     shorter = min(read_image(path, None).size)
     if 2 * shorter < USUAL_SIZE:
         warn(
@@ -169,16 +170,16 @@ def imagenet(
 
 
 def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool], layout: str) -> tuple[Path, bool]:
-    """Return the folder of a split in a tree, and whether that folder *is* the split, with nothing left to carve.
+    """Return the folder of a split in a tree, and whether the folder is exactly the split.
 
     Args:
-        request: The split and the rest.
+        request: The common settings.
         root: The tree.
-        holds_data: Tells whether a folder holds data.
-        layout: What such a folder holds, for the error that names it.
+        holds_data: Returns whether a folder contains data.
+        layout: The expected contents of such a folder, for error messages.
 
     Raises:
-        UserError: If the tree holds no data, or not the split.
+        UserError: If the tree contains no data, or not the split.
     """
     if not (root / "train").is_dir():
         if not holds_data(root):
@@ -198,13 +199,13 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool], 
 
 
 def read_image(path: Path, mode: str | None = "RGB", kind: str = "a readable image") -> Image.Image:
-    """Decode a file; to RGB unless another of Pillow's modes is wanted, or None for its own."""
+    """Decode a file to one of Pillow's modes; None keeps the file's mode."""
     pillow = require("PIL.Image")
     with refusing(path, kind, "; mend or remove it"), pillow.open(path, formats=FORMATS) as image:
         most = min(MOST_PIXELS, FREE_PIXELS + PIXELS_A_BYTE * path.stat().st_size)
-        if image.width * image.height > most:  # before memory is taken for them
+        if image.width * image.height > most:  # before memory is allocated
             raise UserError(
-                f"{path}: {image.width} x {image.height} pixels, a file of its size may have {most}; shrink it"
+                f"{path}: {image.width} x {image.height} pixels, but a file of its size may have {most}; shrink it"
             )
         image.load()
         decoded: Image.Image = image.copy() if mode is None else image.convert(mode)
@@ -212,7 +213,7 @@ def read_image(path: Path, mode: str | None = "RGB", kind: str = "a readable ima
 
 
 def require(module: str) -> ModuleType:
-    """Import what only some work with images needs, or say how to get it."""
+    """Import an optional module, or raise an error that says how to install it."""
     import importlib
 
     try:
@@ -232,13 +233,13 @@ def _refuse_other_classes(root: Path, part: Path, class_names: tuple[str, ...]) 
 
 
 def _list_images(root: Path, part: Path, folders: Sequence[Path]) -> tuple[npt.NDArray[np.bytes_], Tensor]:
-    """Return the images in each folder and below it, as paths inside `root`, and the numbers of their folders."""
+    """Return the images in each folder and its subfolders as paths relative to `root`, and the folders' numbers."""
     paths: list[bytes] = []
     labels: list[int] = []
     for label, top in enumerate(folders):
         before = len(paths)
-        found = (Path(folder, file) for folder, _, files in os.walk(top) for file in files)
-        paths += sorted(os.fsencode(path.relative_to(root)) for path in found if path.name.lower().endswith(SUFFIXES))
+        files = (Path(folder, file) for folder, _, names in os.walk(top) for file in names)
+        paths += sorted(os.fsencode(path.relative_to(root)) for path in files if path.name.lower().endswith(SUFFIXES))
         labels += [label] * (len(paths) - before)
     if not paths:
         raise UserError(f"{part}: no images; expected a folder for each class with {', '.join(SUFFIXES)} files in it")
@@ -257,7 +258,7 @@ def _augmentation(size: int, jitter: Sequence[float] | None) -> Callable[[Image.
 def centre_crop(
     size: int | tuple[int, int], crop_fraction: float, interpolation: str = "bilinear"
 ) -> Callable[[Image.Image], Tensor]:
-    """Scale a picture to a shorter side of `size / crop_fraction` and cut `size` out of its centre, as bytes."""
+    """Return a transform that scales the shorter side to `size / crop_fraction` and crops the centre, as bytes."""
     v2 = require("torchvision.transforms.v2")
     mode = v2.InterpolationMode(interpolation)
     shorter = size if isinstance(size, int) else min(size)

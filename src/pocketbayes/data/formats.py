@@ -1,6 +1,6 @@
-"""Readers of the files that image sets come in. Sizes are checked before anything is allocated; no code is run.
+"""Readers of image data files. Sizes are checked before memory is allocated, and no code is run.
 
-Each reader raises a `UserError` that names the file where its contents are not what they should be.
+Each reader raises a `UserError` that names the file if its contents are invalid.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pocketbayes.data.matlab import matlab_arrays
 
 Bytes = npt.NDArray[np.uint8]
 
-# No set that is meant to fit into memory comes near it; a file that claims more is broken or hostile.
+# Far more than any data set meant for memory; a file that claims more is broken or malicious.
 MAX_BYTES = 16 * 2**30
-# Deflate packs zeros no better than this; a member that promises more is a lie.
+# The maximum compression ratio of deflate; a member that claims more is invalid.
 MOST_PACKED = 1032
-# CIFAR's pickles use nothing twice. Values that are used often can nest to more than any memory or time.
+# CIFAR's pickles reuse no values. Reused values can be nested to exhaust memory or time.
 MOST_REUSED = 16
 
 
 def read_idx(path: Path) -> Bytes:
-    """Return an idx file of bytes (MNIST).
+    """Read an idx file of bytes (MNIST).
 
-    Two zeros, type 8, number of dimensions, each dimension big-endian, the bytes.
+    The format: two zeros, type 8, the number of dimensions, each dimension big-endian, the bytes.
     """
     with refusing(path, "a readable idx file"), path.open("rb") as file:
         head = file.read(4)
@@ -45,12 +45,14 @@ def read_idx(path: Path) -> Bytes:
         shape = struct.unpack(f">{head[3]}I", sizes)
         expected, actual = _product(shape), path.stat().st_size - file.tell()
         if expected != actual:
-            raise UserError(f"{path}: promises {expected} bytes of data but holds {actual}; fetch it again")
+            raise UserError(
+                f"{path}: the header says {expected} bytes of data, but there are {actual}; download it again"
+            )
         return np.fromfile(file, dtype=np.uint8).reshape(shape)
 
 
 def read_cifar(path: Path, label_key: str) -> tuple[Bytes, Bytes]:
-    """Return one of CIFAR's pickles: images `(n, 3, 32, 32)` and labels."""
+    """Read one of CIFAR's pickles: images `(n, 3, 32, 32)` and labels."""
     with refusing(path, "a file of CIFAR images"):
         data = path.read_bytes()
         _check_operations(data)
@@ -58,12 +60,12 @@ def read_cifar(path: Path, label_key: str) -> tuple[Bytes, Bytes]:
         images: Bytes = batch[b"data"].pixels.reshape(-1, 3, 32, 32)
         labels = batch[label_key.encode()]
         if not all(type(label) is int for label in labels):
-            raise ValueError("a label that is no whole number")
+            raise ValueError("a label is not an integer")
         return images, np.array(labels, dtype=np.uint8)
 
 
 def _check_operations(data: bytes) -> None:
-    """Reject a pickle that would take more memory or time than its size allows for."""
+    """Reject a pickle that could exhaust memory or time."""
     reused = 0
     for operation, argument, _ in pickletools.genops(data):
         if (
@@ -76,7 +78,7 @@ def _check_operations(data: bytes) -> None:
 
 
 class _Pixels:
-    """Stands in for a pickled array: keeps its bytes and nothing else of it."""
+    """Replacement for a pickled array that keeps only its bytes."""
 
     pixels: Bytes
 
@@ -86,14 +88,14 @@ class _Pixels:
 
 
 class _Ignored:
-    """Stands in for a pickled dtype; CIFAR has no other than bytes."""
+    """Replacement for a pickled dtype, which is always bytes in CIFAR."""
 
     def __setstate__(self, state: object) -> None:
         pass
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """Builds dictionaries, lists, numbers, strings and one array of bytes; refuses everything else by name."""
+    """An unpickler for dictionaries, lists, numbers, strings and one byte array; others are refused by name."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
@@ -106,19 +108,19 @@ class _CifarUnpickler(pickle.Unpickler):
 
 
 def read_npz(path: Path, keys: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays `keys` of an npz file, as far as they are there."""
+    """Return those of the arrays `keys` that an npz file contains."""
     with refusing(path, "a readable npz file"), zipfile.ZipFile(path) as archive:
-        found = [key for key in keys if f"{key}.npy" in archive.namelist()]
-        for key in found:
+        present = [key for key in keys if f"{key}.npy" in archive.namelist()]
+        for key in present:
             member = archive.getinfo(f"{key}.npy")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise UserError(f"{path}: {member.filename} is packed in a way that numpy does not write")
+                raise UserError(f"{path}: {member.filename} uses a compression that numpy does not write")
             if member.file_size > MOST_PACKED * member.compress_size + 64:
-                raise UserError(f"{path}: {member.filename} promises more than its packed bytes can hold")
+                raise UserError(f"{path}: {member.filename} claims more data than its compressed bytes can hold")
             with archive.open(member) as file:
                 _check_npy(file, member.file_size, f"{path}: {member.filename}")
         with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in found}
+            return {key: arrays[key] for key in present}
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
@@ -128,26 +130,26 @@ def read_npy(path: Path) -> npt.NDArray[Any]:
             _check_npy(file, path.stat().st_size, str(path))
         array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
         if array.dtype.kind not in "biuf":
-            raise UserError(f"{path}: holds {array.dtype}, only numbers are read")
+            raise UserError(f"{path}: contains {array.dtype}, but only numbers are supported")
         return array
 
 
 def _check_npy(file: IO[bytes], size: int, where: str) -> None:
-    """Return whether the array in a file of a size is what its header says."""
+    """Check that the array in a file matches its header and the file's size."""
     version = np.lib.format.read_magic(file)
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = header(file)
     if dtype.hasobject:
-        raise UserError(f"{where} holds Python objects, only plain numbers are read")
+        raise UserError(f"{where} contains Python objects, but only numbers are supported")
     expected, actual = _product(shape) * dtype.itemsize, size - file.tell()
     if expected != actual:
-        raise UserError(f"{where} promises {expected} bytes of data but holds {actual}")
+        raise UserError(f"{where}: the header says {expected} bytes of data, but there are {actual}")
     if expected > MAX_BYTES:
         raise UserError(f"{where} would take {expected} bytes of memory, the limit is {MAX_BYTES}")
 
 
 def read_svhn(path: Path) -> tuple[Bytes, Bytes]:
-    """Return SVHN's Matlab file: `X` is (32, 32, 3, n), `y` counts the digit 0 as 10."""
+    """Read SVHN's Matlab file: `X` is (32, 32, 3, n), and `y` is 10 for the digit 0."""
     with refusing(path, "SVHN's Matlab file"):
         contents = dict(matlab_arrays(path.read_bytes()))
         images, labels = contents["X"].transpose(3, 2, 0, 1), contents["y"].reshape(-1) % 10
@@ -155,7 +157,7 @@ def read_svhn(path: Path) -> tuple[Bytes, Bytes]:
 
 
 def _product(shape: Iterable[int]) -> int:
-    # In Python's whole numbers, which do not overflow.
+    # Python's integers do not overflow.
     product = 1
     for size in shape:
         product *= int(size)

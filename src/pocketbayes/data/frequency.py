@@ -1,4 +1,4 @@
-"""How often each class occurs, and what a class counts in a weighted loss."""
+"""Class frequencies and class weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset
 
 _AT_ONCE = 16
-"""Rows read together: images of a segmentation are large."""
+"""Rows per read, since images of segmentation are large."""
 
 
 def class_frequencies(dataset: Dataset) -> Tensor:
-    """Return the fraction of labels, or of pixels, that each class has, (classes,).
-
-    The ignored label does not count.
-    """
+    """Return the fraction of labels or pixels of each class, (classes,), without the ignored label."""
     info = getattr(dataset, "info", None)
     if info is None:
-        raise UserError(f"classes are counted in a data set of pb.data.load, not in a {type(dataset).__name__}")
+        raise UserError(f"class frequencies need a data set of pb.data.load, not a {type(dataset).__name__}")
     if info.classes is None:
         raise UserError(f"data set {info.name!r} is a {info.task}: it has no classes to count")
     counts = torch.zeros(info.classes, dtype=torch.int64)
@@ -31,8 +28,5 @@ def class_frequencies(dataset: Dataset) -> Tensor:
 
 
 def class_weights(dataset: Dataset) -> Tensor:
-    """Compute w_c = 1 / ln(1.02 + p_c), p_c the frequency of class c (Paszke et al. 2016).
-
-    Rare ones count up to 50 times.
-    """
+    """Compute `w_c = 1 / ln(1.02 + p_c)`, p_c the frequency of class c (Paszke et al. 2016), at most 50."""
     return 1 / (1.02 + class_frequencies(dataset)).log()

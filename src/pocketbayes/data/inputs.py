@@ -1,4 +1,4 @@
-"""Files that people want a prediction for, as the inputs of a network."""
+"""Network inputs from image and array files."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Array = npt.NDArray[Any]
 def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     """Return the inputs (n, ...) in a file, ready for `predict`.
 
-    Images are scaled, and cropped where they were in training, to the size that the network takes. Arrays (.npy, or x
-    in an .npz) hold one input or many: bytes or numbers from 0 to 1 for images, the original units for tables; they
-    are normalised as in training. A CSV table has headings, the features, and perhaps the target as the last column.
+    Images are scaled and, if they were in training, cropped to the network's input size. Arrays (.npy, or x in an .npz)
+    hold one input or many: bytes or numbers from 0 to 1 for images, original units for tables. Both are normalised as
+    in training. A CSV table has headings, the features and, optionally, the target in the last column.
 
     Args:
         path: The file.
-        info: What the network knows of its data, `net.info`; None takes arrays as they are.
+        info: The description of the network's data, `net.info`; None leaves arrays unchanged.
 
     Raises:
         UserError: If the file is missing, unreadable, or does not fit the network.
@@ -58,10 +58,7 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
 
 
 def scale_inputs(x: Tensor, info: Info) -> Tensor:
-    """Return inputs (n, ...), pixels from 0 to 1 or features, as a network saw them in training.
-
-    Less mean, over std.
-    """
+    """Normalise inputs (n, ...), pixels from 0 to 1 or features, as in the network's training."""
     if info.mean is None or info.std is None:
         return x
     extra = (1,) * (len(info.input_shape) - 1)
@@ -72,8 +69,8 @@ def scale_inputs(x: Tensor, info: Info) -> Tensor:
 def _read_image(path: Path, info: Info | None) -> Array:
     if info is None or len(info.input_shape) != 3 or info.mean is None:
         raise UserError(
-            f"{path}: the network does not know how images are prepared: tell it by pb.describe(net, transform=...), "
-            "or give it arrays (.npy or .npz)"
+            f"{path}: the network has no description of its images: add one with pb.describe(net, transform=...), "
+            "or give arrays (.npy or .npz)"
         )
     pillow = require("PIL.Image")
     channels, height, width = info.input_shape
@@ -91,16 +88,16 @@ def _read_image(path: Path, info: Info | None) -> Array:
 
 def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{path}: holds {array.dtype}, only numbers are read")
+        raise UserError(f"{path}: contains {array.dtype}, but only numbers are supported")
     if not array.size:
-        raise UserError(f"{path}: holds nothing")
+        raise UserError(f"{path}: is empty")
     if info is None:
         return _finite(torch.from_numpy(array.astype(np.float32)), path)
     return _normalised(_arranged(array, path, info.input_shape), path, info)
 
 
 def _arranged(array: Array, path: Path, shape: tuple[int, ...]) -> Array:
-    """Return the array as (n, ...): one input or many, image channels first or last, or no axis for one channel."""
+    """Return the array as (n, ...), from one input or many, with channels first, last or without an axis."""
     orders = [array]
     if len(shape) == 3:
         orders += [np.moveaxis(array, -1, -3)] if array.ndim >= 3 else []
@@ -128,5 +125,5 @@ def _normalised(array: Array, path: Path, info: Info | None) -> Tensor:
 def _finite(x: Tensor, path: Path) -> Tensor:
     if not bool(x.isfinite().all()):
         where = tuple(x.isfinite().logical_not().nonzero()[0].tolist())
-        raise UserError(f"{path}: {float(x[where])} at position {where}; mend or remove it")
+        raise UserError(f"{path}: {float(x[where])} at position {where}; correct or remove it")
     return x

@@ -1,4 +1,4 @@
-"""Arrays of numbers in Matlab's files (level 5). Our own reader: scipy's can be crashed by a damaged file."""
+"""Reader of numeric arrays in Matlab files (level 5), since a damaged file can crash scipy's reader."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy.typing as npt
 HEAD = 128
 COMPRESSED, MATRIX = 15, 14
 TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-"""How an element's numbers are kept, by its type."""
+"""Storage types of elements."""
 CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
-"""What an array's numbers are, by its class."""
+"""Value types of arrays by class."""
 MOST_BYTES = 16 * 2**30
 
 
 def matlab_arrays(data: bytes) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
-    """Return the arrays of a file by name; anything that is no plain array of numbers is an error."""
+    """Yield the names and arrays of a file; reject anything but numeric arrays."""
     if len(data) < HEAD or data[HEAD - 4 : HEAD] != b"\0\x01IM":
         raise ValueError("not a little-endian file of level 5")
     for kind, body in _elements(memoryview(data)[HEAD:]):
@@ -27,7 +27,7 @@ def matlab_arrays(data: bytes) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
             engine = zlib.decompressobj()
             inside = memoryview(engine.decompress(body, MOST_BYTES))
             if not engine.eof:
-                raise ValueError("a compressed array is cut off or too large")
+                raise ValueError("a compressed array is truncated or too large")
             kind, body = next(_elements(inside), (0, inside))
         if kind != MATRIX:
             raise ValueError(f"an element of type {kind}")
@@ -46,7 +46,7 @@ def _array(body: memoryview) -> tuple[str, npt.NDArray[np.generic]]:
 
 
 def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Type and contents of each element: a tag of 8 bytes, or one of 4 with up to 4 bytes of contents in it."""
+    """Yield type and contents of each element: a tag of 8 bytes, or one of 4 that contains up to 4 bytes."""
     place = 0
     while place < len(data):
         first = int.from_bytes(data[place : place + 4], "little")
@@ -56,6 +56,6 @@ def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
             kind, start, size = first, place + 8, int.from_bytes(data[place + 4 : place + 8], "little")
             following = start + size + (0 if kind == COMPRESSED else -size % 8)
         if start + size > len(data) or (first >> 16 and size > 4):
-            raise ValueError("an element is cut off")
+            raise ValueError("an element is truncated")
         yield kind, data[start : start + size]
         place = following

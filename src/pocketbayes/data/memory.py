@@ -1,4 +1,4 @@
-"""Data sets that fit into memory: images as bytes, and plain arrays."""
+"""Data sets in memory: images as bytes, and plain arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Images(Pictures):
         return len(self.labels)
 
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch of images as bytes, augmented if they are to be, and their labels."""
+        """Return a batch of images as bytes, augmented if requested, and their labels."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[rows]
         if self.augment is not None:
@@ -44,7 +44,7 @@ class Images(Pictures):
 
 
 class Arrays(Dataset):
-    """Rows of two tensors, as they are; `x` may be several `Inputs`."""
+    """Rows of two tensors; `x` may be several `Inputs`."""
 
     def __init__(self, x: Any, y: Tensor, info: Info) -> None:
         self.x, self.y, self.info = x, y, info
@@ -64,13 +64,13 @@ class Arrays(Dataset):
 
     @property
     def scale(self) -> Scale:
-        """What was subtracted and divided by: of features (None: nothing), and of targets."""
+        """Means and stds of features (None if unscaled) and of targets."""
         return self.info.mean, self.info.std, self.info.target_mean, self.info.target_std
 
     def scaled(
         self, mean: Numbers, std: Numbers, target_mean: float | Numbers = 0.0, target_std: float | Numbers = 1.0
     ) -> Arrays:
-        """Return the same rows, features and targets shifted and divided, which `info` keeps."""
+        """Return the rows with scaled features and targets, as recorded in `info`."""
         x, y = (self.x - torch.tensor(mean)) / torch.tensor(std), self.y
         if y.is_floating_point():
             y = (y - torch.tensor(target_mean)) / torch.tensor(target_std)
@@ -78,7 +78,7 @@ class Arrays(Dataset):
         return Arrays(x, y, info)
 
     def unscaled(self) -> Arrays:
-        """Return the same rows in their original units."""
+        """Return the rows in their original units."""
         mean, std, target_mean, target_std = self.scale
         x, y = self.x, self.y
         if mean is not None and std is not None:
@@ -88,7 +88,7 @@ class Arrays(Dataset):
         return Arrays(x, y, replace(self.info, mean=None, std=None, target_mean=0.0, target_std=1.0))
 
     def standardised(self, known: Tensor) -> Arrays:
-        """Return the same rows, with features and regression targets of mean 0 and std 1 over the rows `known`."""
+        """Standardise features and regression targets by the mean and std of the rows `known`."""
         features = _moments(self.x[known])
         if not self.y.is_floating_point():
             return self.scaled(*features)

@@ -1,4 +1,4 @@
-"""Several inputs as one: what a model with keyword arguments takes, split and moved like a single tensor."""
+"""Several model inputs, positional or named, that are split and moved like a single tensor."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.tensors import as_tensor
 
 TARGETS = ("labels", "label", "targets", "target", "y")
-"""The names that a batch's targets go by, in the order in which they are looked for."""
+"""Names of a batch's targets, in order of preference."""
 OUTPUTS = ("logits", "out", "predictions")
-"""The names that a model's answer goes by, among several outputs."""
+"""Names of the predictions among several outputs of a model."""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The arguments of a model for one batch: tensors whose first axis is the batch.
 
-    It has what a tensor has that batches need: a length, rows, parts, a device.
+    It supports the tensor operations that batches need: length, rows, splitting, device.
     """
 
     args: tuple[Tensor, ...] = ()
@@ -32,27 +32,27 @@ class Inputs:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them, in order."""
+        """All tensors, in order."""
         return (*self.args, *self.kwargs.values())
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the first."""
+        """The shape of the first tensor."""
         return self.tensors[0].shape
 
     @property
     def ndim(self) -> int:
-        """The number of axes of the first."""
+        """The number of axes of the first tensor."""
         return self.tensors[0].ndim
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the first."""
+        """The dtype of the first tensor."""
         return self.tensors[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Where the first is."""
+        """The device of the first tensor."""
         return self.tensors[0].device
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
@@ -66,7 +66,7 @@ class Inputs:
         return self.map(lambda tensor: tensor[rows])
 
     def to(self, *args: Any, **kwargs: Any) -> Inputs:
-        """Move all tensors; real numbers take the type that is asked for, whole numbers such as tokens keep theirs."""
+        """Move all tensors; a dtype applies to floating-point tensors only, so that tokens keep theirs."""
         where = [arg for arg in args if not isinstance(arg, torch.dtype)]
         last = {"memory_format": kwargs.pop("memory_format")} if "memory_format" in kwargs else {}
 
@@ -77,15 +77,15 @@ class Inputs:
         return self.map(move)
 
     def split(self, size: int) -> list[Inputs]:
-        """Cut into parts of `size` rows."""
+        """Split into parts of `size` rows."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, parts: int) -> list[Inputs]:
-        """Cut into the given number of parts, as `Tensor.chunk` does."""
+        """Split into the given number of parts, like `Tensor.chunk`."""
         return self.split(-(-len(self) // parts))
 
     def is_floating_point(self) -> bool:
-        """Return whether any holds real numbers."""
+        """Return whether any tensor is floating-point."""
         return any(tensor.is_floating_point() for tensor in self.tensors)
 
 
@@ -105,7 +105,7 @@ def tensors_of(x: ModelInput) -> tuple[Tensor, ...]:
 
 
 def describe_inputs(x: ModelInput) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-    """Return the name, type and shape of each of several inputs, of one example; nothing for a single tensor."""
+    """Return the name, type and shape per example of several inputs; empty for a single tensor."""
     if not isinstance(x, Inputs):
         return ()
     named = [*((str(number), value) for number, value in enumerate(x.args)), *x.kwargs.items()]
@@ -113,16 +113,16 @@ def describe_inputs(x: ModelInput) -> tuple[tuple[str, str, tuple[int, ...]], ..
 
 
 def made_up(described: Sequence[tuple[str, str, tuple[int, ...]]]) -> Inputs:
-    """Make two examples of ones that match `describe_inputs`, to trace a model with."""
+    """Make two examples of ones that match `describe_inputs`, for tracing a model."""
     values = {name: torch.ones(2, *shape, dtype=getattr(torch, kind)) for name, kind, shape in described}
     unnamed = tuple(value for name, value in values.items() if name.isdecimal())
     return Inputs(unnamed, {name: value for name, value in values.items() if not name.isdecimal()})
 
 
 def as_input(value: Any) -> ModelInput:
-    """Convert what a model is to be asked: an array, a mapping of names to arrays, or a tuple of tensors.
+    """Convert an array, a mapping of names to arrays, or a tuple of tensors to a model's input.
 
-    Targets among named inputs are left out.
+    Targets among named inputs are dropped.
 
     Raises:
         UserError: If the inputs have different lengths.
@@ -142,11 +142,11 @@ def as_input(value: Any) -> ModelInput:
 def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
     """Split a batch of a DataLoader into inputs and targets.
 
-    A pair (x, y), in which x may be a mapping or a tuple of tensors; a longer tuple of tensors, the last of which is
-    the target; or a mapping with the target under one of the names in `TARGETS`.
+    A batch is a pair (x, y), where x may be a mapping or a tuple of tensors; a longer tuple of tensors, the last of
+    which is the target; or a mapping with the target under one of the names in `TARGETS`.
 
     Raises:
-        UserError: If no target can be told apart.
+        UserError: If there is no recognisable target.
     """
     if isinstance(batch, Mapping):
         name = next((name for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
@@ -170,10 +170,10 @@ def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
 
 
 def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Run a model; asked with one argument, a tensor or `Inputs`, it answers with its logits alone.
+    """Run a model; with a single argument, a tensor or `Inputs`, return only its predictions.
 
-    Named inputs that the model's forward does not take, such as the number of a row, are left out. Any other call is
-    the user's own, who gets the model's outputs as they are.
+    Named inputs that the model's forward does not take, such as row numbers, are dropped. Other calls return the
+    model's outputs unchanged.
     """
     if len(args) != 1 or kwargs:
         return model(*args, **kwargs)
@@ -185,9 +185,9 @@ def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def answer_of(output: Any) -> Any:
-    """Return the tensor among a model's outputs that is its answer; any other output as it is.
+    """Return the tensor of predictions among a model's outputs, or the output itself if there is none.
 
-    Tuples of several tensors, such as GoogLeNet's with its auxiliary heads, stay whole: each entry may need its loss.
+    Tuples of several tensors, such as GoogLeNet's with auxiliary heads, are kept, since each may have a loss.
     """
     several = isinstance(output, tuple) and sum(isinstance(value, Tensor) for value in output) > 1
     if isinstance(output, Tensor) or several:
@@ -203,8 +203,8 @@ def answer_of(output: Any) -> Any:
 
 
 def accepted(model: nn.Module, x: Inputs) -> Inputs:
-    """Return the inputs that the model's forward takes; a single one under another name goes without its name."""
-    if torch.compiler.is_compiling():  # which cannot look at signatures
+    """Return the inputs that the model's forward takes; a single input with another name is passed by position."""
+    if torch.compiler.is_compiling():  # signatures cannot be inspected
         return x
     signature = inspect.signature(model.forward)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
@@ -217,7 +217,7 @@ def accepted(model: nn.Module, x: Inputs) -> Inputs:
     except TypeError as error:
         names = ", ".join(x.kwargs) or f"{len(x.args)} without names"
         raise UserError(
-            f"the model's forward takes {', '.join(signature.parameters)}, the data give {names}: {error}"
+            f"the model's forward takes {', '.join(signature.parameters)}, but the data have {names}: {error}"
         ) from error
     return taken
 
@@ -229,7 +229,7 @@ def _is_array(value: Any) -> bool:
 def _same_length(inputs: Inputs) -> Inputs:
     lengths: Sequence[int] = [len(tensor) for tensor in inputs.tensors]
     if not lengths:
-        raise UserError("there are no inputs: name them as the model's forward does")
+        raise UserError("there are no inputs: name them like the arguments of the model's forward")
     if len(set(lengths)) > 1:
-        raise UserError(f"inputs of different lengths {lengths} do not go together")
+        raise UserError(f"inputs must have the same length, not {lengths}")
     return inputs

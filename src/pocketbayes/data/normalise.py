@@ -1,4 +1,4 @@
-"""Bytes to numbers: `(x / 255 - mean) / std` for each channel."""
+"""Normalisation of bytes per channel: `(x / 255 - mean) / std`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NORMALISATIONS: dict[str, Stats] = {
 
 
 class Normalise:
-    """A batch `(n, channels, height, width)` of uint8 images to float32."""
+    """Conversion of uint8 images `(n, channels, height, width)` to normalised float32."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.mean, self.std = mean, std
@@ -41,13 +41,13 @@ class Normalise:
 
 
 def normalisation(usual: str, channels: int, mean: StatsOption = None, std: StatsOption = None) -> Normalise:
-    """Return the normalisation of a set, unless `mean` and `std` say otherwise.
+    """Return a data set's normalisation, or the one given by `mean` and `std`.
 
     Args:
-        usual: The set's own entry in `NORMALISATIONS`.
-        channels: Of the images; one number serves all of them.
-        mean: Another set's name ("imagenet"), a number, or a number a channel. A name given here is meant for `std`
-            too where that is left out, and the other way round.
+        usual: The data set's entry in `NORMALISATIONS`.
+        channels: The number of channels; a single number applies to all.
+        mean: The name of another data set ("imagenet"), a number, or a number per channel. A name also sets `std` if
+            that is not given, and vice versa.
         std: Likewise.
     """
     if isinstance(mean, str) and std is None:

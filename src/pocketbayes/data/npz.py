@@ -1,4 +1,4 @@
-"""Anybody's own arrays, from one npz file."""
+"""A user's arrays from an npz file or a CSV table."""
 
 from __future__ import annotations
 
@@ -39,26 +39,25 @@ def npz(
 ) -> Dataset:
     """Load the arrays `x` and `y` of an npz file, or a CSV table with headings and the target in the last column.
 
-    Whole numbers or text in `y`, of shape (n,), mean classification, floating-point `y` regression; in a CSV table also
-    whole numbers that are negative, or many with gaps between them, such as prices. Images are uint8
-    `x` of shape (n, H, W), (n, H, W, C) or (n, C, H, W) with one or three channels; any other `x` is taken as it is,
-    or standardised.
+    Integers or text in `y`, of shape (n,), mean classification, floating-point `y` regression; in a CSV table, negative
+    integers and many integers with gaps, such as prices, also mean regression. Images are uint8 `x` of shape (n, H, W),
+    (n, H, W, C) or (n, C, H, W) with one or three channels; other `x` are left unchanged or standardised.
 
     Args:
-        request: The split and the rest.
+        request: The common settings.
         path: The file, inside the data folder or anywhere.
-        test_fraction: How much of it is the test part, the same rows for every seed; 1 for a file of test data alone.
-        task: How numbers in `y` are read; None goes by their type.
-        classes: How many; else one more than the largest label.
-        mean: Images: a number a channel, or a known set's name, such as "imagenet"; else values lie in 0..1. Tables
-            (n, features): a number a feature.
+        test_fraction: The fraction of test rows, the same rows for every seed; 1 for a file of test data only.
+        task: The task of numeric `y`; None infers it from their type.
+        classes: The number of classes; by default one more than the largest label.
+        mean: For images, a number per channel or the name of a known data set, such as "imagenet"; by default values
+            lie in 0..1. For tables (n, features), a number per feature.
         std: Likewise.
-        standardise: Tables: features, and the targets of a regression, get mean 0 and std 1 over all but the test rows;
+        standardise: For tables, scale features and regression targets to mean 0 and std 1 over all but the test rows;
             None does so for CSV files, whose numbers have units.
-        labelled: False reads `x` alone and sets `y` to 0, for data that are only told apart from others.
-        pad: Images, when augmenting: random crops after padding by so many pixels.
+        labelled: False reads only `x` and sets `y` to 0, for out-of-distribution data.
+        pad: Padding of random crops in the augmentation of images.
         pad_mode: "zero" or "reflect".
-        flip: Images, when augmenting: random flips.
+        flip: Random flips in the augmentation of images.
     """
     file = next((place for place in (request.folder / path, Path(path).expanduser()) if place.is_file()), None)
     if file is None:
@@ -69,7 +68,7 @@ def npz(
     is_csv = file.suffix.lower() == ".csv"
     arrays = read_csv(file, labelled) if is_csv else read_npz(file, wanted)
     if missing := [name for name in wanted if name not in arrays]:
-        raise UserError(f"{file}: needs the arrays {' and '.join(wanted)}, there is no {' and no '.join(missing)}")
+        raise UserError(f"{file}: needs the arrays {' and '.join(wanted)}, but has no {' and no '.join(missing)}")
     x = arrays["x"]
     y = arrays["y"] if labelled else np.zeros(x.shape[:1], np.int64)
     if not x.ndim or not y.ndim or len(x) != len(y):
@@ -95,13 +94,13 @@ def npz(
         augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
         return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
     if x.dtype.kind not in "biuf":
-        raise UserError(f"{file}: x holds {x.dtype}, only numbers are read")
+        raise UserError(f"{file}: x contains {x.dtype}, but only numbers are supported")
     info = Info("npz", kind, classes, class_names, x.shape[1:])
     table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, info)
     given = mean is not None or std is not None
     if (given or standardise) and x.ndim != 2:
         raise UserError(
-            f"{file}: mean=, std= and standardise= are for uint8 images and tables, x is {x.dtype} of shape {x.shape}"
+            f"{file}: mean=, std= and standardise= need uint8 images or tables, but x is {x.dtype} of shape {x.shape}"
         )
     if given:
         scale = normalisation("none", x.shape[1], mean, std)
@@ -111,7 +110,7 @@ def npz(
         if len(known):
             table = table.standardised(known)
         elif standardise:
-            raise UserError(f"{file}: all rows are test rows, standardise= has none to measure: give mean= and std=")
+            raise UserError(f"{file}: standardise= has no training rows, all are test rows: give mean= and std=")
     return request.carve(table, test_fraction)
 
 
@@ -129,7 +128,7 @@ def _targets(y: Array, file: Path, task: Task | None) -> tuple[Task, Array]:
         return "classification", y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim <= 2:
         return "regression", y.reshape(len(y), -1).astype(np.float32)
-    raise UserError(f"{file}: y is {y.dtype} of shape {y.shape}; expected whole numbers (n,) or floats (n,) or (n, k)")
+    raise UserError(f"{file}: y is {y.dtype} of shape {y.shape}; expected integers (n,) or floats (n,) or (n, k)")
 
 
 def _channels_first(x: Array, file: Path) -> Array:

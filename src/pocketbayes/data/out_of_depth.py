@@ -15,40 +15,34 @@ if TYPE_CHECKING:
     from PIL import Image
 
 SMALL_SIDE = 64
-"""Networks for smaller pictures are trained on icons, digits and thumbnails, not on reduced photographs."""
+"""Networks for smaller images are usually trained on icons, digits and thumbnails, not on reduced photographs."""
 MAX_REDUCTION = 4
 MAX_ENLARGEMENT = 2
 MAX_COLOUR = 8.0
 """Mean difference between a pixel's channels, in bytes, above which a picture is coloured."""
 MAX_STDS = 10.0
-"""Distance of a feature from its training mean that no training row has, unless its distribution is extreme."""
+"""Distance in stds from its training mean that a feature rarely has in training."""
 MAX_RANGE = 3.0
 """Distance from the training range, in widths of that range."""
 
 
 def warn_of_picture(image: Image.Image, path: Path, info: Info) -> None:
-    """Warn of a picture whose size or colour the network has not met in training.
-
-    Args:
-        image: The picture as its file has it.
-        path: The file.
-        info: The network's training data, pictures.
-    """
+    """Warn of an image whose size or colour differs from the training images described by `info`."""
     channels, *size = info.input_shape
     shorter, wanted = min(image.size), min(size)
-    told = []
+    changes = []
     if wanted < SMALL_SIDE and shorter > MAX_REDUCTION * wanted:
-        told.append(f"reduced from {image.width} x {image.height} to {size[1]} x {size[0]} pixels")
+        changes.append(f"reduced from {image.width} x {image.height} to {size[1]} x {size[0]} pixels")
     elif wanted >= MAX_ENLARGEMENT * shorter:
-        told.append(f"enlarged from {image.width} x {image.height} to {size[1]} x {size[0]} pixels")
+        changes.append(f"enlarged from {image.width} x {image.height} to {size[1]} x {size[0]} pixels")
     if channels == 1 and _is_coloured(image):
-        told.append("its colours turned to grey")
-    if told:
-        warn(f"{path} is {' and '.join(told)}: the network was trained on other images; do not rely on its prediction")
+        changes.append("converted to grey")
+    if changes:
+        warn(f"{path} is {' and '.join(changes)}, unlike the training images: do not rely on its prediction")
 
 
 def warn_of_values(x: Tensor, info: Info) -> None:
-    """Warn of numbers that no training input had: pixels that are not normalised, features far from their mean."""
+    """Warn of values outside the training data: pixels that are not normalised, features far from their mean."""
     if not x.is_floating_point() or not x.numel() or tuple(x.shape[1:]) != tuple(info.input_shape):
         return
     if info.mean is None or info.std is None:
@@ -66,8 +60,8 @@ def warn_of_values(x: Tensor, info: Info) -> None:
     elif x.ndim == 2 and float(farthest := x.abs().max()) > MAX_STDS:
         row, feature = divmod(int(x.abs().argmax()), x.shape[1])
         warn(
-            f"feature {feature} of x[{row}] lies {float(farthest):.3g} stds from its mean in training: the network has "
-            "not met such values (were the features standardised as in training?)"
+            f"feature {feature} of x[{row}] lies {float(farthest):.3g} stds from its mean in training: the network was "
+            "not trained on such values (were the features standardised as in training?)"
         )
 
 
@@ -88,7 +82,7 @@ def _warn_of_range(x: Tensor, info: Info) -> None:
     if least < low - slack or most > high + slack:
         warn(
             f"x holds values from {least:.3g} to {most:.3g}, the training data from {low:.3g} to {high:.3g}: the "
-            "network has not met such values"
+            "network was not trained on such values"
         )
 
 

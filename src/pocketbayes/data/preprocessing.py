@@ -1,4 +1,4 @@
-"""Prepare other data like a network's own: the same size, normalisation and order of classes."""
+"""Preparation of other data like a network's own: the same size, normalisation and class order."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pocketbayes.data.normalise import Normalise
 
 
 def match_preprocessing(other: Dataset, own: Info) -> Dataset:
-    """Return the data prepared like those that `own` describes.
+    """Prepare data like those described by `own`.
 
-    Pictures get the size and the normalisation, tables the scale of features and targets; what has it already, and
-    what `own` says nothing of, stays as it is.
+    Images get the size and normalisation, tables the scale of features and targets. Settings that already match, or
+    that `own` does not specify, are unchanged.
 
     Raises:
-        UserError: If pictures have another number of channels.
+        UserError: If images have another number of channels.
     """
     if isinstance(other, Pictures) and len(own.input_shape) == 3:
         (channels, *size), shape = own.input_shape, other.info.input_shape
         if shape[0] != channels:
-            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, {own.name!r} has {channels}")
+            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, but {own.name!r} has {channels}")
         if own.mean is not None and own.std is not None and (other.info.mean, other.info.std) != (own.mean, own.std):
             other = copy.copy(other)
             other.normalise = Normalise(own.mean, own.std)
@@ -45,7 +45,7 @@ def match_preprocessing(other: Dataset, own: Info) -> Dataset:
 
 
 def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
-    """Return image files labelled in the order of the network's class names; folders may cover only some of them.
+    """Relabel image files in the order of the network's class names, of which some may be missing.
 
     Raises:
         UserError: If a folder is not named after one of the classes.
@@ -68,7 +68,7 @@ def _shortened(names: Sequence[str], most: int = 8) -> str:
 
 
 class Resized(Pictures):
-    """The pictures of a data set, scaled to `height` x `width` as they are fetched."""
+    """The images of a data set, scaled to `height` x `width` when fetched."""
 
     def __init__(self, pictures: Pictures, height: int, width: int) -> None:
         self.pictures, self.normalise = pictures, pictures.normalise

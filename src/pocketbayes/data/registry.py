@@ -1,4 +1,4 @@
-"""The names of the data sets, and `load`."""
+"""Data sets by name, and `load`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LOADERS: dict[str, Callable[..., Dataset]] = {
 
 
 def names() -> list[str]:
-    """Return the names `load` knows."""
+    """Return the names that `load` accepts."""
     return sorted(LOADERS)
 
 
 def folder_of(data_dir: str | Path | None = None) -> Path:
-    """Return the folder that holds the data: as given, else the environment's POCKETBAYES_DATA, else `./data`."""
+    """Return the data folder: as given, else the environment variable POCKETBAYES_DATA, else `./data`."""
     return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
 
 
@@ -63,19 +63,18 @@ def load(
 
     Args:
         name: One of `names()`.
-        split: "train", "val" or "test". Where a set has no validation part of its own, "val" is a fraction of the
-            training rows chosen by `seed`, and "train" is the rest.
-        data_dir: The folder that holds the data; else the environment's POCKETBAYES_DATA, else `./data`.
-        augment: Augment the training split, the way the papers do for this set; the other splits never are.
-        subset: Only so many rows of the split (chosen by `seed`; all, where validation or test rows are fewer), or only
-            the rows listed.
-        val_fraction: How much of the training rows is for validation; 0 leaves all of them for training.
-        seed: Of the validation split and of `subset`.
-        download: Fetch missing files where torchvision can.
-        **options: What this set alone knows, such as `set=` for "uci" or `mean=` and `std=` for images.
+        split: "train", "val" or "test". If a data set has no validation split, "val" is a fraction of the training rows
+            chosen by `seed`, and "train" is the rest.
+        data_dir: The data folder; by default the environment variable POCKETBAYES_DATA, else `./data`.
+        augment: Augment the training split as in the papers; other splits are never augmented.
+        subset: The number of rows, chosen by `seed` (at most all for validation and test), or a list of rows.
+        val_fraction: The fraction of training rows used for validation; 0 keeps all for training.
+        seed: Seed of the validation split and of `subset`.
+        download: Download missing files if torchvision can.
+        **options: Options of this data set, such as `set=` for "uci" or `mean=` and `std=` for images.
 
     Raises:
-        UserError: For an unknown name, split or option, missing or broken files, and an empty split.
+        UserError: If a name, split or option is unknown, files are missing or broken, or the split is empty.
     """
     if name not in LOADERS:
         raise unknown(name)
@@ -84,7 +83,7 @@ def load(
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction}: must be at least 0 and below 1")
     if seed < 0:
-        raise UserError(f"seed={seed}: a seed is a non-negative whole number")
+        raise UserError(f"seed={seed}: must be a non-negative integer")
     request = Request(name, split, folder_of(data_dir), augment, download, val_fraction, seed)
     _check_options(name, options)
     dataset = LOADERS[name](request, **options)
@@ -98,8 +97,8 @@ def load(
 
 
 def unknown(name: str) -> UserError:
-    """Build the error for an unknown name; for a folder or a file it says how to read it."""
-    if os.path.isdir(name):  # False for any text that can be no path
+    """Build the error for an unknown name, with advice for a folder or a file."""
+    if os.path.isdir(name):  # False for text that cannot be a path
         return UserError(f"{name!r} is a folder: pb.data.load('imagefolder', split, path={name!r}) reads its images")
     if name.lower().endswith((".npz", ".csv")):
         return UserError(f"{name!r} is a file: pb.data.load('npz', split, path={name!r}) reads it")
@@ -107,7 +106,7 @@ def unknown(name: str) -> UserError:
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    """Name the first option that the loader does not take, or needs and did not get."""
+    """Reject the first option that is unknown or missing."""
     known = {
         parameter.name: parameter.default is parameter.empty
         for parameter in inspect.signature(LOADERS[name]).parameters.values()

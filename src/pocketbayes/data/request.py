@@ -1,4 +1,4 @@
-"""What a loader is asked for, and the steps all loaders share: find the folder, carve the split."""
+"""The settings common to all loaders, and shared steps: find the folder, select the split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.data.split import hold_out
 
 Split = Literal["train", "val", "test"]
 
-# The test part of a set that comes without one must be the same whatever seed a training run uses.
+# A test split that we choose ourselves must not depend on the seed of a run.
 TEST_SEED = 0
 
 
@@ -32,16 +32,16 @@ class Request:
 
     @property
     def augmented(self) -> bool:
-        """Only what is trained on is augmented."""
+        """Whether to augment, which only applies to the training split."""
         return self.augment and self.split == "train"
 
     def carve(self, pool: Dataset, test_fraction: float | None = None) -> Dataset:
-        """Cut the requested split out of `pool`.
+        """Select the requested split from `pool`.
 
         Args:
-            pool: For a set with a test part of its own: that part if the split is "test", else all training rows.
-                For a set without one: everything.
-            test_fraction: The fraction that becomes the test part, for a set without one of its own.
+            pool: For a data set with a test split, that split if requested, else all training rows; for a data set
+                without one, all rows.
+            test_fraction: The fraction of test rows, for a data set without a test split.
         """
         if test_fraction is None:
             if self.split == "test":
@@ -59,16 +59,16 @@ class Request:
         return hold_out(rows, test_fraction, TEST_SEED)[0]
 
     def root(self, path: str | Path | None, usual: str) -> Path:
-        """Return the folder of a tree: `path` (inside the data folder or on its own), or the usual place."""
+        """Return the folder of a tree: `path`, inside the data folder or anywhere, or the usual one."""
         places = [self.folder / path, Path(path).expanduser()] if path else [self.folder / usual, self.folder]
         for place in places:
             if place.is_dir():
                 return place
         raise self.missing("folder", places[0])
 
-    def missing(self, what: str, place: Path, otherwise: str = "it cannot be fetched for you") -> UserError:
-        """Build the error for files that are not there."""
+    def missing(self, what: str, place: Path, otherwise: str = "it cannot be downloaded") -> UserError:
+        """Build the error for missing files."""
         return UserError(
             f"data set {self.name!r}: no {what} {place}; "
-            f"name the folder that holds the data with --data-dir (data_dir=...), {otherwise}"
+            f"give the data folder with --data-dir (data_dir=...), {otherwise}"
         )

@@ -1,4 +1,4 @@
-"""A class for every pixel: images with masks on disk, Cityscapes among them."""
+"""Segmentation: images with masks on disk, including Cityscapes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 
 
 @dataclass(frozen=True)
 class Pair:
-    """An image's file and its mask's."""
+    """The files of an image and its mask."""
 
     image: Path
     mask: Path
@@ -96,14 +96,14 @@ def cityscapes(
     mean: StatsOption = None,
     std: StatsOption = None,
 ) -> Dataset:
-    """Load Cityscapes' `leftImg8bit` and `gtFine`; its published `val` part is the test split (`test` has no labels).
+    """Load Cityscapes' `leftImg8bit` and `gtFine`; its published `val` is the test split (`test` has no labels).
 
     Args:
-        request: The split and the rest. Augmentation: a random crop of half to full size, resized, and a flip.
-        path: The folder with the two, inside the data folder or anywhere; else `cityscapes` or the data folder.
-        size: Height and width that images and masks are resized to; the paper's by default.
-        void: "ignore" (label 255, left out of everything) or "class" (a 20th class).
-        mean: A number a channel, or a known set's name; else ImageNet's.
+        request: The common settings. Augmentation: a random crop of half to full size, resized, and a flip.
+        path: The folder with both, inside the data folder or anywhere; by default `cityscapes` or the data folder.
+        size: Height and width of images and masks; the paper's by default.
+        void: "ignore" (label 255, ignored everywhere) or "class" (a 20th class).
+        mean: A number per channel, or the name of a known data set; ImageNet's by default.
         std: Likewise.
     """
     if void not in ("ignore", "class"):
@@ -137,16 +137,16 @@ def masks(
     mean: StatsOption = None,
     std: StatsOption = None,
 ) -> Dataset:
-    """Load a tree `{train,val,test}/images/*.jpg` and `.../masks/*.png` of one grey value a class, or without parts.
+    """Load a tree `{train,val,test}/images/*.jpg` and `.../masks/*.png` with one grey value per class, or `images/`.
 
     Args:
-        request: The split and the rest. Augmentation: a random crop of half to full size, resized, and a flip.
-        path: The tree, inside the data folder or anywhere; else `camvid` or the data folder.
-        classes: How many; 11 for CamVid.
-        ignore_index: The void label; else the one after the last class, as in CamVid.
-        size: Height and width that images and masks are resized to; else that of the first image.
-        test_fraction: For a folder without parts: how much of it is the test part, the same files for every seed.
-        mean: A number a channel, or a known set's name; else ImageNet's.
+        request: The common settings. Augmentation: a random crop of half to full size, resized, and a flip.
+        path: The tree, inside the data folder or anywhere; by default `camvid` or the data folder.
+        classes: The number of classes, 11 for CamVid.
+        ignore_index: The void label; by default the one after the last class, as in CamVid.
+        size: Height and width of images and masks; by default those of the first image.
+        test_fraction: For a folder without splits, the fraction of test images, the same files for every seed.
+        mean: A number per channel, or the name of a known data set; ImageNet's by default.
         std: Likewise.
     """
     root = request.root(path, "camvid")
@@ -195,12 +195,12 @@ def _info(
 def _read_mask(path: Path) -> Image.Image:
     mask = read_image(path, None, "a readable mask")
     if mask.mode not in ("L", "P", "I;16", "I"):
-        raise UserError(f"{path}: a mask has one whole number a pixel, this is {mask.mode}")
+        raise UserError(f"{path}: a mask must have one integer per pixel, not mode {mask.mode}")
     return mask
 
 
 def _random_box(width: int, height: int) -> tuple[tuple[float, float, float, float], bool]:
-    """Return a window of half to full size with the image's own shape, anywhere in it; and whether to flip."""
+    """Return a random window of half to full size with the image's aspect ratio, and whether to flip."""
     scale, across, down, coin = torch.rand(4).tolist()
     window_width, window_height = width * (1 + scale) / 2, height * (1 + scale) / 2
     left, top = across * (width - window_width), down * (height - window_height)

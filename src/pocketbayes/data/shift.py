@@ -1,10 +1,10 @@
-"""Data that drifts away from what a network was trained on: corruptions, rotation, noise by signal-to-noise ratio.
+"""Distribution shift of images: corruptions, rotation, and noise by signal-to-noise ratio.
 
-`corrupt` makes the 19 corruptions of CIFAR-C and ImageNet-C at five severities for images of any size, seeded by
-(seed, name, severity, index), so that an image's corruption does not depend on its batch. The parameters are those
-published for a shorter side of 32 (CIFAR-C), 64 (Tiny ImageNet-C) and 224 pixels (ImageNet-C), linear in the logarithm
-of the side between, and constant below 32 and above 224. `corruptions/` says where the pictures differ from the
-published ones; `read_cifar_c` reads those.
+`corrupt` applies the 19 corruptions of CIFAR-C and ImageNet-C at five severities to images of any size, seeded by
+(seed, name, severity, index), so that an image's corruption is independent of its batch. The parameters are those
+published for a shorter side of 32 (CIFAR-C), 64 (Tiny ImageNet-C) and 224 pixels (ImageNet-C), interpolated linearly in
+log(side), and constant below 32 and above 224. `corruptions/` lists the differences from the published images, which
+`read_cifar_c` reads.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pocketbayes.base.errors import UnknownNameError, UserError, refusing
 from pocketbayes.data.corruptions import FUNCTIONS, parameters
 
 CORRUPTIONS: tuple[str, ...] = tuple(FUNCTIONS)
-"""All 19, named as the published files are."""
+"""All 19, named like the published files."""
 
 ORIGINAL_15: tuple[str, ...] = CORRUPTIONS[:15]
-"""The benchmark proper; the other four were meant for choosing hyperparameters."""
+"""The benchmark; the other four are meant for choosing hyperparameters."""
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
@@ -33,15 +33,14 @@ _VALUES_AT_ONCE = 1 << 20
 def corrupt(
     images: NDArray[np.uint8], name: str, severity: int, seed: int = 0, *, first_index: int = 0
 ) -> NDArray[np.uint8]:
-    """Corrupted copies of images.
+    """Return corrupted copies of images.
 
     Args:
         images: (n, h, w, c), or one image (h, w, c) or (h, w); bytes, with c = 1 (gray) or 3 (RGB).
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
-        seed: the whole set is drawn anew for each seed.
-        first_index: place of the first image in its data set. Batches with their own places give together what the
-            whole set would have given at once.
+        seed: of all draws.
+        first_index: index of the first image in its data set, so that batches give the same result as the whole set.
 
     Returns:
         The same shape and type.
@@ -60,7 +59,7 @@ def corrupt(
 
 
 def rotate(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
-    """Turn images counter-clockwise about the centre, linear between pixels, black outside.
+    """Rotate images counter-clockwise about the centre with linear interpolation, black outside.
 
     Args:
         images: as for `corrupt`.
@@ -73,16 +72,16 @@ def rotate(images: NDArray[np.uint8], degrees: float) -> NDArray[np.uint8]:
 
 
 def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index: int = 0) -> NDArray[np.float32]:
-    """Compute `x + e` with `10 log10(sum x^2 / sum e^2) = snr_db` exactly, for each image, before any normalisation.
+    """Compute `x + e` with `10 log10(sum x^2 / sum e^2) = snr_db` exactly for each image, before normalisation.
 
-    The noise is Gaussian, scaled to the wanted power, and nothing is clipped: either would break the ratio. An image's
-    noise has the same shape at every ratio, so that curves over ratios compare like with like.
+    The noise is Gaussian, scaled to the exact power, and not clipped. An image has the same noise, up to scale, at
+    every ratio.
 
     Args:
-        images: (n, ...) bytes, read as fractions of 255, or real numbers, taken as they are.
+        images: (n, ...) bytes, divided by 255, or real numbers.
         snr_db: signal-to-noise ratio in decibels.
         seed: of the noise.
-        first_index: place of the first image in its data set.
+        first_index: index of the first image in its data set.
     """
     signal = images / 255 if images.dtype == np.uint8 else images.astype(np.float64)
     axes = tuple(range(1, signal.ndim))
@@ -95,10 +94,10 @@ def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index:
 def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return images and labels from the published `.npy` files of CIFAR-10-C or CIFAR-100-C.
 
-    The images are mapped, not read: memory is used for what is looked at.
+    The images are memory-mapped.
 
     Args:
-        folder: where `<name>.npy` and `labels.npy` lie.
+        folder: contains `<name>.npy` and `labels.npy`.
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
     """
@@ -125,11 +124,11 @@ def _check_choice(name: str, severity: int) -> None:
     if name not in CORRUPTIONS:
         raise UnknownNameError("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
-        raise UserError(f"severity is {severity!r}: it must be one of 1, 2, 3, 4, 5")
+        raise UserError(f"severity must be one of 1, 2, 3, 4, 5, not {severity!r}")
 
 
 def _as_batch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return bytes of shape (n, h, w, c) for any of the allowed shapes."""
+    """Return any of the allowed shapes as bytes (n, h, w, c)."""
     if images.dtype != np.uint8:
         raise UserError(f"images are {images.dtype}: give bytes (uint8, 0 to 255), before any normalisation")
     batch = {2: images[None, ..., None], 3: images[None]}.get(images.ndim, images)

@@ -1,6 +1,6 @@
-"""Image sets seen through a corruption, a rotation or noise, a batch at a time; and the published CIFAR-C files.
+"""Image data sets under a corruption, rotation or noise, applied per batch, and the published CIFAR-C files.
 
-`shift` is imported where it is used, for its scipy takes a while.
+`shift` is imported where it is used, since scipy is slow to import.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pocketbayes.data.request import Request
 from pocketbayes.data.vision import IMAGE_SETS
 
 Change = Callable[[NDArray[np.uint8], int], NDArray[Any]]
-"""Images (n, h, w, c) and the place of the first of them in its set, to values from 0 to 255."""
+"""A function from images (n, h, w, c) and the index of the first one to values from 0 to 255."""
 
 
 class Shifted(Dataset):
-    """A set whose images are changed as they are fetched; nothing changed is kept.
+    """A data set whose images are changed when fetched.
 
-    An image's change depends on its place in `pictures` only, however it is fetched.
+    The change of an image depends only on its index in `pictures`.
     """
 
     def __init__(self, pictures: Pictures, change: Change, places: Tensor | None = None) -> None:
@@ -50,26 +50,26 @@ class Shifted(Dataset):
         return self.pictures.normalise(torch.from_numpy(changed).permute(0, 3, 1, 2).contiguous()), labels
 
     def take(self, indices: Tensor) -> Shifted:
-        """Return the images `indices` only, changed as they would be among the others."""
+        """Return the images `indices` only, with unchanged shifts."""
         return Shifted(self.pictures, self.change, self.places[indices])
 
 
 def corrupted(pictures: Pictures, name: str, severity: int, seed: int = 0) -> Shifted:
-    """Return the set under one of the 19 corruptions, see `shift.corrupt`."""
+    """Apply one of the 19 corruptions (see `shift.corrupt`)."""
     from pocketbayes.data.shift import corrupt
 
     return Shifted(pictures, lambda images, first: corrupt(images, name, severity, seed, first_index=first))
 
 
 def rotated(pictures: Pictures, degrees: float) -> Shifted:
-    """Return the set turned counter-clockwise, see `shift.rotate`."""
+    """Rotate counter-clockwise (see `shift.rotate`)."""
     from pocketbayes.data.shift import rotate
 
     return Shifted(pictures, lambda images, _: rotate(images, degrees))
 
 
 def noisy(pictures: Pictures, snr_db: float, seed: int = 0) -> Shifted:
-    """Return the set with Gaussian noise at a signal-to-noise ratio, see `shift.noise_db`; nothing is clipped."""
+    """Add Gaussian noise at a signal-to-noise ratio without clipping (see `shift.noise_db`)."""
     from pocketbayes.data.shift import noise_db
 
     return Shifted(pictures, lambda images, first: 255 * noise_db(images, snr_db, seed, first_index=first))
@@ -77,7 +77,7 @@ def noisy(pictures: Pictures, snr_db: float, seed: int = 0) -> Shifted:
 
 @dataclass(frozen=True)
 class Published:
-    """Where the published corruptions of a set lie, inside the data folder."""
+    """The folder of a data set's published corruptions inside the data folder."""
 
     base: str
     folder: str
@@ -92,14 +92,14 @@ def cifar_c(
     mean: StatsOption = None,
     std: StatsOption = None,
 ) -> Dataset:
-    """Return one corruption at one severity from the published `.npy` files.
+    """Load one corruption at one severity from the published `.npy` files.
 
     Args:
-        spec: The set.
-        request: The split, which must be "test", and the rest.
-        corruption: One of the 19, as the files are named.
+        spec: The data set.
+        request: The common settings; the split must be "test".
+        corruption: One of the 19 file names.
         severity: 1 to 5.
-        mean: As for the set that was corrupted.
+        mean: As for the original data set.
         std: Likewise.
     """
     from pocketbayes.data.shift import read_cifar_c

@@ -1,4 +1,4 @@
-"""Seeded splits: which rows are held out is a function of the number of rows, the fraction and the seed alone."""
+"""Seeded splits that depend only on the number of rows, the fraction and the seed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pocketbayes.base.errors import UserError
 
 
 def permutation(n: int, seed: int) -> Tensor:
-    """Return a permutation of `0..n-1`, the same on every machine and with every release of the libraries.
+    """Return a permutation of `0..n-1` that is the same on every machine and with every version of the libraries.
 
-    NumPy promises the raw stream of a bit generator for ever; neither it nor torch promises a shuffle.
+    NumPy guarantees the raw stream of a bit generator; neither NumPy nor torch guarantees a shuffle.
     """
     keys = np.random.PCG64(seed).random_raw(n)
     return torch.from_numpy(np.argsort(keys, kind="stable"))
@@ -23,14 +23,14 @@ def permutation(n: int, seed: int) -> Tensor:
 def hold_out(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     """Split `0..n-1` into `(kept, held)`, both ascending, with `round(fraction * n)` rows held out."""
     if not 0 <= fraction <= 1:
-        raise UserError(f"a held-out fraction lies between 0 and 1, not at {fraction}")
+        raise UserError(f"a held-out fraction must lie between 0 and 1, not {fraction}")
     order = permutation(n, seed)
     count = round(fraction * n)
     return order[count:].sort().values, order[:count].sort().values
 
 
 def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
-    """Return the rows selected by `subset`: the first ones of a seeded shuffle, or those listed."""
+    """Return the first `subset` rows of a seeded shuffle, or the listed rows."""
     if isinstance(subset, int):
         if not 1 <= subset <= n:
             raise UserError(f"subset={subset}: there are {n} rows, so choose between 1 and {n}")

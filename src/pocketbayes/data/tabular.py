@@ -1,4 +1,4 @@
-"""Regression: the UCI benchmarks with their standard splits, and the cubic toy."""
+"""Regression data: the UCI benchmarks with their standard splits, and the cubic toy data."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Array = npt.NDArray[np.float64]
 def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
     """Load `uci/UCI_Datasets/<set>/data`, split `index` of the standard ones.
 
-    Features and targets are standardised by the whole standard training part, validation rows included, so that
-    a test split means the same whatever validation fraction a run was trained with.
+    Features and targets are standardised by the standard training split, including validation rows, so that the test
+    split is independent of the validation fraction.
 
     Args:
-        request: The split and the rest.
-        set: The folder's name, such as "bostonHousing".
-        index: Which of the standard splits (20 of them; 5 for the largest set).
+        request: The common settings.
+        set: The name of the folder, such as "bostonHousing".
+        index: The number of the standard split (of 20; of 5 for the largest data set).
     """
     base = request.root("uci/UCI_Datasets", "")
     known = sorted(path.parent.name for path in base.glob("*/data"))
@@ -35,7 +35,7 @@ def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
     folder = base / set / "data"
     splits = len(list(folder.glob("index_train_*.txt")))
     if not 0 <= index < splits:
-        raise UserError(f"data set 'uci/{set}': no split index={index}, there are {splits}, counted from 0")
+        raise UserError(f"data set 'uci/{set}': no split index={index}; choose 0 to {splits - 1}")
     table = _table(folder / "data.txt")
     features = _indices(folder / "index_features.txt", table.shape[1])
     target = _indices(folder / "index_target.txt", table.shape[1])
@@ -43,7 +43,7 @@ def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
     wanted = table[_indices(folder / f"index_test_{index}.txt", len(table))] if request.split == "test" else train
 
     mean, std = train.mean(axis=0), train.std(axis=0)
-    std[std == 0] = 1.0  # a constant column says nothing, and must not become NaN
+    std[std == 0] = 1.0  # a constant column must not become NaN
     rows = torch.from_numpy((wanted - mean) / std).float()
     info = Info(
         name=f"uci/{set}",
@@ -60,15 +60,14 @@ def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
 
 
 def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Dataset:
-    """Compute `y = x^3 + N(0, noise_std^2)`.
+    """Draw `y = x^3 + N(0, noise_std^2)`.
 
-    `x` uniform in [-4, 4] for training, 10,000 points even over [-6, 6] for testing.
-
-    The validation points are drawn apart: all `n` are for training.
+    `x` is uniform in [-4, 4] for training; for testing, 10,000 points are evenly spaced in [-6, 6]. Validation points
+    are drawn in addition to the `n` training points.
 
     Args:
-        request: The split and the rest; `seed` draws the training and validation points.
-        n: Training points: 20 or 30,000 in the paper.
+        request: The common settings; `seed` applies to training and validation points.
+        n: The number of training points, 20 or 30,000 in the paper.
         noise_std: 3 in the paper; 0 gives the curve itself.
     """
     if n < 1:
@@ -78,7 +77,7 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
         random = torch.Generator().manual_seed(TEST_SEED)
         x = torch.linspace(-6, 6, 10_000).unsqueeze(1)
     else:
-        # A stream for each seed and split, and none of them the test's.
+        # A separate stream for each seed and split, different from the test's.
         random = torch.Generator().manual_seed(3 * request.seed + (1 if request.split == "train" else 2))
         x = torch.rand(count, 1, generator=random) * 8 - 4
     y = x**3 + noise_std * torch.randn(x.shape, generator=random)
@@ -86,7 +85,7 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
 
 
 def _table(path: Path) -> Array:
-    """Return the numbers in a file, a row a line."""
+    """Return the numbers in a file, one row per line."""
     with refusing(path, "a readable table of numbers"):
         values = np.loadtxt(path, dtype=np.float64, ndmin=2)
     if not np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""A user's numbers as tensors."""
+"""Conversion of user data to tensors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
     Args:
         value: The numbers.
-        what: What an error calls them.
+        what: Their name in error messages.
 
     Raises:
-        UserError: If these are no real numbers, or not dense ones that lie in memory.
+        UserError: If they are not real numbers, or not a dense tensor in memory.
     """
     if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
-        value = value.copy()  # torch knows no negative strides
+        value = value.copy()  # torch has no negative strides
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -33,7 +33,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     if tensor.is_meta:
         raise UserError(f"{what} lie on the meta device, where tensors have no values")
     if tensor.is_complex():
-        raise UserError(f"{what} are complex numbers, only real ones are taken")
+        raise UserError(f"{what} are complex numbers: give real ones")
     if tensor.ndim == 0:
         raise UserError(f"{what} are a single number: give an array whose first dimension counts the examples")
     return tensor

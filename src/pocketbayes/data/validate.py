@@ -1,4 +1,4 @@
-"""Is a batch what its data set promises? Cheap enough to ask at every step."""
+"""Validation of batches against the description of their data set, cheap enough for every step."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pocketbayes.data.model_inputs import ModelInput, tensors_of
 FEW = 20
 """The largest number of different values for which real-valued targets look like classes."""
 SPARSE = 4
-"""Class numbers are dense: of 1000 classes 300 rows show 200 or so, where prices would show few of their range."""
+"""Ratio of the largest integer to the number of distinct ones above which targets look like a regression: class
+numbers are dense, prices are not."""
 
 
 def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
-    """Raise a `UserError` that names the data set, the example and the value, if anything is amiss.
+    """Reject wrong shapes or types, NaN, infinity, and labels outside `0..classes-1` other than `ignore_index`.
 
-    Looked for: another shape or type than `info` promises, NaN and infinity, labels outside `0..classes-1`
-    (`ignore_index` excepted). One pass over the data where all is well.
+    The message names the data set, the example and the value. A valid batch costs one pass over the data.
 
     Args:
         x: The inputs.
         y: The targets.
-        info: What they should be.
-        rows: The batch's examples by their numbers in the data set, where they are known.
+        info: Their description.
+        rows: The examples' indices in the data set, if known.
     """
     _check_shapes(x, y, info)
     for values in tensors_of(x):
@@ -54,23 +54,23 @@ def look_continuous(different: int, rows: int, largest: int) -> bool:
 
 
 def warn_of_odd_targets(y: Tensor) -> None:
-    """Warn where floats look like classes, or integers like the targets of a regression."""
+    """Warn if floats look like classes, or integers like regression targets."""
     if y.ndim > 2 or y.flatten().shape != y.shape[:1] or not len(y):
         return
     different = len(y.unique())
     if y.is_floating_point():
         if 2 <= different <= FEW and len(y) >= 5 * different and bool((y == y.round()).all() and y.min() >= 0):
             warn(
-                f"y holds {different} different whole numbers as floats and is taken for a regression: for classes "
+                f"y holds {different} different whole numbers as floats and is treated as a regression: for classes "
                 "give integers, y.long()"
             )
     elif look_continuous(different, len(y), int(y.max())):
         warn(
-            f"y holds {different} different integers in {len(y)} rows and is taken for classes: for a regression give "
+            f"y holds {different} different integers in {len(y)} rows and is treated as classes: for a regression give "
             "floats, y.float()"
         )
     elif int(y.min()) > 0 and different > 1:
-        warn(f"labels begin at {int(y.min())}: lower classes never occur; number them from 0")
+        warn(f"labels start at {int(y.min())}, so lower classes never occur: number them from 0")
 
 
 def _check_shapes(x: ModelInput, y: Tensor, info: Info) -> None:
@@ -83,15 +83,15 @@ def _check_shapes(x: ModelInput, y: Tensor, info: Info) -> None:
     expected = {"classification": 1, "segmentation": 3, "regression": 2}[info.task]
     if y.ndim != expected or len(y) != len(x) or (info.task == "segmentation" and y.shape[1:] != x.shape[2:]):
         raise UserError(
-            f"data set {info.name!r}: targets of shape {tuple(y.shape)} do not go with inputs of shape "
+            f"data set {info.name!r}: targets of shape {tuple(y.shape)} do not match inputs of shape "
             f"{tuple(x.shape)} in {info.task}"
         )
     if y.is_floating_point() != (info.task == "regression"):
-        raise UserError(f"data set {info.name!r}: targets of type {y.dtype} do not go with {info.task}")
+        raise UserError(f"data set {info.name!r}: targets of type {y.dtype} do not match {info.task}")
 
 
 def _check_finite(what: str, values: Tensor, info: Info, rows: Sequence[int] | None) -> None:
-    # A sum is finite only if every term is, and takes one pass and no memory; float32 because halves overflow early.
+    # A sum is finite only if every term is, and needs one pass and no memory; float32, since halves overflow early.
     if not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite()):
         return
     wrong = values.isfinite().logical_not_().nonzero()

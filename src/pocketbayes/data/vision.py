@@ -1,4 +1,4 @@
-"""Small image sets in memory: the embedded digits, and MNIST, CIFAR and SVHN from torchvision's own files."""
+"""Small image data sets in memory: the embedded digits, and MNIST, CIFAR and SVHN from torchvision's files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ UNCHANGED = CropFlip()
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Where a set's files are, how they are read and what the papers do with it.
+    """The files of a data set, their reader and the papers' augmentation.
 
     Attributes:
-        read: The images `(n, channels, height, width)` and labels in the files it is given.
-        class_names: One a class.
-        train: The training part's files, inside the data folder.
-        test: The test part's files.
-        stand_in: A single npz file (`x` uint8 (n, H, W, 3), `y`) that will do for the test part.
-        torchvision: The class that can fetch the files.
-        test_fraction: For a set that comes without a test part.
-        augment: The papers' augmentation; they do nothing to digits.
+        read: Returns the images `(n, channels, height, width)` and labels of the given files.
+        class_names: One per class.
+        train: The files of the training split, inside the data folder.
+        test: The files of the test split.
+        stand_in: A single npz file (`x` uint8 (n, H, W, 3), `y`) accepted instead of the test files.
+        torchvision: The class that can download the files.
+        test_fraction: For a data set without a test split.
+        augment: The papers' augmentation; none for digits.
     """
 
     read: Callable[[list[Path]], tuple[Bytes, Bytes]]
@@ -56,14 +56,14 @@ def image_set(
     pad_mode: PadMode | None = None,
     flip: bool | None = None,
 ) -> Dataset:
-    """Load a set into memory.
+    """Load an image data set into memory.
 
     Args:
-        spec: The set.
-        request: The split and the rest.
-        mean: Instead of the set's own: a number a channel, or the name of another set, such as "imagenet".
+        spec: The data set.
+        request: The common settings.
+        mean: A number per channel, or the name of another data set, such as "imagenet", instead of the usual.
         std: Likewise.
-        pad: Augmentation, instead of the papers': random crops after padding by so many pixels.
+        pad: Padding of random crops instead of the papers' augmentation.
         pad_mode: "zero" or "reflect".
         flip: Random flips.
     """
@@ -107,7 +107,7 @@ def _read(spec: ImageSet, request: Request) -> tuple[Bytes, Bytes]:
     if request.split == "test" and spec.stand_in and (request.folder / spec.stand_in).is_file():
         return _read_stand_in(request.folder / spec.stand_in)
     if not request.download:
-        raise request.missing("file", missing, "or fetch it with download=True (--set data.download=true)")
+        raise request.missing("file", missing, "or download it with download=True (--set data.download=true)")
     _fetch(spec, request)
     return spec.read(paths)
 
@@ -116,9 +116,7 @@ def _read_stand_in(path: Path) -> tuple[Bytes, Bytes]:
     arrays = read_npz(path, ("x", "y"))
     x, y = arrays.get("x"), arrays.get("y")
     if x is None or y is None or x.ndim != 4 or y.ndim != 1 or x.dtype != np.uint8 or y.dtype.kind not in "iu":
-        raise UserError(
-            f"{path}: needs the arrays x, uint8 of shape (n, height, width, channels), and y, whole numbers"
-        )
+        raise UserError(f"{path}: needs the arrays x, uint8 of shape (n, height, width, channels), and y, integers")
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y
 
 
@@ -130,16 +128,16 @@ def _fetch(spec: ImageSet, request: Request) -> None:
     part = {"split": "train" if train else "test"} if spec.torchvision == "SVHN" else {"train": train}
     try:
         getattr(datasets, spec.torchvision)(request.folder, download=True, **part)
-    # No network, no server, no space, a checksum that does not fit.
+    # No network, no server, no space or a wrong checksum.
     except (OSError, RuntimeError) as error:
-        raise UserError(f"data set {request.name!r}: could not be fetched into {request.folder} ({error})") from None
+        raise UserError(f"data set {request.name!r}: could not be downloaded into {request.folder} ({error})") from None
 
 
 def _read_digits(_: list[Path]) -> tuple[Bytes, Bytes]:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    # Their grey values are 0..16; as bytes they are images like any other.
+    # Their grey values 0..16 are scaled to bytes.
     return np.rint(pixels * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8), labels.astype(np.uint8)
 
 

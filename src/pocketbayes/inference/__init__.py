@@ -1,1 +1,1 @@
-"""From a network to answers and their measures: predictions, calibration, metrics, the evaluation suite."""
+"""Predictions, calibration, metrics and the evaluation suite."""

@@ -1,4 +1,4 @@
-"""Fewer passes where fewer do: members or draws are asked one after another until an answer is settled."""
+"""Adaptive passes: members or draws run one after another until a prediction is certain enough."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def fit_stopping(
     batch_size: int = 256,
     seed: int = 0,
 ) -> Stopping:
-    """Fit when `predict(..., adaptive=True)` stops, and keep the rule in the network, whose file keeps it too.
+    """Fit the stopping rule of `predict(..., adaptive=True)` and store it in the network, also in its file.
 
     Args:
         net: A classifier: a mixture, or a network whose passes differ.
-        val: Data that the network was not trained on, and will not be judged by.
+        val: Held-out data, used neither for training nor for testing.
         max_rise: The largest expected rise of the NLL, as a fraction of the NLL with all passes.
-        max_passes: The mean number of passes, in place of that bound.
+        max_passes: The mean number of passes, instead of that bound.
         samples: As in `predict`.
         propagation: As in `predict`.
-        batch_size: Examples in flight.
-        seed: Of the draws.
+        batch_size: Examples per batch.
+        seed: Seed of the draws.
     """
     ask = Ask(samples, propagation, seed, batch_size).checked()
     steps = _steps(net, ask)
@@ -73,7 +73,7 @@ def fit_stopping(
 
 
 class Settled(Passes):
-    """Answers that are final."""
+    """Final predictions."""
 
     def __init__(self, prediction: Prediction) -> None:
         super().__init__()
@@ -97,12 +97,12 @@ class PassCount:
         self.total, self.count = 0, 0
 
     def update(self, passes: Tensor) -> None:
-        """Take in the passes of a batch."""
+        """Add the passes of a batch."""
         self.total += int(passes.sum())
         self.count += len(passes)
 
     def merge(self, other: PassCount) -> None:
-        """Take in what another has counted."""
+        """Add another count."""
         self.total += other.total
         self.count += other.count
 
@@ -112,7 +112,7 @@ class PassCount:
 
 
 def settle(net: Net, x: ModelInput, ask: Ask) -> Settled:
-    """Answer a batch step by step; inputs that are settled are left out of the next."""
+    """Predict a batch step by step, dropping inputs that are settled."""
     rule, steps, passes = stopping_of(net, ask.adaptive), _steps(net, ask), _empty(net, ask)
     steps = rule.ordered(steps) if len(steps) == len(rule.steps) else steps
     if list(rule.steps) != _passes_done(steps):
@@ -137,31 +137,31 @@ def settle(net: Net, x: ModelInput, ask: Ask) -> Settled:
 
 
 def stopping_of(net: Net, adaptive: Any) -> Stopping:
-    """Return the rule that is asked for: the network's own for True."""
+    """Return the given rule, or the network's own for True."""
     if isinstance(adaptive, Stopping):
         return adaptive
     if adaptive is not True:
         raise UserError(f"adaptive must be True or a rule of pb.fit_stopping, not {adaptive!r}")
     if net.stopping is None:
-        raise UserError("the network has no rule for adaptive passes: pb.fit_stopping(net, val) fits one")
+        raise UserError("the network has no rule for adaptive passes: fit one with pb.fit_stopping(net, val)")
     return Stopping.of(net.stopping)
 
 
 def _empty(net: Net, ask: Ask) -> ClassPasses:
     passes = passes_for(members(net)[0], ask)
     if not isinstance(passes, ClassPasses):
-        raise UserError("adaptive passes are for classifiers: only there a fitted confidence tells what is settled")
+        raise UserError("adaptive passes need a classifier, whose confidence decides when to stop")
     return passes
 
 
 def _steps(net: Net, ask: Ask) -> list[Turn]:
-    """Return the passes of each step: a member each, or 1, 1, 2, 4, ... draws of a single network."""
+    """Return the passes of each step: one member, or 1, 1, 2, 4, ... draws of a single network."""
     turns = turns_of(net, ask)
     if len(turns) > 1:
         return turns
     (turn,) = turns
     if len(turn.seeds) == 1:
-        raise UserError("this network needs one pass only: adaptive passes are for mixtures and random networks")
+        raise UserError("this network needs only one pass: adaptive passes are for mixtures and random networks")
     ends = [2**power for power in range(len(turn.seeds).bit_length()) if 2**power < len(turn.seeds)]
     edges = [0, *ends, len(turn.seeds)]
     return [replace(turn, seeds=turn.seeds[start:end]) for start, end in itertools.pairwise(edges)]
@@ -172,7 +172,7 @@ def _passes_done(steps: Sequence[Turn]) -> list[int]:
 
 
 def _tempered(answer: Prediction, heat: float) -> Prediction:
-    """Return an answer at a temperature; the mutual information of its passes stays, the rest is aleatoric."""
+    """Apply a temperature; the mutual information of the passes is kept, the rest is aleatoric."""
     probs = (answer.mean.clamp(min=torch.finfo(answer.mean.dtype).tiny).log() / heat).softmax(1)
     entropy = torch.special.entr(probs).sum(1)
     epistemic = torch.minimum(answer.epistemic, entropy)
@@ -180,7 +180,7 @@ def _tempered(answer: Prediction, heat: float) -> Prediction:
 
 
 def _rows(answer: Prediction, rows: Tensor) -> Prediction:
-    """Return some rows of an answer."""
+    """Select rows of a prediction."""
     values = {field.name: getattr(answer, field.name) for field in fields(answer)}
     taken: dict[str, Any] = {
         name: value[rows.to(value.device)] for name, value in values.items() if isinstance(value, Tensor)

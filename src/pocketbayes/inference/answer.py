@@ -1,4 +1,4 @@
-"""What the network says, how sure it is, and the sets and intervals that follow."""
+"""Predictions with uncertainty, prediction sets and intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARED = ("conformal", "class_names")
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """The network's answers, and how sure it is; printed as a short table.
+    """Predictions with uncertainty, printed as a short table.
 
     Classes: `probs` is the mean probability over the posterior (n, classes, ...); `entropy` its entropy, the total
     uncertainty in nats; `aleatoric` the expected entropy; `epistemic` their difference, the mutual information; `mean`
@@ -28,9 +28,8 @@ class Prediction:
     Regression: `mean` and `std` of the target; `epistemic` the std of the mean over the posterior, `aleatoric` the
     noise std, std^2 = epistemic^2 + aleatoric^2; `probs` is None; `entropy` that of the Gaussian.
 
-    `passes` is the number of passes that each answer took.
-
-    `conformal` holds what `fit_conformal` found for the network, `class_names` what its data say.
+    `passes` is the number of passes per input, `conformal` the result of `fit_conformal`, and `class_names` come from
+    the data.
     """
 
     mean: Tensor
@@ -53,13 +52,13 @@ class Prediction:
         return Prediction(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}, **shared)  # type: ignore[arg-type]
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper ends of intervals that hold the target with probability `level`.
+        """Return the lower and upper ends of intervals that contain the target with probability `level`.
 
-        The mean, plus and minus a multiple of the std: that of a Gaussian, or the conformal one after `fit_conformal`,
-        which covers `level` of new targets (of several targets, all at once) whatever their distribution.
+        They are the mean plus and minus a multiple of the std: the Gaussian one, or after `fit_conformal` the conformal
+        one, which covers `level` of new targets (jointly, if there are several) for any distribution.
 
         Raises:
-            UserError: For classes, whose sets are `sets(level)`.
+            UserError: For classes; use `sets(level)`.
         """
         check_level(level)
         if self.probs is not None:
@@ -68,13 +67,13 @@ class Prediction:
         return self.mean - width * self.std, self.mean + width * self.std
 
     def sets(self, level: float = 0.9) -> Tensor:
-        """Return which classes (n, classes, ...) belong to the set that holds the true one with probability `level`.
+        """Return a mask (n, classes, ...) of the sets that contain the true class with probability `level`.
 
-        The most probable classes that together reach `level`; after `fit_conformal` those probable enough to cover
-        `level` of new labels, however well the probabilities are calibrated. The most probable class always belongs.
+        A set holds the most probable classes that together reach `level`; after `fit_conformal` it covers `level` of
+        new labels even if the probabilities are not calibrated. The most probable class is always included.
 
         Raises:
-            UserError: For real numbers, whose intervals are `interval(level)`.
+            UserError: For real numbers; use `interval(level)`.
         """
         check_level(level)
         if self.probs is None:
@@ -82,7 +81,7 @@ class Prediction:
         best = torch.zeros_like(self.probs, dtype=torch.bool).scatter_(1, self.probs.argmax(1, keepdim=True), True)
         if self.conformal is not None:
             least = 1 - self.conformal.quantile(level)
-            return (self.probs >= least - 1e-7) | best  # a score that was rounded in a file still covers its example
+            return (self.probs >= least - 1e-7) | best  # tolerance for scores rounded in a file
         ordered, order = self.probs.sort(dim=1, descending=True)
         needed = ordered.cumsum(1) - ordered < level
         return torch.zeros_like(needed).scatter_(1, order, needed) | best
@@ -92,7 +91,7 @@ class Prediction:
         return len(self.mean)
 
     def __repr__(self) -> str:
-        """Show the first answers as a table."""
+        """Show the first predictions as a table."""
         rows = self._rows()
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
@@ -123,6 +122,6 @@ class Prediction:
 
 
 def _numbers(values: Tensor) -> list[str]:
-    """Write one cell a row: a number, or the first of several."""
+    """Format one cell per row, with at most three numbers."""
     rows = values.reshape(len(values), math.prod(values.shape[1:]))
     return [", ".join(f"{value:.4g}" for value in row[:3]) + (", ..." if len(row) > 3 else "") for row in rows.tolist()]

@@ -1,4 +1,4 @@
-"""`calibrate` fits a temperature or a variance scale on held-out data, which the network then carries."""
+"""`calibrate`: a temperature or variance scale fitted on held-out data and stored in the network."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from pocketbayes.propagation import Ask
 def calibrate(
     net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
 ) -> Net:
-    """Return a copy of the network that answers with calibrated probabilities.
+    """Return a copy of the network with calibrated probabilities.
 
-    Draws of classes get a temperature, by which the logits of every pass are divided; moments and linear a factor for
-    the variance of their outputs. Either minimises the NLL of `val`; `predict`, `evaluate`, files and graphs apply it.
-    Where `val` is too small to fix a temperature, the value nearest to 1 in its interval is taken, with a warning.
-    Scores of `val` are kept too: `Prediction.sets(level)` and `interval(level)` cover `level`, see `fit_conformal`.
+    For draws of a classifier, a temperature divides the logits of every pass; for moments and linear, a factor scales
+    the variance of the outputs. Both minimise the NLL on `val`, and `predict`, `evaluate`, files and ONNX graphs apply
+    them. If `val` is too small to determine a temperature, the value nearest to 1 in its interval is used, with a
+    warning. It also calls `fit_conformal`, so that `Prediction.sets(level)` and `interval(level)` cover `level`.
 
     Args:
-        net: A network or mixture of a classifier or a regression.
-        val: Data that the network was not trained on, and will not be judged by.
+        net: A network or mixture, for classification or regression.
+        val: Held-out data, used neither for training nor for testing.
         samples: As in `predict`.
-        propagation: As in `predict`: it decides which of the two numbers is fitted.
-        batch_size: Examples in flight.
-        seed: Of the draws.
+        propagation: As in `predict`; it decides which of the two numbers is fitted.
+        batch_size: Examples per batch.
+        seed: Seed of the draws.
     """
     first = members(net)[0]
     ask = Ask(samples=samples, propagation=propagation, batch_size=batch_size, seed=seed).checked()
@@ -53,16 +53,16 @@ def calibrate(
         used = propagation or first.propagation
         factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=batch_size, seed=seed)
         count = sum(len(y) for _, y in batches(as_source(val), batch_size))
-        found: Calibration | None = replace(before, variance_scale=factor, examples=count)
+        calibration: Calibration | None = replace(before, variance_scale=factor, examples=count)
     elif task_of(first.likelihood) == "classification":
-        found = _fit_temperature(plain, val, ask, before)
+        calibration = _fit_temperature(plain, val, ask, before)
     elif task_of(first.likelihood) == "regression":
-        found = first.calibration  # draws of real numbers have their intervals corrected alone
+        calibration = first.calibration  # for draws of real numbers, only the intervals are corrected
     else:
         raise UserError("calibrate is for classes and real numbers: this likelihood predicts something else")
     for network in members(plain):
-        network.calibration, network.conformal = found, None
-    if output.ndim > (2 if gaussian else 3):  # one answer a pixel has no sets
+        network.calibration, network.conformal = calibration, None
+    if output.ndim > (2 if gaussian else 3):  # predictions per pixel have no sets
         return plain
     return fit_conformal(plain, val, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed)
 
@@ -93,7 +93,7 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
 
 
 def _nll_by_temperature(net: Net, x: Any, y: Tensor, ask: Ask) -> tuple[Tensor, int]:
-    """Return `-log mean_s softmax(logits_s / T)[y]` for every temperature of the grid and example, and the classes."""
+    """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and example, and the number of classes."""
     total, weights, classes = torch.zeros(()), 0.0, 0
     for passed in outputs_of(net, x, ask):
         output = passed.output

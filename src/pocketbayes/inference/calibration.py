@@ -31,20 +31,20 @@ def fit_variance_scale(
     batch_size: int = 256,
     seed: int = 0,
 ) -> float:
-    """Return the factor by which to multiply output variances for the lowest validation NLL.
+    """Return the factor on output variances with the lowest validation NLL.
 
-    The network runs once over the data; what changes with c is what is made of its outputs. Pass c as
-    `variance_scale=` to `predict` or `evaluate`, with the same settings.
+    The network runs once over the data. Pass the factor as `variance_scale=` to `predict` or `evaluate`, with the same
+    settings.
 
     Args:
         net: A network or mixture.
-        val: Data that the network was not trained on, and will not be judged by.
-        propagation: One that answers with a variance: moments, moments-exact, moments-full or linear.
+        val: Held-out data, used neither for training nor for testing.
+        propagation: One with Gaussian outputs: moments, moments-exact, moments-full or linear.
         readout: As in `predict`.
         classes: As in `predict`.
-        samples: As in `predict`: the draws behind the variance of outputs per pixel under "linear".
-        batch_size: Examples in flight.
-        seed: Of the draws of a readout.
+        samples: As in `predict`; for "linear", the draws for the variance of outputs per pixel.
+        batch_size: Examples per batch.
+        seed: Seed of the readout's draws.
     """
     from scipy.optimize import minimize_scalar
 
@@ -54,7 +54,7 @@ def fit_variance_scale(
         target = y.to(members(net)[0].device)
         parts.append((list(outputs_of(net, as_inputs(x), ask)), target))
     if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
-        raise UserError(f"{propagation} propagation gives this network no variance: there is nothing to scale")
+        raise UserError(f"{propagation} propagation gives this network no output variance to scale")
 
     def nll(log_factor: float) -> float:
         total = 0.0
@@ -66,7 +66,7 @@ def fit_variance_scale(
         return total
 
     grid = torch.linspace(math.log(FACTORS[0]), math.log(FACTORS[1]), 13).tolist()
-    best = min(range(len(grid)), key=[nll(point) for point in grid].__getitem__)  # the NLL may have several valleys
+    best = min(range(len(grid)), key=[nll(point) for point in grid].__getitem__)  # the NLL may have several minima
     around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
     found = minimize_scalar(nll, bounds=around, method="bounded", options={"xatol": 1e-3})
     return math.exp(float(found.x))

@@ -1,4 +1,4 @@
-"""`fit_conformal`: scores of held-out data, by which sets and intervals cover what they say."""
+"""`fit_conformal`: scores of held-out data that give sets and intervals guaranteed coverage."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pocketbayes.network import Net, members
 def fit_conformal(
     net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
 ) -> Net:
-    """Make `Prediction.sets(level)` and `Prediction.interval(level)` of a network cover `level` of the truth.
+    """Give `Prediction.sets(level)` and `Prediction.interval(level)` guaranteed coverage.
 
-    Split conformal prediction: whatever the network, the true class lies in the set, and the true number in the
-    interval, with probability `level` or more, for new examples drawn like those in `val`. The promise holds on
-    average over examples, not for each kind of them, and for answers by the same `samples` and `propagation`.
+    Split conformal prediction: for any network, the true class lies in the set, and the true value in the interval,
+    with probability `level` or more, for new examples exchangeable with those in `val`. The guarantee holds on average
+    over examples, not for each group of them, and for predictions with the same `samples` and `propagation`.
 
     Args:
-        net: A network or mixture, which is changed; `pb.save` keeps what is added.
-        val: Data that the network was not trained on; 1 / (1 - level) examples at the least, better a few hundred.
+        net: A network or mixture, which is changed; `pb.save` stores the scores.
+        val: Held-out data, at least 1 / (1 - level) examples, better a few hundred.
         samples: As in `predict`.
         propagation: As in `predict`.
-        batch_size: Examples in flight.
-        seed: Of the draws.
+        batch_size: Examples per batch.
+        seed: Seed of the draws.
 
     Returns:
         The same network.
@@ -43,11 +43,11 @@ def fit_conformal(
         if answer.probs is None:
             kind = "real"
             score = (match_target(answer.mean, y) - answer.mean).abs() / answer.std
-            scores.append(score.reshape(len(y), -1).amax(1))  # of several targets the worst: the box covers all
+            scores.append(score.reshape(len(y), -1).amax(1))  # the worst of several targets, so that the box covers all
         elif answer.probs.ndim > 2:
             raise UserError("the network predicts every pixel: prediction sets are for one prediction per example")
         else:
-            known = (y >= 0) & (y < answer.probs.shape[1])  # the others are ignored in training too
+            known = (y >= 0) & (y < answer.probs.shape[1])  # others are ignored, as in training
             scores.append(1 - answer.probs[known].gather(1, y[known, None]).squeeze(1))
     found = Conformal.of(kind, torch.cat(scores).double().tolist(), samples, propagation)
     for network in members(net):

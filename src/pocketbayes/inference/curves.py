@@ -1,4 +1,4 @@
-"""Curves of a trained network: accuracy as weights are taken away, accuracy and variance as noise is added."""
+"""Accuracy of a trained network against the fraction of pruned weights and against input noise."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def importance(mean: Tensor, std: Tensor, by: Criterion = "magnitude") -> Tensor
 
 
 def pruned(net: Net, fraction: float, by: Criterion = "magnitude") -> Net:
-    """Return a copy without the least important weights of the whole network: their mean and std are 0.
+    """Return a copy with the mean and std of the globally least important weights set to 0.
 
-    The copy keeps means and stds, whatever the storage was: draws are independent from here on.
+    The copy stores means and stds, so its draws are independent even if the original's were not.
 
     Args:
-        net: A network of any storage, or a mixture, of which every network is pruned.
-        fraction: Of the weights that the posterior covers, in [0, 1].
+        net: A network with any posterior, or a mixture, whose networks are all pruned.
+        fraction: The fraction of the posterior's weights, in [0, 1].
         by: See `importance`.
     """
     if not 0 <= fraction <= 1:
-        raise UserError(f"the fraction to prune is {fraction}: it must lie between 0 and 1")
+        raise UserError(f"the fraction to prune must lie between 0 and 1, not {fraction}")
     if isinstance(net, Mixture):
         return Mixture([_pruned(network, fraction, by) for network in members(net)], net.weights)
     return _pruned(net, fraction, by)
@@ -52,7 +52,7 @@ def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
         mean, std = network.posterior.moments()
         order = importance(mean, std, by).argsort(stable=True)
         kept = torch.ones_like(mean).index_fill(0, order[: round(fraction * len(order))], 0)
-        # A model with Gaussian propagation of its own kind takes a zero std as a point.
+        # A weight with a std of zero is a point.
         result = Network(
             copy.deepcopy(network.model),
             from_moments(network.layout, mean * kept, std * kept),
@@ -68,12 +68,12 @@ def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
 def pruning_curve(
     net: Net, data: Any, fractions: Sequence[float] = FRACTIONS, by: Criterion = "magnitude", **settings: Any
 ) -> list[dict[str, float]]:
-    """Accuracy and NLL with growing fractions of the weights pruned, without any training in between.
+    """Measure accuracy and NLL at increasing fractions of pruned weights, without retraining.
 
     Args:
         net: As in `pruned`.
         data: As in `evaluate`.
-        fractions: Of the weights pruned.
+        fractions: Fractions of pruned weights.
         by: See `importance`.
         **settings: Of `evaluate`, such as `propagation`.
 
@@ -90,13 +90,13 @@ def pruning_curve(
 def noise_curve(
     net: Net, pictures: Pictures, decibels: Sequence[float] = DECIBELS, *, noise_seed: int = 0, **settings: Any
 ) -> list[dict[str, float]]:
-    """Accuracy and the variance of the predicted class's probability at growing signal-to-noise ratios.
+    """Measure accuracy and the variance of the predicted class's probability against the signal-to-noise ratio.
 
     Args:
-        net: A network or mixture that tells classes.
-        pictures: Images; the noise is added before they are normalised.
+        net: A classifier.
+        pictures: Images; the noise is added before normalisation.
         decibels: 10 log10 of signal power over noise power.
-        noise_seed: Of the noise.
+        noise_seed: Seed of the noise.
         **settings: Of `evaluate`, such as `propagation`.
 
     Returns:
@@ -108,9 +108,9 @@ def noise_curve(
         sums = dict.fromkeys(("accuracy", "variance", "entropy"), 0.0)
         for passes, y in stream(net, as_source(noisy(pictures, ratio, noise_seed)), **settings):
             answer = passes.summary()
-            said = answer.mean.argmax(1)
-            sums["accuracy"] += float((said == y).sum())
-            sums["variance"] += float(answer.std.gather(1, said[:, None]).square().sum())
+            predicted = answer.mean.argmax(1)
+            sums["accuracy"] += float((predicted == y).sum())
+            sums["variance"] += float(answer.std.gather(1, predicted[:, None]).square().sum())
             sums["entropy"] += float(answer.entropy.sum())
         rows.append({"db": ratio, **{name: total / len(pictures) for name, total in sums.items()}})
     first = rows[0]["variance"]

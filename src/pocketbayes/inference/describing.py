@@ -1,4 +1,4 @@
-"""`describe` tells a network what its data are, so that a file or a graph of it takes pictures and names classes."""
+"""`describe`: record preprocessing and class names in a network, for files and graphs that read images."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def describe(
     classes: Sequence[str] | int | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> Net:
-    """Tell a network how its inputs are prepared and what its classes are called; what is left out stays as it was.
+    """Record the preprocessing and class names of a network; arguments that are None change nothing.
 
-    `pb.save` and `pb.export_onnx` keep it: `pocketbayes predict net.pocket photo.png` then prepares pictures as in
-    training and answers with names. `pb.fit` does this by itself for data sets of torchvision and timm.
+    `pb.save` and `pb.export_onnx` store them: `pocketbayes predict net.pocket photo.png` then prepares images as in
+    training and prints class names. `pb.fit` does this automatically for data sets of torchvision and timm.
 
     Args:
         net: A network or mixture, which is changed.
-        transform: How pictures become inputs at test time: a transform of torchvision or timm, timm's data
-            configuration, or an image processor of transformers.
-        classes: The classes' names in the order of the outputs, or how many there are.
-        input_shape: The shape of one input, such as (3, 224, 224); needed where no transform says it.
+        transform: The preprocessing at test time: a transform of torchvision or timm, timm's data configuration, or an
+            image processor of transformers.
+        classes: The class names in the order of the outputs, or their number.
+        input_shape: The shape of one input, such as (3, 224, 224); required if no transform gives it.
 
     Returns:
         The same network.
@@ -51,7 +51,7 @@ def describe(
 
 
 def _check_fits(network: Network, info: Info) -> None:
-    """Run the network once at its mean: refuse a shape it does not take, or another number of classes."""
+    """Run the network once at its mean and reject a wrong input shape or number of classes."""
     x = torch.zeros(2, *info.input_shape, device=network.device)
     try:
         with torch.no_grad(), network.using("mean"):

@@ -1,4 +1,4 @@
-"""How independent the members of a mixture are."""
+"""The independence of a mixture's members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from pocketbayes.network import Mixture, Net, Network, members
 
 SIMILAR = 0.5
-"""The cosine between the weights of two members above which they had one start: independent ones have below 0.1."""
+"""Cosine of two members' weights above which they share an initialisation; independent ones are below 0.1."""
 
 
 def cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
@@ -26,13 +26,13 @@ def cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
 
 
 def similarity(net: Net) -> float | None:
-    """Compute the largest cosine between the mean weights of two members; None where no two share an architecture."""
+    """Compute the largest cosine between the mean weights of two members; None if no two share an architecture."""
     found = cosines(members(net))
     return max(found.values()) if found else None
 
 
 def title(net: Net) -> str:
-    """Return what tables call a network: its method or storage; for a mixture also if its members had one start."""
+    """Return a network's name in tables: its method or posterior and, for a mixture, whether members share a start."""
     first = members(net)[0]
     if not isinstance(net, Mixture):
         return first.method or first.posterior.name

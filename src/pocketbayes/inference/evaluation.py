@@ -46,18 +46,17 @@ def evaluate(
         data: A data set, a DataLoader or a pair (x, y).
         samples: Passes per example.
         propagation: As in `predict`.
-        batch_size: Examples in flight.
-        seed: Of the draws.
+        batch_size: Examples per batch.
+        seed: Seed of the draws.
         readout: As in `predict`.
         classes: As in `predict`.
         variance_scale: As in `predict`.
-        adaptive: As in `predict`; the measures have the mean number of `passes` then.
-        curve: Calibrated NLL of 1, 2, ... independent networks averaged on these data; the measures have `dee`
-            then, how many of them this network is worth.
-        on_batch: Told the number of examples after each batch, for progress.
-        team: The processes that share out the batches, such as `Team.current()`; all of them get the measures of all
-            data, from sums that are merged.
-        progress: As in `fit`; within work that shows its own progress nothing is shown.
+        adaptive: As in `predict`; adds the mean number of `passes` to the measures.
+        curve: The calibrated NLL of 1, 2, ... averaged independent networks on these data; adds `dee`, the deep
+            ensemble equivalent.
+        on_batch: Called with the number of examples after each batch, for progress.
+        team: The processes that divide the batches, such as `Team.current()`; all return the measures of all data.
+        progress: As in `fit`.
 
     Returns:
         The measures by name; segmentation adds IoU per class and their mean. Of classes, `epistemic_share` is the
@@ -99,10 +98,7 @@ def stream(
     on_pass: Callable[[], object] | None = None,
     team: Team = ALONE,
 ) -> Iterator[tuple[Passes, Tensor]]:
-    """Return the answers to each batch and its targets, one batch in memory at a time.
-
-    The arguments are `evaluate`'s.
-    """
+    """Yield predictions and targets batch by batch; the arguments are those of `evaluate`."""
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     return answers(net, as_source(source), ask, on_pass=on_pass, team=team)
 
@@ -110,7 +106,7 @@ def stream(
 def answers(
     net: Net, source: Source, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: Team = ALONE
 ) -> Iterator[tuple[Passes, Tensor]]:
-    """Yield the answers to each batch and its targets."""
+    """Yield the predictions and targets of each batch."""
     device = members(net)[0].device
     info = info_of(source)
     at_once = ask.batch_size if info is None else batch_size_for(info.input_shape, ask.batch_size)
@@ -126,13 +122,13 @@ def loss_of(measures: Mapping[str, float]) -> float:
 
 
 class Measures:
-    """The accumulators of one task, fed with the answers to each batch."""
+    """The accumulators of one task, updated with the predictions of each batch."""
 
     def __init__(self, *accumulators: Any) -> None:
         self.accumulators = accumulators
 
     def __call__(self, passes: Passes, y: Tensor) -> None:
-        """Add the answers to a batch and its targets."""
+        """Add the predictions and targets of a batch."""
         prediction = passes.summary()
         for accumulator in self.accumulators:
             if isinstance(accumulator, Classification):
@@ -157,7 +153,7 @@ class Measures:
                 )
 
     def merge(self, other: Measures) -> None:
-        """Add what other accumulators for the same task have seen."""
+        """Merge accumulators of the same task."""
         for mine, theirs in zip(self.accumulators, other.accumulators):
             mine.merge(theirs)
 
@@ -172,7 +168,7 @@ class Measures:
 
 
 def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[float, ...]) -> Measures:
-    """Return empty accumulators for what the network answers and the data ask."""
+    """Return empty accumulators for the network's outputs and the data's targets."""
     likelihood = likelihood_of(net)
     if isinstance(passes, OtherPasses):
         assert likelihood is not None

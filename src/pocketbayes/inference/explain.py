@@ -1,7 +1,7 @@
-"""Why a network answers as it does: gradient saliency, and how far it can be trusted (captum).
+"""Explanations of predictions: gradient saliency and measures of its quality (captum).
 
-For any network here: the answer that is explained is the mean probability over the posterior, by moments in one pass
-or by weight draws that stay the same from call to call.
+The explained quantity is the mean probability over the posterior, by moments in one pass or by weight draws that are
+the same in every call.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pocketbayes.propagation.readout import read_out
 def probabilities(
     net: Net, samples: int = 5, propagation: str | None = None, seed: int = 0
 ) -> Callable[[Tensor], Tensor]:
-    """Compute x -> p(class | x), (n, classes): a differentiable function of the inputs, the same at every call.
+    """Return the function x -> p(class | x), (n, classes), differentiable in x and the same at every call.
 
     Args:
-        net: A network or mixture that tells classes.
-        samples: Weight draws, shared out among the networks of a mixture; one pass where nothing is drawn.
+        net: A classifier.
+        samples: Weight draws, divided among the networks of a mixture; one pass if nothing is drawn.
         propagation: As in `predict`; not "linear", whose variance has no gradient.
         seed: Of the draws.
     """
     networks = members(net)
     if task_of(networks[0].likelihood) != "classification":
-        raise UserError("explanations are for classifiers, and this network is none")
+        raise UserError("explanations need a classifier, which this network is not")
     ways = [propagation_of(network, propagation) for network in networks]
     for way in ways:
         if not way.differentiable:
@@ -77,7 +77,7 @@ def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: boo
         net: A network or mixture.
         x: Inputs (n, ...).
         target: The class explained for each input; None for the predicted one.
-        absolute: Without the sign of the gradient.
+        absolute: Drop the sign of the gradient.
         **settings: `samples`, `propagation` and `seed` of `probabilities`.
     """
     answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
@@ -91,16 +91,16 @@ def saliency(net: Net, x: Tensor, target: Tensor | None = None, *, absolute: boo
 def infidelity(
     net: Net, x: Tensor, target: Tensor | None = None, *, noise: float = 0.1, draws: int = 10, **settings: Any
 ) -> Tensor:
-    """Compute E (e . saliency - (p(x) - p(x - e)))^2 for noise e ~ N(0, noise^2), (n,) (Yeh et al. 2019).
+    """Compute `E (e . saliency - (p(x) - p(x - e)))^2` for noise e ~ N(0, noise^2), (n,) (Yeh et al. 2019).
 
-    Less is better.
+    Lower is better.
 
     Args:
         net: A network or mixture.
         x: Inputs (n, ...).
         target: As in `saliency`.
-        noise: Its std, in the units of x.
-        draws: Of the noise, for each input.
+        noise: The std of the noise, in the units of x.
+        draws: Draws of the noise per input.
         **settings: Of `probabilities`.
     """
     answer, x = probabilities(net, **settings), x.to(members(net)[0].device)
@@ -126,9 +126,9 @@ def sensitivity_max(
     Args:
         net: A network or mixture.
         x: Inputs (n, ...).
-        target: As in `saliency`: the same class is explained at every point.
-        radius: Of the ball in the largest norm, in the units of x.
-        draws: Of e, for each input.
+        target: As in `saliency`; the same class is explained at every point.
+        radius: The radius of the ball in the maximum norm, in the units of x.
+        draws: Draws of e per input.
         **settings: Of `probabilities`.
     """
     x = x.to(members(net)[0].device)

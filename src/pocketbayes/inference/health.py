@@ -1,4 +1,4 @@
-"""Whether the stds of a posterior have learned anything, measured against their start."""
+"""Diagnostics of whether training changed the stds of a posterior."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pocketbayes.network import Net, members
 from pocketbayes.posteriors import Posterior
 
 MAX_POSITIONS = 4096
-"""Weights whose first std is remembered: enough for a rank correlation to two digits."""
+"""Number of weights whose initial std is recorded, enough for a rank correlation to two digits."""
 MIN_MOVEMENT = 0.1
-"""The least median relative change of stds that have learned."""
+"""Smallest median relative change of learned stds."""
 MAX_RANK_CORRELATION = 0.9
-"""The largest rank correlation of learned stds with their start."""
+"""Largest rank correlation of learned stds with their initial values."""
 
 
 class StdsNotLearnedWarning(UserWarning):
-    """Stds that ended where training started them: the network's uncertainty is its initialisation's."""
+    """Stds that training left near their initial values, so that the uncertainty reflects the initialisation."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """How far the stds of a posterior have learned.
+    """How much training changed the stds of a posterior.
 
     Attributes:
-        std_rank_correlation: Spearman's rank correlation of the stds with their start; 0 for stds that differ after a
-            start that was the same for all. None where the start is unknown.
-        std_movement: Median of `|std / first std - 1|`; None where the start is unknown.
-        snr: Median signal-to-noise ratio `|mean| / std` of the random weights; None where no weight is random.
-        learned: Whether the movement is at least 0.1 and the rank correlation below 0.9; None where the start is
+        std_rank_correlation: Spearman's rank correlation of the stds with their initial values; 0 for stds that differ
+            after a constant initialisation. None if the initial values are unknown.
+        std_movement: Median of `|std / initial std - 1|`; None if the initial values are unknown.
+        snr: Median signal-to-noise ratio `|mean| / std` of the random weights; None if no weight is random.
+        learned: Whether the movement is at least 0.1 and the rank correlation below 0.9; None if the initial values are
             unknown.
     """
 
@@ -54,7 +54,7 @@ class Health:
 
 @dataclass(frozen=True)
 class FirstStds:
-    """The stds of some weights before training.
+    """The initial stds of a sample of weights.
 
     Attributes:
         positions: The weights, up to `MAX_POSITIONS` of the random ones, evenly spaced.
@@ -67,7 +67,7 @@ class FirstStds:
     @classmethod
     @torch.no_grad()
     def of(cls, posterior: Posterior) -> FirstStds | None:
-        """Return the stds as they are now; None where no weight is random."""
+        """Record the current stds; None if no weight is random."""
         std = posterior.moments()[1]
         random = (std > 0).nonzero().flatten()
         if not len(random):
@@ -78,9 +78,9 @@ class FirstStds:
 
 
 def health(net: Net) -> Health:
-    """Return how far a network's stds have learned, as recorded by `fit` or compared with the known start.
+    """Return how much training changed a network's stds, as recorded by `fit` or from the known initial values.
 
-    For a mixture, return means over its members; it has learned if all members have.
+    For a mixture, return means over its members; `learned` requires that all members have learned.
     """
     each = [network.health or measure_health(network.posterior, network.first_stds) for network in members(net)]
     if len(each) == 1:
@@ -94,7 +94,7 @@ def health(net: Net) -> Health:
 
 @torch.no_grad()
 def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
-    """Compare a posterior's stds with the first ones, at the weights that are random at both times."""
+    """Compare a posterior's stds with the initial ones, for weights that are random at both times."""
     mean, std = (moment.float().cpu() for moment in posterior.moments())
     random = std > 0
     if not bool(random.any()):
@@ -112,7 +112,7 @@ def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
 
 
 def rank_correlation(now: Tensor, before: Tensor) -> float:
-    """Return Spearman's rank correlation; for a constant start 0, or 1 where all is still the same."""
+    """Return Spearman's rank correlation; for constant initial values 0, or 1 if all are still equal."""
     from scipy.stats import rankdata
 
     ranks = [torch.from_numpy(rankdata(values.double().numpy())) for values in (now, before)]

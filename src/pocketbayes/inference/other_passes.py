@@ -1,4 +1,4 @@
-"""The summary of passes under a likelihood of the user's own."""
+"""Summary of passes under a user's likelihood."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pocketbayes.likelihoods import Likelihood
 from pocketbayes.posteriors.gaussian import Gaussian
 
 DRAWS = 30
-"""Outputs that stand for a distribution, of which a likelihood takes one at a time."""
+"""Number of draws from Gaussian outputs, since a likelihood takes one output at a time."""
 
 
 class OtherPasses(RealPasses):
-    """Passes whose likelihood is known by its `nll` alone, and by `moments` where it says more."""
+    """Passes under a likelihood that defines `nll` and possibly `moments`."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class OtherPasses(RealPasses):
         self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
 
     def summary(self) -> Prediction:
-        """Summarise as for real numbers; a certain network without noise has the least entropy there is."""
+        """Summarise as for real numbers; the entropy of a std of 0 is bounded below."""
         prediction = super().summary()
         least = torch.finfo(prediction.std.dtype).tiny
         entropy = prediction.std.clamp(min=least).log() + 0.5 * math.log(2 * math.pi * math.e)
@@ -47,7 +47,7 @@ class OtherPasses(RealPasses):
 
 
 def _draw(output: Gaussian, seed: int, draws: int = DRAWS) -> Tensor:
-    """Return outputs (s, n, ...) drawn from their distribution, each number for itself."""
+    """Draw outputs (s, n, ...) independently from their distribution."""
     mean, var = output.loc, output.variance
     generator = torch.Generator(mean.device).manual_seed(seed)
     noise = torch.randn(draws, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
@@ -55,7 +55,7 @@ def _draw(output: Gaussian, seed: int, draws: int = DRAWS) -> Tensor:
 
 
 class Density(Sums):
-    """The mean NLL of the targets under the mixture over passes, and the likelihood's own measures."""
+    """The mean NLL of the targets under the mixture over passes, and the likelihood's measures."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         super().__init__()

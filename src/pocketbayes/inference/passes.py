@@ -1,4 +1,4 @@
-"""Running sums over the passes of a batch, which answers come from."""
+"""Running summaries over the passes of a batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Passed:
     """The output of one network for a batch.
 
     Attributes:
-        output: Outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling.
-        weight: What each of these passes counts.
-        likelihood: The network's own.
+        output: Outputs (s, n, ...) of s passes, or a Gaussian (n, ...).
+        weight: The weight of each pass.
+        likelihood: The network's likelihood.
     """
 
     output: Tensor
@@ -32,7 +32,7 @@ class Passed:
 
 
 class Passes(ABC):
-    """The running summary of a batch's outputs over passes: moments, never the passes themselves."""
+    """A running summary of a batch's outputs, which stores moments but no passes."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -40,7 +40,7 @@ class Passes(ABC):
 
     @abstractmethod
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Add the outputs (s, n, ...) of s passes, or the distribution (n, ...) of one that needs no sampling."""
+        """Add the outputs (s, n, ...) of s passes, or a Gaussian (n, ...)."""
 
     def _count(self, passed: Passed) -> None:
         count = 1 if isinstance(passed.output, Gaussian) else len(passed.output)
@@ -61,14 +61,14 @@ def _added(total: Tensor | None, value: Tensor, weight: float) -> Tensor:
 
 
 class _RunningMoments:
-    """Welford's mean and variance, in Chan's form for many values: no cancellation however small the variance."""
+    """Welford's mean and variance in Chan's form for many values, without cancellation for small variances."""
 
     def __init__(self) -> None:
         self.mean: Tensor | None = None
         self.squares: Tensor | None = None
 
     def add(self, values: Tensor, weight: float, total: float) -> None:
-        """Add values (s, ...) of this weight each, with which the weights sum to `total`."""
+        """Add values (s, ...) of one weight each, after which the weights sum to `total`."""
         squares: Tensor | None = None
         if len(values) == 1:
             mean = values[0]
@@ -78,13 +78,13 @@ class _RunningMoments:
         if self.mean is None or self.squares is None:
             self.mean, self.squares = mean.clone(), torch.zeros_like(mean) if squares is None else squares
             return
-        if mean.shape != self.mean.shape:  # they might broadcast
+        if mean.shape != self.mean.shape:  # or they would broadcast
             one, two = (" x ".join(map(str, each.shape[1:])) for each in (self.mean, mean))
-            raise UserError(f"members answer with {one} and {two} numbers: a mixture needs the same classes or targets")
-        own = len(values) * weight
-        change, share = mean - self.mean, own / total
+            raise UserError(f"members have {one} and {two} outputs: a mixture needs the same classes or targets")
+        added = len(values) * weight
+        change, share = mean - self.mean, added / total
         self.mean.add_(change, alpha=share)
-        self.squares.addcmul_(change, change, value=(1 - share) * own)
+        self.squares.addcmul_(change, change, value=(1 - share) * added)
         if squares is not None:
             self.squares += squares
 
@@ -104,7 +104,7 @@ class ClassPasses(Passes):
     """Passes of a classifier, per example or per pixel."""
 
     def __init__(self, readout: Readout = "sample", seed: int = 0) -> None:
-        """Take how Gaussian logits become probabilities, see `read_out`."""
+        """Take the readout of Gaussian logits (see `read_out`)."""
         super().__init__()
         self.readout, self.seed = readout, seed
         self.probs, self.entropy = _RunningMoments(), _RunningMoments()
@@ -129,7 +129,7 @@ class ClassPasses(Passes):
         self.entropy.add(aleatoric, weight, self.weight)
 
     def keep(self, rows: Tensor) -> None:
-        """Keep the inputs of these rows, and forget the others."""
+        """Keep these rows of the inputs."""
         self.probs.keep(rows)
         self.entropy.keep(rows)
         self.within = None if self.within is None else self.within[rows]
@@ -145,7 +145,7 @@ class ClassPasses(Passes):
 
 
 class RealPasses(Passes):
-    """Passes of a regression with Gaussian noise, which each network has learned for itself."""
+    """Passes of a regression with Gaussian noise, which may differ between networks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class RealPasses(Passes):
         self.log_density: Tensor | None = None
 
     def add(self, passed: Passed, target: Tensor | None = None) -> None:
-        """Add outputs, or their distribution, and the targets where the log density over passes is wanted."""
+        """Add outputs or Gaussians, and targets if the log density over passes is needed."""
         self._count(passed)
         output, weight = passed.output, passed.weight
         values = output.loc[None] if isinstance(output, Gaussian) else output
@@ -163,7 +163,7 @@ class RealPasses(Passes):
         self.mean.add(mean, weight, self.weight)
         self.noise_var.add(noise.square(), weight, self.weight)
         if isinstance(output, Gaussian):
-            var = output.variance.float()[..., : mean.shape[-1]]  # what follows may be predicted noise
+            var = output.variance.float()[..., : mean.shape[-1]]  # the rest may be predicted noise
             self.within = _added(self.within, var, weight)
             noise = (var + noise.square()).sqrt()
         if target is not None:
@@ -178,7 +178,7 @@ class RealPasses(Passes):
         return self.log_density - math.log(self.weight)
 
     def summary(self) -> Prediction:
-        """Return the mean, and as variance that of the mean over passes plus the mean noise variance."""
+        """Return the mean, with the variance over passes plus the mean noise variance."""
         mean, var = self.mean.read(self.weight)
         var = var if self.within is None else var + self.within / self.weight
         noise = self.noise_var.read(self.weight)[0]

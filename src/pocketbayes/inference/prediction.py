@@ -1,4 +1,4 @@
-"""Predictions with their uncertainty, in memory that grows with neither samples nor images in flight."""
+"""Predictions with uncertainty, in memory independent of the number of samples and inputs."""
 
 from __future__ import annotations
 
@@ -45,29 +45,28 @@ def predict(
 ) -> Prediction:
     """Compute p(y | x) averaged over the posterior.
 
-    Pass s draws the same weights for every batch and whatever the batch size: a prediction by weight samples depends on
-    the seed only. Local noise and flipout draw by example, and so by its place in the batch.
+    Pass s draws the same weights for every batch, so predictions by weight samples depend on the seed, not on the batch
+    size. Local noise and flipout draw per example and depend on its position in the batch.
 
     Args:
         net: A network or mixture.
-        x: Inputs (n, ...); a mapping of names to tensors, as tokenizers return it, or a tuple where the model takes
-            several.
-        samples: Passes; a network without randomness takes one, a mixture shares them out.
-        propagation: How randomness goes through the network; None: as weight samples, or as it was trained where that
+        x: Inputs (n, ...); for models of several inputs a mapping of names to tensors, as tokenizers return it, or a
+            tuple.
+        samples: Number of passes; one for a network without randomness, divided among the members of a mixture.
+        propagation: How uncertainty passes through the network; by default weight samples, or as in training if that
             needs no sampling. "mean" is one pass at the posterior mean. "moments" and "linear" need no sampling: one
             pass gives the distribution of the outputs.
-        batch_size: Inputs in flight at most; of large pictures fewer, so that memory suffices.
-        seed: Of the draws.
+        batch_size: Largest number of inputs per batch; fewer for large images, to fit memory.
+        seed: Seed of the draws.
         readout: How Gaussian logits become probabilities: by draws of the logits ("sample"), or in closed form
-            ("probit", "taylor"), see `readout.read_out`.
-        classes: For "linear": the logits whose variance is computed, see `linear.linearise`; the other logits take the
-            mean variance of those.
-        variance_scale: A calibration factor for the variance of Gaussian outputs, which `fit_variance_scale` finds on
-            validation data; a prediction with one is no longer the posterior's own.
-        adaptive: Ask members or draws one after another, and stop early for inputs that are settled: True for the rule
-            that `fit_stopping` has kept in the network, or a rule. The answer says how many `passes` each input took.
-        low_memory: Decode the weights of a mixture's members one at a time, for each batch again; False holds those of
-            all members until the answer is there, which is quicker where batches are small.
+            ("probit", "taylor"); see `readout.read_out`.
+        classes: For "linear", the logits whose variance is computed (see `linear.linearise`); other logits get their
+            mean variance.
+        variance_scale: A factor on the variance of Gaussian outputs, fitted by `fit_variance_scale` on validation data.
+        adaptive: Run members or draws one after another and stop early for settled inputs: True for the network's rule
+            from `fit_stopping`, or a rule. The result has the number of `passes` per input.
+        low_memory: Decode the weights of one member of a mixture at a time, again for each batch; False keeps those of
+            all members during the call, which is faster for small batches.
     """
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     info = members(net)[0].info
@@ -81,7 +80,7 @@ def predict(
             raise
         raise UserError(
             f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
-            f"{tuple(info.input_shape)}, real numbers normalised as its data ({str(error).splitlines()[0]})"
+            f"{tuple(info.input_shape)}, normalised real numbers ({str(error).splitlines()[0]})"
         ) from error
     _warn_if_not_finite(prediction, x)
     if info is not None and isinstance(x, Tensor):
@@ -104,7 +103,7 @@ def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:
     rows = finite.logical_not_().nonzero().flatten().tolist()
     if rows:
         cause = "its weights are too large" if _is_finite(x[rows[0]]) else "its input is not finite either"
-        message = f"the answers to {len(rows)} of {len(x)} inputs are not finite, first that to x[{rows[0]}]: {cause}"
+        message = f"predictions for {len(rows)} of {len(x)} inputs are not finite, first for x[{rows[0]}]: {cause}"
         warn(message)
 
 
@@ -119,7 +118,7 @@ def as_inputs(x: Any, info: Info | None = None) -> ModelInput:
         UserError: If they are not numbers, not a batch, empty, or without values.
     """
     if isinstance(x, (str, Path)):
-        raise UserError(f"x is the name {str(x)!r}, not inputs: pb.data.read_inputs(path, net.info) reads a file")
+        raise UserError(f"x is the name {str(x)!r}, not inputs: read a file with pb.data.read_inputs(path, net.info)")
     try:
         inputs = as_input(_contiguous(x))
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -185,7 +184,7 @@ def passes_for(network: Network, ask: Ask) -> Passes:
 
 
 def propagation_of(network: Network, name: str | None = None) -> Propagation:
-    """Return the propagation of a name; without one, that which predicts best for a network trained as this one."""
+    """Return the named propagation, by default the one that predicts best for how the network was trained."""
     if name is not None:
         return find_propagation(name)
     trained = find_propagation(network.propagation)
@@ -193,7 +192,7 @@ def propagation_of(network: Network, name: str | None = None) -> Propagation:
 
 
 def calibrated(passed: Passed, variance_scale: float, calibration: Calibration | None) -> Passed:
-    """Apply a variance scale that is asked for, else the network's own calibration."""
+    """Apply the given variance scale, or by default the network's calibration."""
     if variance_scale != 1 or calibration is None:
         return scaled(passed, variance_scale)
     if isinstance(passed.output, Gaussian):
@@ -204,7 +203,7 @@ def calibrated(passed: Passed, variance_scale: float, calibration: Calibration |
 
 
 def scaled(passed: Passed, factor: float) -> Passed:
-    """Return the output with its variance multiplied."""
+    """Multiply the variance of an output."""
     output = passed.output
     if factor == 1:
         return passed
@@ -222,8 +221,8 @@ class Turn:
     Attributes:
         network: The network.
         way: Its propagation.
-        weight: What each pass counts.
-        seeds: Of the passes.
+        weight: The weight of each pass.
+        seeds: The seeds of the passes.
     """
 
     network: Network
@@ -234,7 +233,7 @@ class Turn:
     def run(self, x: ModelInput, ask: Ask) -> Iterator[Passed]:
         """Yield what `Passes.add` takes; the network's weights are decoded while its passes run."""
         network = self.network
-        # Numbers that are no classes have a variance each.
+        # Real outputs each need a variance.
         classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
         own = replace(ask, propagation=self.way.name, classes=classes)
         with network.predicting():
@@ -243,7 +242,7 @@ class Turn:
 
 
 def turns_of(net: Net, ask: Ask) -> list[Turn]:
-    """Return as many passes of each network, or one that counts as many; one of each if none draws."""
+    """Return equally many passes of each network, or one with their weight if a network does not draw."""
     networks = members(net)
     share = math.ceil(ask.samples / len(networks))
     ways = [propagation_of(network, ask.propagation) for network in networks]
@@ -258,20 +257,20 @@ def turns_of(net: Net, ask: Ask) -> list[Turn]:
 
 
 def outputs_of(net: Net, x: ModelInput, ask: Ask) -> Iterator[Passed]:
-    """Yield what `Passes.add` takes, network by network: memory holds the decoded weights of one at a time."""
+    """Yield outputs network by network, with the decoded weights of one network in memory at a time."""
     for number, turn in enumerate(turns_of(net, ask), 1):
         yield from _run_named(turn, number, x, ask)
 
 
 def _run_named(turn: Turn, number: int, x: ModelInput, ask: Ask) -> Iterator[Passed]:
-    """Run passes; a later member that does not take the inputs of the first is named."""
+    """Run passes; name a later member that does not accept the inputs of the first."""
     try:
         yield from turn.run(x, ask)
     except RuntimeError as error:
         if number == 1 or isinstance(error, torch.OutOfMemoryError):
             raise
         line = str(error).splitlines()[0]
-        raise UserError(f"member {number} does not take the inputs that those before it take: {line}") from error
+        raise UserError(f"member {number} does not accept the inputs of the members before it: {line}") from error
 
 
 def likelihood_of(net: Net) -> Likelihood | None:

@@ -1,7 +1,7 @@
-"""Whether a difference is more than chance: intervals over seeds, paired tests on the same images, ANOVA.
+"""Significance of differences: intervals over seeds, paired tests on the same images, ANOVA.
 
-A paired test over images speaks of the two trained networks at hand. Whether one *method* is better than another is a
-question about its seeds: `mean_interval` and `anova` over several runs of each.
+A paired test over images compares two trained networks. Whether one *method* is better than another must be tested over
+seeds: `mean_interval` and `anova` over several runs of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and where it may lie; `low` and `high` are NaN for a single value, which says nothing of its spread."""
+    """A mean with its confidence interval; `low` and `high` are NaN for a single value."""
 
     mean: float
     low: float
@@ -74,15 +74,12 @@ def mean_interval(values: Any, confidence: float = CONFIDENCE) -> Interval:
 
 
 def paired_t(first: Any, second: Any) -> PairedTest:
-    """Compute `t = mean(d) / (s_d / sqrt(n))`, d the difference on each image.
-
-    For NLL, Brier and other numbers per image.
-    """
+    """Compute `t = mean(d) / (s_d / sqrt(n))` with d the difference per image, such as of NLL or Brier score."""
     from scipy import stats
 
     d = _differences(first, second)
     interval = mean_interval(d)
-    if d.std() == 0:  # the same difference everywhere: none at all, or no chance in it
+    if d.std() == 0:  # the same difference everywhere
         p = 1.0 if interval.mean == 0 else 0.0
     else:
         p = float(stats.ttest_1samp(d, 0.0).pvalue)
@@ -92,9 +89,7 @@ def paired_t(first: Any, second: Any) -> PairedTest:
 def mcnemar(first: Any, second: Any) -> PairedTest:
     """Return McNemar's exact test of two accuracies.
 
-    It asks whether each network wins half of the images that only one of them gets right.
-
-    Of the images that one of them alone gets right, is half the first's?
+    The null hypothesis: each network wins half of the images that only one of them classifies correctly.
 
     Args:
         first: Whether the first network is right, per image.
@@ -104,7 +99,7 @@ def mcnemar(first: Any, second: Any) -> PairedTest:
 
     d = _differences(first, second)
     if not np.isin(d, (-1, 0, 1)).all():
-        raise UserError("McNemar's test takes right (1) or wrong (0) for each image; for other numbers use paired_t")
+        raise UserError("McNemar's test takes 1 (correct) or 0 (wrong) per image; for other numbers use paired_t")
     alone = int((d == 1).sum()), int((d == -1).sum())
     p = float(stats.binomtest(alone[0], sum(alone), 0.5).pvalue) if sum(alone) else 1.0
     interval = mean_interval(d)
@@ -114,7 +109,7 @@ def mcnemar(first: Any, second: Any) -> PairedTest:
 def anova(groups: Mapping[str, Sequence[float]]) -> Anova:
     """Compute `F = (sum_g n_g (m_g - m)^2 / (k - 1)) / (sum_g sum_i (x_gi - m_g)^2 / (n - k))`.
 
-    K groups of n values in all.
+    There are k groups with n values in total.
 
     Args:
         groups: For each method the measure of each of its seeds.
@@ -134,7 +129,7 @@ def anova(groups: Mapping[str, Sequence[float]]) -> Anova:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's correction: among m tests the chance of any false alarm stays below the level.
+    """Apply Holm's correction, which bounds the probability of any false positive among m tests.
 
     The k-th smallest p becomes `max over j <= k of (m - j + 1) p_(j)`, at most 1.
     """

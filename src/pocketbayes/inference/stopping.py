@@ -1,12 +1,12 @@
-"""The rule of adaptive passes: whom to ask first, and when an answer is settled.
+"""The stopping rule of adaptive passes: the order of members, and when a prediction is settled.
 
-An input is settled after step k if the calibrated maximum probability exceeds a threshold. Each step has a temperature
-of its own: one member is overconfident, five are not. The best member is asked first, then the one that improves the
-answer most, and so on. All of it is fitted on validation data so that the NLL is expected to rise by no more than a
-stated fraction.
+An input is settled after step k if its calibrated maximum probability exceeds a threshold. Each step has its own
+temperature, since one member is overconfident and five are not. The best member runs first, then the one that improves
+the prediction most, and so on. All is fitted on validation data so that the expected rise of the NLL stays within a
+given fraction.
 
-The rise is read from the mean entropy of the calibrated answers, which is their expected NLL. The NLL by the labels
-themselves hangs on a few confident errors: with 5000 examples its rise has a standard error of more than one per cent.
+The rise is estimated by the mean entropy of the calibrated predictions, which is their expected NLL. The NLL of the
+labels depends on a few confident errors: with 5000 examples its rise has a standard error above one per cent.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.inference.metrics.calibration import temperature
 
 THRESHOLDS = torch.linspace(0.0, 9.0, 181, dtype=torch.float64).sigmoid()
-"""Maximum probabilities that are tried, evenly spaced in log(p / (1 - p)): from 0.5 to 0.9999."""
+"""Candidate thresholds, evenly spaced in log(p / (1 - p)) from 0.5 to 0.9999."""
 NEVER = 2.0
 """A threshold that no probability reaches."""
 ORDERING_ROWS = 5000
-"""Validation examples that the order of members is chosen on."""
+"""Number of validation examples used to choose the order of members."""
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """When a prediction stops asking.
+    """The stopping rule of adaptive passes.
 
     Attributes:
-        steps: Passes that are done after each step.
-        temperatures: Of the answer after each step.
-        threshold: The calibrated maximum probability from which an input is settled.
-        max_rise: The bound that was asked for: the rise of the NLL as a fraction of the NLL with all passes.
+        steps: The number of passes after each step.
+        temperatures: The temperature of the prediction after each step.
+        threshold: The calibrated maximum probability at which an input is settled.
+        max_rise: The requested bound on the rise of the NLL, as a fraction of the NLL with all passes.
         rise: The expected rise on the validation data.
         error: The standard error of the rise by the labels.
         passes: The mean number of passes on the validation data.
-        order: The members in the order they are asked; empty for the order they have.
+        order: The order of the members; empty for the mixture's own order.
         measured_rise: The rise by the labels of the validation data.
     """
 
@@ -66,14 +66,14 @@ class Stopping:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Stopping:
-        """Build from plain values, such as a file's."""
+        """Build from JSON values."""
         plain: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return cls(**plain)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return JSON values."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def ordered(self, steps: Sequence[Any]) -> list[Any]:
@@ -91,23 +91,23 @@ def choose_stopping(
     reorder: bool,
     max_passes: float | None = None,
 ) -> Stopping:
-    """Choose an order, temperatures and the lowest threshold that keeps the expected rise of the NLL within a bound.
+    """Choose the order, temperatures and the lowest threshold whose expected rise of the NLL is within a bound.
 
-    The bound also holds for every higher threshold, and the rise by the labels is not significantly above it.
+    The bound also holds for all higher thresholds, and the rise measured by the labels is not significantly above it.
 
     Args:
-        probs: (steps, n, classes) probabilities by each step alone.
+        probs: (steps, n, classes) probabilities of each step alone.
         labels: (n,) integer labels.
-        passes: Passes that each step takes.
+        passes: The number of passes of each step.
         max_rise: The largest rise of the NLL as a fraction of the NLL with all passes.
-        shares: What each step counts in the answer.
-        reorder: Asks the best step first; else in the order given.
-        max_passes: The mean number of passes, in place of the bound: the highest threshold that keeps it is chosen.
+        shares: The weight of each step in the prediction.
+        reorder: Whether to order the steps by quality.
+        max_passes: The mean number of passes, instead of the bound; the highest threshold that meets it is chosen.
     """
     if not (math.isfinite(max_rise) and max_rise >= 0):
         raise UserError(f"max_rise must be a fraction of at least 0, such as 0.01, not {max_rise}")
     if max_passes is not None and not max_passes >= min(passes):
-        raise UserError(f"max_passes={max_passes}: the first step takes {min(passes)} already")
+        raise UserError(f"max_passes={max_passes} is too small: the first step takes {min(passes)}")
     labels, weighted = labels.long(), probs.double() * torch.tensor(shares, dtype=torch.float64)[:, None, None]
     order = _best_first(weighted, labels) if reorder else list(range(len(probs)))
     answers = _log_mean(weighted[order].cumsum(0))
@@ -129,7 +129,7 @@ def choose_stopping(
     chosen, lowest = (NEVER, 0.0, *outcome(NEVER)[1:]), 0.0
     for threshold in reversed(THRESHOLDS.tolist()):
         change, rise, error, mean_passes = outcome(threshold)
-        lowest = min(lowest, change)  # all members are often too unsure of what one member settles
+        lowest = min(lowest, change)  # all members together are often less certain than one
         if max_passes is None and (change - lowest > max_rise or rise - 2 * error > max_rise):
             break
         chosen = threshold, change - lowest, rise, error, mean_passes
@@ -141,14 +141,14 @@ def choose_stopping(
 
 
 def last_steps(sure: Tensor, threshold: float) -> Tensor:
-    """Return the step at which each input is settled, by the confidence (steps, n) after each step."""
+    """Return the step at which each input is settled, from the confidence (steps, n) after each step."""
     settled = sure >= threshold
     settled[-1] = True
     return settled.int().argmax(0)
 
 
 def _best_first(weighted: Tensor, labels: Tensor) -> list[int]:
-    """Order members greedily: each is the one that leaves the lowest calibrated NLL, given those before it."""
+    """Order members greedily by the calibrated NLL together with those before them."""
     step = -(-len(labels) // ORDERING_ROWS)
     weighted, labels = weighted[:, ::step], labels[::step]
     order: list[int] = []

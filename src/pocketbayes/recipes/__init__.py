@@ -1,4 +1,4 @@
-"""Recipes: everything that a run depends on, in YAML, checked before anything is loaded or trained."""
+"""Recipes: all settings of a run in YAML, checked before anything is loaded or trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe from its data to a trained and measured network in a folder."""
+"""Training and measuring a recipe in a run folder."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ RUN_FILES = (RECIPE_FILE, METRICS_FILE, CHECKPOINT_FILE, MODEL_FILE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
-        recipe: The recipe, with what the data decided written out.
-        folder: Where its files are.
+        recipe: The recipe, including arguments that follow from the data.
+        folder: The run folder.
         net: The trained network.
         split: The split that was measured.
-        measures: Its measures; processes that train together share out the data and merge their sums.
-        seconds: Of training.
+        measures: Its measures over all processes.
+        seconds: The seconds of training.
     """
 
     recipe: Recipe
@@ -60,7 +60,7 @@ class Outcome:
         return (self.folder / MODEL_FILE).stat().st_size
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return JSON values."""
         return {
             "recipe": self.recipe.to_tree(),
             "folder": str(self.folder),
@@ -74,22 +74,22 @@ class Outcome:
 
 
 def census_json(census: Census) -> dict[str, Any]:
-    """Return a census as plain values, with the sum of all values stored."""
+    """Return a census as JSON values, with the total number of stored values."""
     return {**asdict(census), "stored": dict(census.stored), "values": census.values}
 
 
 def about(
     network: Path, net: Net, size: int, tested: DataPart, split: str, recipe: Recipe | None = None
 ) -> dict[str, Any]:
-    """Return what an evaluation says of the network beside its measures.
+    """Return the description of a network for an evaluation.
 
     Args:
         network: The run's folder or the network's file.
         net: The network.
-        size: Bytes of its file.
+        size: The size of its file in bytes.
         tested: The data of the evaluation.
-        split: Their part.
-        recipe: What trained the network, if that is known.
+        split: Their split.
+        recipe: The recipe of the network, if known.
     """
     made = {} if recipe is None else {"method": recipe.method.name, "model": recipe.model.name}
     return {
@@ -115,26 +115,26 @@ def run(
     ray: str | None = None,
     progress: Show = None,
 ) -> Outcome:
-    """Train what a recipe says and measure it on its test split.
+    """Train a recipe and measure the network on its test split.
 
-    Everything that can be wrong with the recipe is found before the folder is touched; a run that fails before its
-    first checkpoint leaves nothing behind.
+    Errors in the recipe are found before the folder is touched, and a run that fails before its first checkpoint leaves
+    no files.
 
     Args:
         recipe: The recipe.
         out: The folder for `recipe.yaml`, `metrics.jsonl`, the checkpoint and `model.pocket`.
-        data_dir: The folder that holds the data.
-        resume: Goes on with the run in the folder.
-        overwrite: Starts anew where there is a run in the folder.
-        measured: Whether to measure the network; else the outcome has no measures.
-        workers: Members of an ensemble that are trained at once, on Ray.
-        ray: The address of a Ray cluster; None for processes of this machine.
+        data_dir: The data folder.
+        resume: Resume the run in the folder.
+        overwrite: Replace a run in the folder.
+        measured: Whether to measure the network.
+        workers: Members of an ensemble to train in parallel on Ray.
+        ray: The address of a Ray cluster; None for processes on this machine.
         progress: As in `fit`.
     """
     folder = Path(out)
-    if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # what was found is in there
+    if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # it has the search's result
         recipe = recipe.model_copy(update={"search": None, "method": read(folder).method})
-    _on_workers(recipe.method.make(), workers, ray)  # refused before the folder is touched
+    _on_workers(recipe.method.make(), workers, ray)  # reject it before the folder is touched
     if is_first():
         _check_folder(folder, recipe, resume, overwrite)
     train = recipe.data.load("train", data_dir)
@@ -150,7 +150,7 @@ def run(
     with contextlib.ExitStack() as stack:
         if is_first():
             stack.enter_context(hold(folder))
-            _check_folder(folder, recipe, resume, overwrite)  # again: another run may have ended here meanwhile
+            _check_folder(folder, recipe, resume, overwrite)  # again: another run may have finished here
         stack.enter_context(_clean_unless_begun(folder))
         if is_first():
             _begin(folder, recipe, overwrite)
@@ -172,24 +172,24 @@ def run(
 
 
 def _on_workers(method: Method, workers: int, ray: str | None) -> Method:
-    """Return the method with the workers that train its members."""
+    """Return the method with workers for its members."""
     if not workers and ray is None:
         return method
     if not isinstance(method, Ensemble):
-        raise UserError("workers train the members of an ensemble at once: choose --method ensemble")
+        raise UserError("--workers trains the members of an ensemble in parallel: choose --method ensemble")
     return replace(method, workers=workers or method.members, address=ray)
 
 
 def _searched(
     recipe: Recipe, model: nn.Module, train: data.Dataset, val: data.Dataset | None, likelihood: Likelihood | None
 ) -> Recipe:
-    """Return the recipe with the weight of the KL that the search finds in place of the search."""
+    """Return the recipe with the search replaced by the weight of the KL that it finds."""
     assert recipe.search is not None
     method = recipe.method.make()
     if not isinstance(method, VariationalMethod):
-        raise UserError(f"search: method {recipe.method.name!r} has no weight of a KL to search for")
+        raise UserError(f"search: method {recipe.method.name!r} has no KL weight to search for")
     if val is None:
-        raise UserError("search: the weight of the KL is judged by validation data: set data.val_fraction above 0")
+        raise UserError("search: choosing the KL weight needs validation data: set data.val_fraction above 0")
     settings = {name: value for name, value in recipe.training.items() if name != "epochs"}
     found = search_beta(
         method, model, train, val, seed=recipe.seed, likelihood=likelihood, progress=False,
@@ -207,7 +207,7 @@ def measure(
     progress: Show = None,
     team: Team = ALONE,
 ) -> dict[str, float]:
-    """Compute `evaluate` with a bar."""
+    """Run `evaluate` with a progress bar."""
     with display(progress) as bar:
         bar.begin("evaluate", -(-len(dataset) // team.size))
         with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
@@ -218,9 +218,9 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
     """Reject a folder with another run, or with a finished one unless it may be replaced."""
     found = [name for name in RUN_FILES if (folder / name).exists()]
     if resume:
-        begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # and killed soon after
+        begun = (folder / RECIPE_FILE).is_file() and not (folder / MODEL_FILE).exists()  # killed early
         if not checkpoint.has_begun(folder) and not begun:
-            raise UserError(f"nothing to resume: {folder} holds no checkpoint; start the run without --resume")
+            raise UserError(f"nothing to resume: {folder} has no checkpoint; start the run without --resume")
         before = read(folder)
         for part in ("method", "data", "likelihood", "seed"):
             if getattr(before, part) != getattr(recipe, part):
@@ -231,7 +231,7 @@ def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -
         begun_with = Training(**before.training)
         Training(**recipe.training).check_resumes(begun_with.deciding(), begun_with.epochs, folder)
     elif found and not overwrite:
-        raise UserError(f"{folder} already holds a run ({found[0]}): add --resume or --overwrite, or another --out")
+        raise UserError(f"{folder} already contains a run ({found[0]}): add --resume or --overwrite, or another --out")
 
 
 def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
@@ -248,7 +248,7 @@ def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
 def _measured(
     recipe: Recipe, data_dir: str | Path | None, val: data.Dataset | None
 ) -> tuple[data.Dataset, Literal["test", "val"]]:
-    """Return the test split; that of validation for data that come without a test split."""
+    """Return the test split, or the validation split if there is no test split."""
     try:
         return recipe.data.load("test", data_dir), "test"
     except NoSplitError:
@@ -259,7 +259,7 @@ def _measured(
 
 @contextlib.contextmanager
 def _clean_unless_begun(folder: Path) -> Any:
-    """Remove what was written if the block fails before there is a checkpoint to resume from."""
+    """Remove written files if the block fails before the first checkpoint."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""Where recipes and trained networks are found, and how YAML is read."""
+"""Locating recipes and trained networks, and reading YAML."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 MOST_TEXT = 1 << 16
-"""Characters of YAML, of which more would take seconds to read; a recipe has some hundreds."""
+"""Largest number of characters of YAML, since longer texts take seconds to parse; a recipe has some hundreds."""
 
 
 def names() -> list[str]:
-    """Return the recipes that come with the package."""
+    """Return the names of the built-in recipes."""
     return sorted(file.name.removesuffix(".yaml") for file in _shipped().iterdir() if file.name.endswith(".yaml"))
 
 
 def read_tree(source: str | Path) -> dict[str, Any]:
     """Return the unchecked values of a built-in recipe, of a YAML file, or of the run in a folder."""
     path = Path(source)
-    if os.path.isdir(path) and (path / RECIPE_FILE).is_file():  # False for any text that can be no path
+    if os.path.isdir(path) and (path / RECIPE_FILE).is_file():  # False for text that cannot be a path
         path = path / RECIPE_FILE
     if os.path.isfile(path):
         try:
@@ -49,7 +49,7 @@ def read_tree(source: str | Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], item: str) -> None:
-    """Change a value in the tree of a recipe: `training.lr=0.01`, `method.prior_std=0.1`, `data=mnist`."""
+    """Change a value of a recipe: `training.lr=0.01`, `method.prior_std=0.1`, `data=mnist`."""
     key, equals, text = item.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -66,7 +66,7 @@ def override(tree: dict[str, Any], item: str) -> None:
 
 
 def network_file(path: str | Path) -> Path:
-    """Return the file of a trained network: itself, or the one in a run's folder."""
+    """Return the file of a trained network: the given file, or the one in a run folder."""
     path = Path(path)
     if not path.is_dir() or (path / MODEL_FILE).is_file():
         return path / MODEL_FILE if path.is_dir() else path
@@ -74,43 +74,41 @@ def network_file(path: str | Path) -> Path:
     inside = sorted(file.parent.name for file in path.glob(f"*/{MODEL_FILE}"))
     way_out = (
         f"finish it with `pocketbayes train --out {path} --resume`" if unfinished
-        else f"it holds runs, such as {path / inside[0]}: name these" if inside
+        else f"it contains runs: give one of them, such as {path / inside[0]}" if inside
         else "it is not a run"
     )  # fmt: skip
-    raise UserError(f"the folder {path} holds no {MODEL_FILE}: {way_out}")
+    raise UserError(f"the folder {path} has no {MODEL_FILE}: {way_out}")
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.2's numbers, of which PyYAML alone reads 1e-3 as text; no aliases, no key twice.
+    """A loader with YAML 1.2's numbers (PyYAML reads 1e-3 as text), without aliases and duplicate keys.
 
-    A few lines of aliases can stand for more values than there is memory.
+    A few lines of aliases can expand to more values than fit memory.
     """
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Read a mapping, whose keys must differ: the last would win without a word."""
+        """Read a mapping and reject duplicate keys, of which PyYAML silently keeps the last."""
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
         if twice is not None:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {twice!r} stands there twice", node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} appears twice", node.start_mark)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not read: write the values out", mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported: write values out", mark)
         return super().compose_node(parent, index)
 
     def construct_yaml_int(self, node: Any) -> int:
         value: int = super().construct_yaml_int(node)
-        if abs(value) >= 1 << 63:  # some so long that Python refuses to print them
-            raise yaml.constructor.ConstructorError(None, None, "a whole number beyond 64 bits", node.start_mark)
+        if abs(value) >= 1 << 63:  # Python does not print them all
+            raise yaml.constructor.ConstructorError(None, None, "an integer beyond 64 bits", node.start_mark)
         return value
 
 
-# What JSON can hold too; no dates, sets or bytes, which a recipe could not be written with again.
+# Types that JSON also has; dates, sets and bytes could not be written back.
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")}
 _Yaml.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag is None or tag in _PLAIN
@@ -126,7 +124,7 @@ _Yaml.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Return the values in a text; `source` names it where it is not YAML."""
+    """Parse YAML; `source` names the text in error messages."""
     if len(text) > MOST_TEXT:
         raise UserError(f"{source} is too long for a recipe: {len(text)} characters, the limit is {MOST_TEXT}")
     try:
@@ -135,7 +133,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise UserError(f"{source} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
-    # Brackets without end, a number of too many digits, or a tag that does not go with its text.
+    # Unclosed brackets, a number with too many digits, or a tag that does not match its text.
     except (ValueError, RecursionError, LookupError, AttributeError, TypeError, OverflowError) as error:
         raise UserError(f"{source} is not YAML: {type(error).__name__}: {error}") from None
 

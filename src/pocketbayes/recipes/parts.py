@@ -1,4 +1,4 @@
-"""The named parts of a recipe: method, model, data and likelihood, each checked against what its name takes."""
+"""The named sections of a recipe: method, model, data and likelihood, with checked settings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pocketbayes.methods import METHODS, Method, make
 from pocketbayes.recipes.files import network_file
 
 CHECKPOINT_SUFFIXES = (".th", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
-"""A model's `weights` with one of these is a file, else a name that torchvision knows."""
+"""Suffixes of `weights` that are files; otherwise it is a name of torchvision."""
 
 
 class Named(BaseModel):
-    """A name and the settings that go with it: `bbb`, or `{name: bbb, prior_std: 0.1}`."""
+    """A name with its settings: `bbb`, or `{name: bbb, prior_std: 0.1}`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -38,17 +38,17 @@ class Named(BaseModel):
     def _read(cls, value: Any) -> Any:
         given = {"name": value} if isinstance(value, str) else value
         if not isinstance(given, dict) or not isinstance(given.get("name"), str):
-            return given  # pydantic says what is amiss
+            return given  # pydantic reports the error
         return cls.checked(given["name"], {key: value for key, value in given.items() if key != "name"})
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the name and settings in their proper types, or a `UserError`."""
+        """Return the name and the settings converted to their types."""
         raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the name."""
+        """All fields except the name."""
         return dict(self.model_extra or {})
 
 
@@ -57,7 +57,7 @@ class MethodPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Try the method out."""
+        """Build the method to check its settings."""
         settings = check_types(f"method {name!r}", settings, types_of(METHODS.find(name)))
         make(name, **settings)
         return {"name": name, **settings}
@@ -72,17 +72,14 @@ class LikelihoodPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Try the likelihood out."""
+        """Build the likelihood to check its settings."""
         known = types_of(LIKELIHOODS.find(name).__init__, drop=("raw",))
         if "class_weights" in known:
             known["class_weights"] = list[float] | Literal["frequency"]
         return {"name": name, **check_types(f"likelihood {name!r}", settings, known)}
 
     def make(self, train: data.Dataset) -> Likelihood:
-        """Return the likelihood with its settings.
-
-        The ignored label, and weights by frequency, are the training data's.
-        """
+        """Return the likelihood, with the ignored label and frequency weights of the training data."""
         settings = self.settings
         if "ignore_index" in inspect.signature(LIKELIHOODS[self.name]).parameters:
             settings.setdefault("ignore_index", train.info.ignore_index)
@@ -97,8 +94,8 @@ class DataPart(Named):
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Check the options' types; whether the files are there is for `load` to find out."""
-        # The whole path, so that the run can be used from another folder.
+        """Check the types of the options; `load` checks the files."""
+        # An absolute path, so that the run can be used from another folder.
         if name.lower().endswith((".npz", ".csv")):
             path = os.path.abspath(name) if os.path.isfile(name) else name
             name, settings = "npz", {"path": path, **settings}
@@ -118,26 +115,26 @@ class DataPart(Named):
 class ModelPart(Named):
     """A model's name and arguments.
 
-    What the data decide (classes, channels, features) may be left out. `weights` names a checkpoint, inside the data
-    folder or anywhere. The file of a trained network, or the folder of its run, may stand in for the name.
+    Arguments that follow from the data (classes, channels, features) may be omitted. `weights` is a checkpoint, inside
+    the data folder or anywhere. The file of a trained network, or its run folder, may replace the name.
     """
 
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """Check the name; the arguments show when the model is built for its data."""
+        """Check the name; the arguments are checked when the model is built."""
         if not _is_network(name):
             models.argument_names(name)
         elif settings:
-            raise UserError(f"model {name!r} is a trained network, which takes no {', '.join(settings)}")
+            raise UserError(f"model {name!r} is a trained network and does not take {', '.join(settings)}")
         return {"name": name, **settings}
 
     def build(
         self, train: data.Dataset, likelihood: Likelihood | None = None, data_dir: str | Path | None = None
     ) -> nn.Module:
-        """Return the model, made to fit the data, with its weights loaded.
+        """Build the model for the data and load its weights.
 
         Raises:
-            UserError: If the model cannot be built, or does not answer these inputs with as many numbers as it should.
+            UserError: If the model cannot be built, or its outputs do not fit the data.
         """
         outputs = _outputs(train, likelihood)
         known = _is_network(self.name)
@@ -166,13 +163,13 @@ class ModelPart(Named):
         expected = (outputs, *y.shape) if train.info.task == "segmentation" else (outputs,)
         if found != expected:
             raise UserError(
-                f"model {self.name!r} answers one input of data set {train.info.name!r} with shape {found}, "
+                f"model {self.name!r} returns shape {found} for one input of data set {train.info.name!r}, "
                 f"where {train.info.task} needs {expected}"
             )
 
 
 def check_input(model: nn.Module, x: torch.Tensor, who: str, whose: str) -> tuple[int, ...]:
-    """Return the shape of a model's output for one input, or a `UserError` if the model cannot take it."""
+    """Return the shape of a model's output for one input; reject an input that the model does not accept."""
     training = model.training
     try:
         with torch.no_grad():
@@ -185,7 +182,7 @@ def check_input(model: nn.Module, x: torch.Tensor, who: str, whose: str) -> tupl
 
 
 def types_of(target: Callable[..., Any], drop: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what a dataclass or a function takes, by name, with its type."""
+    """Return the parameters of a dataclass or function with their types."""
     function: Any = target.func if isinstance(target, partial) else target
     hints = typing.get_type_hints(function)
     if is_dataclass(function):
@@ -194,7 +191,7 @@ def types_of(target: Callable[..., Any], drop: Sequence[str] = ()) -> dict[str, 
 
 
 def check_types(where: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in the types that they should have."""
+    """Convert the settings to their types."""
     values = {}
     for name, value in settings.items():
         if name not in known:
@@ -208,7 +205,7 @@ def check_types(where: str, settings: Mapping[str, Any], known: Mapping[str, Any
 
 
 def _outputs(train: data.Dataset, likelihood: Likelihood | None) -> int:
-    """Return how many numbers the network answers with, per example or per pixel."""
+    """Return the number of outputs per example or per pixel."""
     if train.info.classes is not None:
         return train.info.classes
     targets = train[0][1].numel()

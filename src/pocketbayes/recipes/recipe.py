@@ -1,4 +1,4 @@
-"""A whole recipe."""
+"""The whole recipe."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pocketbayes.training.settings import Training
 
 
 class SearchPart(BaseModel):
-    """The search for the weight of the KL that comes before training, see `pocketbayes.search_beta`.
+    """The search for the weight of the KL before training (see `pocketbayes.search_beta`).
 
     Attributes:
-        betas: The weights tried.
-        epochs: Epochs of each round.
-        keep: The fraction that goes on to the next round.
-        by: What decides.
+        betas: The candidate weights.
+        epochs: Epochs per round.
+        keep: The fraction that continues to the next round.
+        by: The criterion.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -41,16 +41,16 @@ class SearchPart(BaseModel):
 
 
 class Recipe(BaseModel):
-    """What is trained, how, and on what.
+    """All settings of a run.
 
     Attributes:
-        about: A line for people.
+        about: A one-line description.
         method: The method and its settings.
         model: The model and its arguments.
         data: The data set and its options.
-        training: Settings of `pocketbayes.Training`; what is left out is the method's to choose.
-        likelihood: The noise model; None for the task's usual one.
-        seed: Of initial weights, data order and every draw.
+        training: Settings of `pocketbayes.Training`; by default those of the method.
+        likelihood: The noise model; None for the task's default.
+        seed: Seed of initial weights, data order and all draws.
         samples: Passes per example in evaluation.
         search: A search for the weight of the KL, before training.
     """
@@ -77,14 +77,14 @@ class Recipe(BaseModel):
         return settings
 
     def resolved(self, model: nn.Module) -> Recipe:
-        """Return the recipe with the model's arguments that the data decided written out."""
+        """Return the recipe with the model arguments that follow from the data."""
         spec = models.spec_of(model)
         if spec is None:
             return self
         return self.model_copy(update={"model": ModelPart(**{**spec.args, **dict(self.model)})})
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the recipe as plain values, as short as it can be said."""
+        """Return the recipe as JSON values in their shortest form."""
         tree = self.model_dump(mode="json", exclude_defaults=True)
         for key in ("method", "model", "data", "likelihood"):
             if key in tree and tree[key].keys() == {"name"}:
@@ -92,15 +92,12 @@ class Recipe(BaseModel):
         return tree
 
     def to_yaml(self) -> str:
-        """Return the recipe as a file."""
+        """Return the recipe as YAML."""
         return yaml.safe_dump(self.to_tree(), sort_keys=False)
 
 
 def read(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return a recipe by its name, its file or the folder of its run, some of its values changed.
-
-    (`training.lr=0.01`).
-    """
+    """Read a recipe by name, file or run folder, and apply overrides such as `training.lr=0.01`."""
     tree = read_tree(source)
     for item in overrides:
         override(tree, item)
@@ -108,7 +105,7 @@ def read(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check(tree: Mapping[str, Any]) -> Recipe:
-    """Return the recipe that plain values describe; the first thing wrong with them as one line."""
+    """Build a recipe from JSON values, or report the first error as one line."""
     try:
         return Recipe.model_validate(tree)
     except ValidationError as found:
@@ -116,7 +113,7 @@ def check(tree: Mapping[str, Any]) -> Recipe:
 
 
 def check_data(value: Any) -> DataPart:
-    """Return the data part of a recipe alone."""
+    """Check the data section of a recipe."""
     try:
         return DataPart.model_validate(value)
     except ValidationError as found:
@@ -124,7 +121,7 @@ def check_data(value: Any) -> DataPart:
 
 
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
-    """Return another data set's test split, or a whole npz file or image folder, prepared like a network's data."""
+    """Load another data set's test split, or a whole npz file or image folder, prepared like a network's data."""
     tree: dict[str, Any] = {"name": name}
     if name.lower().endswith((".npz", ".csv")):
         tree = {"name": "npz", "path": name}

@@ -1,4 +1,4 @@
-"""What people read: tables of measures for a terminal, and the report, a page that compares runs."""
+"""Tables for a terminal, and the report, a page that compares runs."""
 
 from __future__ import annotations
 

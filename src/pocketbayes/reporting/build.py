@@ -1,4 +1,4 @@
-"""The report: reads runs, measures what an answer costs, and writes one page and, if asked, its figures."""
+"""The report: read runs, measure the cost of a prediction, and write the page and its figures."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
     """Write one self-contained HTML page that compares runs, and return its path.
 
-    A run shows what it has: recipe, training curves, weights and costs come with the run, measures with
-    `pocketbayes evaluate`.
+    Recipe, training curves, weights and costs come from the runs, measures from `pocketbayes evaluate`; missing parts
+    are omitted.
 
     Args:
-        runs: Folders of runs, folders that hold such folders, .pocket files, or evaluations kept elsewhere (.json).
-        out: The page; works offline, in light and dark, on a phone and on paper.
-        figures: A folder for the same figures as PNG, SVG and PDF files.
+        runs: Run folders, folders of run folders, .pocket files, or evaluations (.json).
+        out: The page; it works offline, in light and dark mode, on a phone and on paper.
+        figures: A folder for the figures as PNG, SVG and PDF files.
     """
     return write(runs, out, figures).page
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a report made: the page, the figures' files, and the runs as far as they could be read."""
+    """The files of a report and its runs."""
 
     page: Path
     figures: list[Path]
@@ -36,14 +36,14 @@ class Written:
 
 
 def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Written:
-    """Compute `report`, telling what it did."""
+    """Write a report and return its files and runs."""
     from pocketbayes.base import atomic
     from pocketbayes.reporting.drawing import draw
     from pocketbayes.reporting.page import render
 
     out = Path(out)
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UserError(f"a report is a web page: give it a name that ends in .html, not {out.name!r}")
+        raise UserError(f"the name of a report must end in .html, not {out.name!r}")
     found = gather(runs)
     page = render(document(found), title=f"pocketbayes: {', '.join(run.name for run in found)}").encode()
     atomic.write_atomically(out, lambda file: file.write(page))
@@ -51,7 +51,7 @@ def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Wr
 
 
 def gather(paths: Paths) -> list[RunFolder]:
-    """Return the runs with what their files say and what their answers cost."""
+    """Read the runs and measure the cost of their predictions."""
     found = read_runs(paths)
     for run in found:
         if run.file is not None:
@@ -60,7 +60,7 @@ def gather(paths: Paths) -> list[RunFolder]:
 
 
 def document(runs: list[RunFolder]) -> dict[str, Any]:
-    """Return all that a page shows, as plain values."""
+    """Return the contents of the page as JSON values."""
     import torch
 
     from pocketbayes import __version__
@@ -81,7 +81,7 @@ def document(runs: list[RunFolder]) -> dict[str, Any]:
 
 
 def tests_of(runs: list[RunFolder]) -> dict[str, Any]:
-    """Paired tests between the runs and means over seeds, by their places; of those whose evaluations allow them."""
+    """Return paired tests between runs and means over seeds, for runs with suitable evaluations."""
     from pocketbayes.inference.suite import compare, over_seeds, read_values
 
     measured = [
@@ -92,7 +92,7 @@ def tests_of(runs: list[RunFolder]) -> dict[str, Any]:
     try:
         pairs = compare(documents, values)
         groups, anovas = over_seeds(documents)
-    except (UserError, ValueError, TypeError, RuntimeError) as error:  # values that some other program wrote
+    except (UserError, ValueError, TypeError, RuntimeError) as error:  # values written by another program
         for place in measured:
             runs[place].problems.append(f"no tests between the runs: {error}")
         return {"pairs": [], "seeds": [], "anova": []}

@@ -1,4 +1,4 @@
-"""What one answer costs: arithmetic and time."""
+"""The cost of one prediction: operations and time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from pocketbayes.network import Net
 
 CALLS, SECONDS = 9, 0.5
-"""Calls over which the median latency is taken, and the seconds after which fewer do."""
+"""Number of calls for the median latency, and the seconds after which fewer suffice."""
 
 
 def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str, Any]:
-    """Measure FLOPs and seconds of one input's answer on this machine; empty without an input shape."""
+    """Measure FLOPs and seconds of one prediction on this machine; empty if the input shape is unknown."""
     import torch
 
     from pocketbayes.inference.metrics import flops
@@ -25,7 +25,7 @@ def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str,
     if info is None:
         return {}
     x = torch.zeros(1, *info.input_shape)
-    predict(net, x, samples, propagation)  # the first call plans
+    predict(net, x, samples, propagation)  # the first call makes the plan
     seconds: list[float] = []
     while len(seconds) < CALLS and sum(seconds) < SECONDS:
         start = time.perf_counter()

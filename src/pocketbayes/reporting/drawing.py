@@ -19,7 +19,7 @@ Drawing = tuple[str, Callable[[], "Figure"]]
 
 
 def draw(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
-    """Write every figure that the runs have numbers for as PNG, SVG and PDF; return the files."""
+    """Write all figures for which the runs have data as PNG, SVG and PDF, and return the files."""
     from pocketbayes.reporting.figures import save
 
     written = []
@@ -36,7 +36,7 @@ def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
     from pocketbayes.reporting.figures import calibration, layers, ood, pareto, shift, training
 
     def known(*path: str) -> dict[str, Any]:
-        """Return what an evaluation says at a path, by name of the run, where it says something."""
+        """Return the entries of evaluations at a path, by name of the run."""
         return {run.name: found for run in runs if (found := inside(run.evaluation, *path))}
 
     rows = {run.name: values_of(run) for run in runs}
@@ -87,5 +87,5 @@ def _plane(file: Path, name: str) -> Figure:
 
 
 def _file(name: str) -> str:
-    """Return a name that every file system takes."""
+    """Return a name that is valid on every file system."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name) or "unnamed"

@@ -1,4 +1,4 @@
-"""The rows of the leaderboard: what is compared, and which way is better."""
+"""The rows and columns of the leaderboard."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its key in a row's values, its heading, how to write a value, and which way is better."""
+    """A column: its key, heading, number format, and whether higher or lower is better."""
 
     key: str
     title: str
@@ -40,9 +40,9 @@ class Column:
 
 
 def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
-    """Return columns and rows as plain values; a column appears if some run knows its value.
+    """Return columns and rows as JSON values; a column appears if some run has its value.
 
-    Best values are marked among runs measured on the same data only.
+    Best values are marked only among runs measured on the same data.
     """
     rows = [values_of(run) for run in runs]
     columns = [_column(key) for key in _ordered({key for row in rows for key in row})]
@@ -61,7 +61,7 @@ def leaderboard(runs: Sequence[RunFolder]) -> dict[str, Any]:
 
 
 def values_of(run: RunFolder) -> dict[str, float]:
-    """Return what a run shows on the leaderboard."""
+    """Return a run's values on the leaderboard."""
     values = dict(shown(run.measures))
     sets = run.evaluation.get("ood")
     for name, found in sets.items() if isinstance(sets, Mapping) else ():
@@ -79,7 +79,7 @@ def values_of(run: RunFolder) -> dict[str, float]:
 
 
 def measured_on(run: RunFolder) -> str:
-    """Return the data and split in words; empty where nothing was measured."""
+    """Return the names of data and split; empty if nothing was measured."""
     if not run.measures:
         return ""
     data = " ".join(str(part) for part in (run.data, run.evaluation.get("split")) if part)
@@ -87,7 +87,7 @@ def measured_on(run: RunFolder) -> str:
 
 
 def made_by(run: RunFolder) -> str:
-    """Return what stands behind a row's figures: passes of an answer, epochs and seed of training, stds learned."""
+    """Describe a row: passes per prediction, epochs and seed of training, whether stds learned."""
     seed = run.recipe.get("seed", run.evaluation.get("seed"))
     parts = {
         "passes": run.evaluation.get("samples") if run.measures else None,
@@ -109,7 +109,7 @@ def _ordered(keys: set[str]) -> list[str]:
 def _column(key: str) -> Column:
     if key.startswith("auroc "):
         name = key.removeprefix("auroc ")
-        about = f"Area under the ROC curve of telling {name} from the data by {OOD_SCORE}"
+        about = f"Area under the ROC curve for detecting {name} as out-of-distribution by {OOD_SCORE}"
         return Column(key, f"AUROC {name}", "percent", "high", about)
     kinds: dict[str, Any] = {"bytes": "bytes", "values": "count", "flops": "flops", "latency": "seconds"}
     better: Literal["high", "low"] | None = None
@@ -132,7 +132,7 @@ def _is_best(column: Column, place: int, rows: Sequence[Mapping[str, float]], gr
 
 
 def inside(tree: Any, *path: str) -> Any:
-    """Return what lies at a path of keys; None where it ends early."""
+    """Return the value at a path of keys, or None."""
     for key in path:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree

@@ -13,11 +13,11 @@ from typing import Any
 from pocketbayes.base.plain import finite
 
 SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "weights", "plane", "sections")
-"""In the order in which they run; page.js, which puts them to use, comes last."""
+"""Scripts in the order in which they run; page.js comes last."""
 
 
 def render(document: dict[str, Any], title: str) -> str:
-    """Return the page: the data are in a script tag that is never executed, and only the page's own script may run."""
+    """Render the page; the data are in a script tag that is never executed, and only the page's script may run."""
     script = "\n".join(_read(*path) for path in [*(("scripts", f"{name}.js") for name in SCRIPTS), ("page.js",)])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
@@ -28,12 +28,12 @@ def render(document: dict[str, Any], title: str) -> str:
         "data": as_data(document),
         "script": script,
     }
-    # In one go: what is filled in is never searched for places to fill.
+    # Substitute in one pass, so that inserted text is never expanded.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
 
 
 def as_data(value: Any) -> str:
-    """Return JSON that cannot end the tag it stands in; NaN and infinity become null."""
+    """Return JSON that cannot close its HTML tag, with null for NaN and infinity."""
     text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,4 +1,4 @@
-"""What is known of a run: the files in its folder, or those beside a network's file, each only if it is there."""
+"""The files of a run, in its folder or beside a network's file; each may be missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = (
     "network", "method", "model", "data", "split", "samples", "propagation", "seed", "measures", "census", "bytes",
     "reliability", "risk_coverage", "temperature", "ood", "shift", "images", "box", "humans", "seconds",
 )  # fmt: skip
-"""What a report takes from an evaluation; anything else in the file stays out of the page."""
+"""The entries of an evaluation that a report uses."""
 MOST_EPOCHS = 500
 Paths = str | Path | Iterable[str | Path]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -25,18 +25,18 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass
 class RunFolder:
-    """One network with all that is known of it.
+    """One network with the contents of its files.
 
     Attributes:
-        name: What it is called in tables and legends.
-        path: Where it is.
-        file: The network's file, if there is one.
-        recipe: The recipe as a tree; empty where there is none.
-        epochs: The rows that training wrote.
-        evaluation: The evaluation document; empty where there is none.
-        weights: What the network's file says of its weights, see `report.weights`.
-        cost: `flops` and `latency` (seconds) of the answer to one input, and the `samples` asked for.
-        problems: What could not be read, in words.
+        name: The name in tables and legends.
+        path: The given path.
+        file: The network's file, if any.
+        recipe: The recipe; empty if there is none.
+        epochs: The rows of training.
+        evaluation: The evaluation document; empty if there is none.
+        weights: The description of the weights (see `report.weights`).
+        cost: `flops` and `latency` (seconds) of one prediction, and its `samples`.
+        problems: Messages about parts that could not be read.
     """
 
     name: str
@@ -51,7 +51,7 @@ class RunFolder:
 
     @property
     def evaluation_file(self) -> Path:
-        """Where its evaluation is, if there is one: in the run's folder, or beside the network's file."""
+        """The path of the evaluation, in the run's folder or beside the network's file."""
         if self.path.is_dir():
             return self.path / EVALUATION_FILE
         if self.path.suffix == ".json":
@@ -65,7 +65,7 @@ class RunFolder:
 
     @property
     def data(self) -> str | None:
-        """The name of the data measured on, or trained on."""
+        """The name of the evaluated data, or of the training data."""
         return _name(self.evaluation.get("data")) or _name(self.recipe.get("data"))
 
     @property
@@ -78,13 +78,13 @@ class RunFolder:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether training has begun in the folder and not come to its end."""
+        """Whether training started in the folder but did not finish."""
         begun = bool(self.epochs or self.recipe)
         return self.path.is_dir() and self.file is None and begun and not self.evaluation
 
     @property
     def images(self) -> int | None:
-        """The number of examples that were measured; None where the evaluation does not say."""
+        """The number of measured examples; None if unknown."""
         reliability = self.evaluation.get("reliability")
         counts = reliability.get("count") if isinstance(reliability, Mapping) else None
         if not isinstance(counts, Sequence) or not all(map(is_number, counts)):
@@ -98,17 +98,15 @@ class RunFolder:
 
 
 def read_runs(paths: Paths) -> list[RunFolder]:
-    """Return all runs at the paths.
-
-    Folders of runs, folders that hold such folders, .pocket files, evaluations (.json).
+    """Read all runs at the paths: run folders, folders of run folders, .pocket files, evaluations (.json).
 
     Raises:
-        UserError: If a path is no run. A run of which something is missing or broken is read as far as it goes.
+        UserError: If a path is not a run. Missing or broken parts of a run are skipped.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found = list(dict.fromkeys(place for path in given for place in _places(Path(path))))
     if not found:
-        raise UserError("nothing to report on: name the folders of runs, or .pocket files")
+        raise UserError("nothing to report: give run folders or .pocket files")
     return [_read(path, name) for path, name in zip(found, _names(found))]
 
 
@@ -125,20 +123,20 @@ def is_number(value: Any) -> bool:
 
 
 def _places(path: Path) -> list[Path]:
-    """Return the path itself if it is a run, else the runs in the folder."""
+    """Return the path itself if it is a run, otherwise the runs in the folder."""
     if not path.exists():
         raise UserError(f"no run {path}: neither a folder nor a file")
     if path.name in (MODEL_FILE, EVALUATION_FILE):
         return [path.parent]
     if path.is_file():
         if path.suffix not in (".pocket", ".json"):
-            raise UserError(f"{path} is not a network: a report takes folders of runs, .pocket files and evaluations")
+            raise UserError(f"{path} is not a network: give run folders, .pocket files or evaluations")
         return [path]
     if _is_run(path):
         return [path]
     inside = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
     if not inside:
-        raise UserError(f"the folder {path} holds no run: no model.pocket, recipe.yaml, metrics.jsonl or evaluation")
+        raise UserError(f"the folder {path} contains no run: no model.pocket, recipe.yaml, metrics.jsonl or evaluation")
     return inside
 
 
@@ -148,7 +146,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the last parts of the paths, as many as tell them apart."""
+    """Return the shortest distinct suffixes of the paths."""
     parts = [(*path.resolve().parts[:-1], _stem(path)) for path in paths]
     names = ["/".join(part[-1:]) for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
@@ -167,7 +165,7 @@ def _read(path: Path, name: str) -> RunFolder:
     run.evaluation = _evaluation(run)
     file = path / MODEL_FILE if path.is_dir() else path
     if path.suffix == ".json":
-        # An evaluation knows its network; it may have moved since.
+        # An evaluation names its network, which may have moved.
         file = Path(str(run.evaluation.get("network")))
         file = file / MODEL_FILE if file.is_dir() else file
     run.file = file if file.is_file() else None
@@ -176,7 +174,7 @@ def _read(path: Path, name: str) -> RunFolder:
         run.recipe = _recipe(run, folder)
         run.epochs = _epochs(run, folder / METRICS_FILE)
     if run.file is None:
-        run.problems.append("the network's file is not there: weights and costs are left out")
+        run.problems.append("the network's file is missing, so weights and costs are omitted")
     if run.is_unfinished:
         run.problems.append(f"unfinished; resume with: pocketbayes train --out {path} --resume")
     return run
@@ -195,10 +193,7 @@ def _recipe(run: RunFolder, folder: Path) -> dict[str, Any]:
 
 
 def _epochs(run: RunFolder, file: Path) -> list[dict[str, Any]]:
-    """Return the rows of training, thinned evenly where there are very many.
-
-    A line cut short by a crash is left out.
-    """
+    """Read the rows of training, thinned if there are very many; a line truncated by a crash is skipped."""
     if not file.is_file():
         return []
     rows = []
@@ -233,7 +228,7 @@ def _evaluation(run: RunFolder) -> dict[str, Any]:
 
 
 def _images(groups: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the images that are PNG files indeed."""
+    """Return the images that are valid PNG files."""
     if not isinstance(groups, Mapping):
         return {}
     return {
@@ -251,6 +246,6 @@ def _is_png(text: Any) -> bool:
 
 
 def _name(part: Any) -> str | None:
-    """Return the name of a recipe's part: `bbb`, or `{name: bbb, ...}`."""
+    """Return the name of a recipe's section: `bbb`, or `{name: bbb, ...}`."""
     found = part.get("name") if isinstance(part, Mapping) else part
     return found if isinstance(found, str) else None

@@ -1,4 +1,4 @@
-"""Tables for a terminal: one row a network, one column a measure, the best in bold."""
+"""Tables for a terminal: one row per network, one column per measure, the best in bold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = (
     *("accuracy", "miou", "nll", "calibrated_nll", "ece", "brier", "epistemic_share"),
     *("rmse", "mae", "log_likelihood", "coverage95"),
 )
-"""The measures that a table shows, of all that `evaluate` returns."""
+"""The measures of `evaluate` that a table shows."""
 HEADINGS = {
     "miou": "mIoU",
     "nll": "NLL",
@@ -38,12 +38,12 @@ def shown(measures: Mapping[str, float]) -> dict[str, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Mapping[str, Any] | None = None) -> Table:
-    """Return a table of the rows; columns are all their keys, in order, and a number that is missing is left blank.
+    """Make a table whose columns are all keys of the rows, in order; missing numbers are blank.
 
     Args:
         rows: The rows.
-        title: Above the table.
-        best: The value to print bold in each column; None for the smallest or largest, as is good.
+        title: The title above the table.
+        best: The bold value of each column; None for the best one.
     """
     from rich import box
     from rich.table import Table
@@ -61,7 +61,7 @@ def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Map
 
 
 def write(name: str, value: Any) -> str:
-    """Return a value as people read it, by the name of its column."""
+    """Format a value by the name of its column."""
     if value is None:
         return ""
     if not _is_finite(value):
@@ -76,7 +76,7 @@ def write(name: str, value: Any) -> str:
 
 
 def file_size(size: int) -> str:
-    """Return bytes as people read them: 812 B, 34.5 kB, 1.2 MB."""
+    """Format a size: 812 B, 34.5 kB, 1.2 MB."""
     if size < 1000:
         return f"{size} B"
     value = size / 1000
@@ -89,13 +89,13 @@ def file_size(size: int) -> str:
 
 def bar(fraction: float, width: int) -> str:
     """Return a bar of `width` characters, filled to an eighth of a character."""
-    eighths = round(min(max(0.0, fraction), 1.0) * width * 8)  # NaN makes an empty bar
+    eighths = round(min(max(0.0, fraction), 1.0) * width * 8)  # NaN gives an empty bar
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
 def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the best value of a column; None for a single row, and where neither end is good."""
+    """Return the best value of a column; None for a single row or if no direction is better."""
     if len(rows) < 2:
         return None
     values = [row[name] for row in rows if _is_finite(row.get(name))]
@@ -105,7 +105,7 @@ def best_of(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _is_finite(value: Any) -> bool:
-    """Tell numbers that can be formatted as one from NaN, infinity, text and other values."""
+    """Return whether a value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 

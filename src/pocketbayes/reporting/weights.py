@@ -1,4 +1,4 @@
-"""The weights in a network's file: layer by layer, the stds of the first layer, the plane of shared Gaussians."""
+"""The weights in a network's file: layers, stds of the first layer, the plane of shared Gaussians."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pocketbayes.posteriors.shared_plane import SharedPlane
 
 MOST_GAUSSIANS, MOST_OUTLIERS = 3000, 3000
-"""Limits on what a page draws of a plane: the Gaussians with the most members, and every n-th outlier."""
+"""Largest numbers of Gaussians and outliers that a page draws."""
 MOST_CELLS = 120 * 120
 FEW_CHANNELS = 4
 GAP, POINT, FIRST = 0, 1, 2
@@ -26,7 +26,7 @@ GAP, POINT, FIRST = 0, 1, 2
 
 
 def weights_of(file: Path) -> dict[str, Any]:
-    """Return storage, census, layers, std map and plane as plain values; of a mixture, of its first network."""
+    """Return storage, census, layers, std map and plane as JSON values, for a mixture of its first network."""
     from pocketbayes.files import network_file as artifact
 
     tree = artifact.read(file)
@@ -54,13 +54,13 @@ def weights_of(file: Path) -> dict[str, Any]:
             found["sigma"] = sigma
         if (view := posterior.plane()) is not None:
             found["plane"] = plane_of(view, [slot.name for slot in posterior.layout.slots])
-    # Every network of a mixture stores as much as the first.
+    # All networks of a mixture store the same number of values.
     found["values"] = len(networks) * (sum(found["stored"].values()) + found["points"])
     return found
 
 
 def _health(recorded: Mapping[str, Any] | None) -> list[str]:
-    """Return how far the stds have learned, in words; nothing where there are none."""
+    """Describe how much the stds changed in training; empty without stds."""
     from pocketbayes.inference.health import Health
 
     found = Health(**recorded) if recorded else Health()
@@ -68,7 +68,7 @@ def _health(recorded: Mapping[str, Any] | None) -> list[str]:
 
 
 def posterior_of(file: Path) -> Posterior:
-    """Return the posterior in a network's file, of a mixture its first; no model is needed."""
+    """Read the posterior in a network's file, of a mixture the first, without building the model."""
     from pocketbayes.files import network_file as artifact
 
     tree = artifact.read(file)
@@ -95,7 +95,7 @@ def layers_of(posterior: Posterior, mean: Tensor, std: Tensor) -> list[dict[str,
 
 
 def sigma_of(posterior: Posterior, std: Tensor, input_shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return the stds of the first weight tensor as a picture; None where none is random."""
+    """Return the stds of the first weight tensor as a picture; None if none is random."""
     slot = posterior.layout.slots[0]
     stds = posterior.layout.views(std)[0].double().cpu().numpy()
     if not (stds > 0).any():
@@ -107,11 +107,11 @@ def sigma_of(posterior: Posterior, std: Tensor, input_shape: tuple[int, ...]) ->
 def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarray, int]:
     """Return a picture (rows, columns) of a weight tensor (units, ...): a tile per unit in a grid, NaN between them.
 
-    A convolution's tile is its kernel, a linear layer's over images the image, channels beside each other. Other
-    matrices are one tile, a row per unit. Units that would make the picture too large are left out.
+    A convolution's tile is its kernel; that of a linear layer over images is the image, with channels side by side.
+    Other matrices are one tile with a row per unit. Units that would make the picture too large are omitted.
 
     Returns:
-        The picture, and how many units it shows.
+        The picture, and the number of units it shows.
     """
     units = len(stds)
     if stds.ndim == 2 and len(input_shape) == 3 and stds.shape[1] == math.prod(input_shape):
@@ -133,7 +133,7 @@ def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarr
 
 
 def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
-    """Return a byte a cell, and the stds that the first and the last code stand for."""
+    """Return one byte per cell, and the stds of the first and last code."""
     known = np.nan_to_num(picture)
     random = known[known > 0]
     low, high = float(random.min()), float(random.max())
@@ -143,7 +143,7 @@ def codes_of(picture: np.ndarray) -> tuple[bytes, float, float]:
 
 
 def plane_of(view: SharedPlane, layers: Sequence[str]) -> dict[str, Any]:
-    """Return the largest Gaussians, with their members by layer, and the outliers as plain values."""
+    """Return the largest Gaussians, with their members by layer, and the outliers as JSON values."""
     order = view.members.sum(1).argsort(descending=True)[:MOST_GAUSSIANS]
     columns = torch.cat([view.centres, view.factors], 1)[order]
     step = math.ceil(len(view.outliers) / MOST_OUTLIERS) or 1
@@ -163,7 +163,7 @@ def _rounded(values: Tensor) -> list[list[float]]:
 
 
 def picture_json(sigma: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a map of stds as a page takes it."""
+    """Return a map of stds in the format of the page."""
     import base64
 
     codes, low, high = codes_of(sigma["picture"])

@@ -1,8 +1,8 @@
-"""Painted frost: fractal haze with feathers of ice, in place of the photographs of the original corruption.
+"""Painted frost, fractal haze with feathers of ice, instead of the photographs of the original corruption.
 
-Its contrast was set by hand: among some ten variants, the one that brought a CIFAR-10 ResNet-20 near the accuracy
-reported for a WRN-28-10 on the published frost at severity 5 (61 % against 59 %; the first 500 to 1000 test images).
-So its cost in accuracy is fitted, at 32 pixels, and is no evidence of likeness to the photographs.
+Its contrast was chosen by hand among about ten variants so that a CIFAR-10 ResNet-20 came near the accuracy reported
+for a WRN-28-10 on the published frost at severity 5 (61 % against 59 %; the first 500 to 1000 test images). Its effect
+on accuracy is thus fitted at 32 pixels and is no evidence of similarity to the photographs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHADE, _ICE = np.array([0.02, 0.05, 0.12]), np.array([0.97, 0.99, 1.0])
 
 @lru_cache(maxsize=4 * FROST_TEXTURES)
 def frost_texture(number: int, scale: float) -> NDArray[np.float64]:
-    """Return (side, side, 3) colours in [0, 1]; the sides join, so that pieces may be cut anywhere.
+    """Return (side, side, 3) colours in [0, 1]; opposite sides match, so that pieces may be cut anywhere.
 
     Args:
         number: which of the `FROST_TEXTURES`.
@@ -40,7 +40,7 @@ def frost_texture(number: int, scale: float) -> NDArray[np.float64]:
 
 
 def _haze(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Noise with amplitude falling as frequency^-1.4, scaled to [0, 1]."""
+    """Return noise with amplitude falling as frequency^-1.4, scaled to [0, 1]."""
     frequency = np.hypot(np.fft.fftfreq(_SIDE)[:, None], np.fft.rfftfreq(_SIDE))
     frequency[0, 0] = 1
     spectrum = np.fft.rfft2(rng.standard_normal((_SIDE, _SIDE))) * frequency**-1.4
@@ -50,7 +50,7 @@ def _haze(rng: np.random.Generator) -> NDArray[np.float64]:
 
 
 def _feathers(rng: np.random.Generator) -> NDArray[np.float64]:
-    """Bent stems with branches at 60 degrees on both sides, shorter towards the tip, as ice crystals grow."""
+    """Draw bent stems with branches at 60 degrees on both sides, shorter towards the tip, like ice crystals."""
     along = np.linspace(0, 1, _JOINTS)
     length = rng.gamma(4, 35, (_STEMS, 1))
     heading = rng.uniform(0, 2 * np.pi, (_STEMS, 1)) + rng.normal(0, 0.8, (_STEMS, 1)) * along

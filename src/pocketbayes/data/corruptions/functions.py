@@ -1,4 +1,4 @@
-"""One function per corruption; `__init__.py` says how they are called and where they differ from the published ones."""
+"""One function per corruption; see `__init__.py` for their arguments and differences from the published ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shot_noise(x: Array, rngs: Generators, photons: float) -> Array:
 
 
 def impulse_noise(x: Array, rngs: Generators, amount: float) -> Array:
-    """Return a fraction of the values becomes black or white."""
+    """Set a fraction of the values to black or white."""
     dice = draw(rngs, lambda rng: rng.random(x.shape[1:]))
     return np.where(dice < amount / 2, 0.0, np.where(dice < amount, 1.0, x))
 
@@ -60,7 +60,7 @@ def speckle_noise(x: Array, rngs: Generators, std: float) -> Array:
 
 
 def defocus_blur(x: Array, rngs: Generators, radius: float, smoothing: float) -> Array:
-    """Return the image of a point is a disk, its rim smoothed by a small Gaussian."""
+    """Convolve with a disk whose rim is smoothed by a small Gaussian."""
     rim = 1 if radius <= 8 else 2
     reach = int(radius) + rim
     line = np.arange(-reach, reach + 1)
@@ -71,7 +71,7 @@ def defocus_blur(x: Array, rngs: Generators, radius: float, smoothing: float) ->
 
 
 def glass_blur(x: Array, rngs: Generators, std: float, farthest: float, rounds: float) -> Array:
-    """Blur, let every pixel take the value of a near one, `rounds` times, and blur again."""
+    """Blur, replace every pixel by a nearby one `rounds` times, and blur again."""
     reach, side = round(farthest), x.shape[1:3]
     inner = (slice(None), *(slice(reach + 1, length - reach + 1) for length in side))
     grid = np.indices(side)
@@ -87,7 +87,7 @@ def glass_blur(x: Array, rngs: Generators, std: float, farthest: float, rounds: 
 
 
 def motion_blur(x: Array, rngs: Generators, radius: float, std: float) -> Array:
-    """Return half a Gaussian drawn along a line, at most 45 degrees from the horizontal."""
+    """Convolve with half a Gaussian along a line, at most 45 degrees from the horizontal."""
     return smear(x, radius, std, [rng.uniform(-45, 45) for rng in rngs])
 
 
@@ -98,7 +98,7 @@ def zoom_blur(x: Array, rngs: Generators, stop: float, step: float) -> Array:
 
 
 def gaussian_blur(x: Array, rngs: Generators, std: float) -> Array:
-    """Convolution with a Gaussian."""
+    """Convolve with a Gaussian."""
     return smooth(x, std)
 
 
@@ -116,7 +116,7 @@ def snow(
     blur: float,
     kept: float,
 ) -> Array:
-    """Return a whitened picture under two layers of falling flakes, one the other turned round."""
+    """Whiten the picture and add a layer of falling flakes and its mirror image."""
     noise = draw(rngs, lambda rng: rng.normal(mean, std, x.shape[1:3]))[..., None]
     flakes = zoom(noise, factor)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1))
@@ -163,7 +163,7 @@ def spatter(
     strength: float,
     is_mud: float,
 ) -> Array:
-    """Drop of water (glistening, pale) or spots of mud (brown) where smoothed noise is high."""
+    """Add drops of water (glistening, pale) or spots of mud (brown) where smoothed noise is high."""
     noise = draw(rngs, lambda rng: rng.normal(mean, std, x.shape[1:3]))[..., None]
     liquid = smooth(noise, smoothing)
     if is_mud:
@@ -188,7 +188,7 @@ def contrast(x: Array, rngs: Generators, factor: float) -> Array:
 def saturate(x: Array, rngs: Generators, factor: float, added: float) -> Array:
     """Compute `factor S + added` in HSV.
 
-    Channels move from the largest one. Gray has the hue of red, as HSV defines it.
+    Channels move away from the largest one. Gray has the hue of red, as in HSV.
     """
     if x.shape[-1] == 1:
         return luma(saturate(np.repeat(x, 3, axis=-1), rngs, factor, added))
@@ -201,7 +201,7 @@ def saturate(x: Array, rngs: Generators, factor: float, added: float) -> Array:
 
 
 def jpeg_compression(x: Array, rngs: Generators, quality: float) -> Array:
-    """Through a JPEG file and back."""
+    """Encode as JPEG and decode."""
     pillow = require("PIL.Image")
 
     def through_file(image: Any) -> Any:
@@ -213,7 +213,7 @@ def jpeg_compression(x: Array, rngs: Generators, quality: float) -> Array:
 
 
 def pixelate(x: Array, rngs: Generators, share: float) -> Array:
-    """Down to a share of the side and up again, both by areas."""
+    """Shrink to a fraction of the size and enlarge again, both by box filters."""
     pillow = require("PIL.Image")
 
     height, width = x.shape[1:3]
@@ -223,7 +223,7 @@ def pixelate(x: Array, rngs: Generators, share: float) -> Array:
 
 
 def elastic_transform(x: Array, rngs: Generators, displacement: float, smoothing: float, corners: float) -> Array:
-    """Return a random affine map, then a smooth random displacement of every pixel; lengths in units of the side."""
+    """Apply a random affine map, then a smooth random displacement of every pixel; lengths in units of the side."""
     height, width = x.shape[1:3]
     side = min(height, width)
     centre, third = np.array([height // 2, width // 2]), side // 3

@@ -1,4 +1,4 @@
-"""Operations on batches of images (n, h, w, c) that the corruptions are made of."""
+"""Operations on batches of images (n, h, w, c) used by the corruptions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw(rngs: Generators, one: Callable[[Generator], Any]) -> Array:
 
 
 def luma(x: Array) -> Array:
-    """Return (..., 1) brightness of colour; gray as it is."""
+    """Return the brightness (..., 1) of colours; gray is unchanged."""
     return x if x.shape[-1] == 1 else (x @ _LUMA)[..., None]
 
 
@@ -35,7 +35,7 @@ def tint(colour: Array, x: Array) -> Array:
 
 
 def smooth(x: Array, std: float) -> Array:
-    """Convolution with a Gaussian, the rim repeated outside."""
+    """Convolve with a Gaussian, repeating the border outside."""
     return np.asarray(ndimage.gaussian_filter(x, std, mode="nearest", axes=(1, 2)))
 
 
@@ -51,7 +51,7 @@ def shifted_sum(x: Array, rows: Any, columns: Any, weights: Array, edge: Any) ->
 
 
 def smear(x: Array, radius: float, std: float, angles: Iterable[float]) -> Array:
-    """Motion blur: each image along its own angle in degrees, one-sided, 2 radius + 1 taps."""
+    """Blur each image along its own angle in degrees, one-sided, with 2 radius + 1 taps."""
     taps = np.arange(2 * int(np.ceil(radius)) + 1)
     weights = np.exp(-(taps**2) / (2 * std**2))
     smeared = np.empty_like(x)
@@ -63,10 +63,7 @@ def smear(x: Array, radius: float, std: float, angles: Iterable[float]) -> Array
 
 @lru_cache(maxsize=256)
 def _zoom_matrix(length: int, factor: float) -> Array:
-    """Return (length, length): linear interpolation of the central 1/factor of a line.
-
-    Stretched to its whole length.
-    """
+    """Return the matrix (length, length) that stretches the central 1/factor of a line by linear interpolation."""
     crop = int(np.ceil(length / factor))
     stretched = round(crop * factor)
     wanted = np.arange(length) + (stretched - length) // 2
@@ -131,7 +128,7 @@ def _mirror(index: Array, length: int) -> NDArray[np.int64]:
 
 
 def glistening(liquid: Array) -> Array:
-    """Light on drops (h, w): an emboss filter over the distance from the drops' outlines, within the drops."""
+    """Return the light on drops (h, w): an emboss filter over the distance from the drops' outlines."""
     drops = liquid > 0
     outline = drops & ~ndimage.binary_erosion(drops, border_value=1)
     if not outline.any():
@@ -147,7 +144,7 @@ def glistening(liquid: Array) -> Array:
 
 
 def by_pillow(x: Array, change: Callable[[Any], Any]) -> Array:
-    """Return each image through Pillow as bytes."""
+    """Apply a function of Pillow to each image as bytes."""
     pillow = require("PIL.Image")
 
     bytes_ = np.rint(255 * x).astype(np.uint8)

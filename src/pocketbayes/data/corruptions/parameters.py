@@ -1,4 +1,4 @@
-"""What was published for each corruption: CIFAR-C at 32 pixels, Tiny ImageNet-C at 64, ImageNet-C at 224."""
+"""Published parameters of each corruption: CIFAR-C at 32 pixels, Tiny ImageNet-C at 64, ImageNet-C at 224."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ PARAMETERS: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {
 
 
 def parameters(name: str, severity: int, side: int) -> tuple[float, ...]:
-    """Linear in log(side) between the published sides; those of 32 below it and of 224 above it."""
+    """Interpolate linearly in log(side) between the published sides, constant below 32 and above 224."""
     published = PARAMETERS[name]
     rows = np.array([published[anchor][severity - 1] for anchor in published])
     where, anchors = np.log(side), np.log(list(published))

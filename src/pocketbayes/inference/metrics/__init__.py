@@ -1,9 +1,8 @@
-"""Measures of predictions: streaming sums that merge over shards, and rankings of scores.
+"""Measures of predictions: streaming sums that can be merged, and rankings of scores.
 
-`Classification`, `Segmentation`, `Regression` and `HumanAgreement` keep no predictions, only sums in float64 whose size
-does not depend on the number of examples: a data set may be streamed, split over machines, or resumed from saved sums.
-Only `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all their values at once, one or a row of them
-per example.
+`Classification`, `Segmentation`, `Regression` and `HumanAgreement` store no predictions, only sums in float64 whose
+size is independent of the number of examples, so that data may be streamed, split over machines, or resumed. Only
+`ood_scores`, `risk_coverage`, `abstention` and `temperature` need all values at once.
 """
 
 from pocketbayes.inference.metrics.accumulators import Classification, Regression, Segmentation

@@ -13,12 +13,12 @@ from pocketbayes.inference.metrics import calibration
 from pocketbayes.inference.metrics.calibration import Reliability
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""What a probability that underflowed is raised to before its logarithm is taken."""
+"""Lower bound of probabilities before their logarithm is taken."""
 _TWO_SIDED_95 = 1.959963984540054
 
 
 class Sums:
-    """Named sums over examples, in float64 on the CPU. Whatever they measure, two of them merge by addition."""
+    """Named sums over examples, in float64 on the CPU, merged by addition."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
@@ -29,7 +29,7 @@ class Sums:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def merge(self, other: Sums) -> None:
-        """Take in what another accumulator of the same kind has seen."""
+        """Merge another accumulator of the same kind."""
         mine, theirs = ({name: s.shape for name, s in sums.sums.items()} for sums in (self, other))
         if type(other) is not type(self) or any(mine[name] != theirs[name] for name in mine.keys() & theirs.keys()):
             raise UserError(f"cannot merge {type(other).__name__} into {type(self).__name__}: classes or bins differ")
@@ -46,12 +46,12 @@ class Sums:
 class Classification(Sums):
     """Accuracy, likelihood and calibration of class probabilities.
 
-    Per pixel as well: probabilities (n, classes, h, w) with labels (n, h, w) count every pixel as an example.
+    Probabilities (n, classes, h, w) with labels (n, h, w) count every pixel as an example.
 
     Args:
         classes: number of classes.
         bins: bins of the three calibration errors.
-        ignore_index: label of examples (pixels) to leave out.
+        ignore_index: label of examples (pixels) to ignore.
     """
 
     def __init__(self, classes: int, bins: int = 15, ignore_index: int | None = None) -> None:
@@ -109,7 +109,7 @@ class Classification(Sums):
         if not len(y):
             return
         if not bool(p.sum().isfinite()):
-            raise NotFiniteAnswersError("the network's answers are not finite: its weights or its inputs are too large")
+            raise NotFiniteAnswersError("the network's outputs are not finite: its weights or its inputs are too large")
         if not bool(((p >= 0).all() & ((p.sum(1) - 1).abs() < 1e-2).all()).item()):
             raise UserError("probs must be non-negative and sum to 1 over classes (dim 1): were logits given?")
         if bool(((y < 0) | (y >= self.classes)).any()):
@@ -121,12 +121,11 @@ class Classification(Sums):
     def compute(self) -> dict[str, float]:
         """Return the measures so far.
 
-        `accuracy`, `top5` (with more than five classes), `nll` (mean of `-log p[label]`, with p raised to the smallest
-        normal float32, 1.2e-38, so that a probability that underflowed costs 87.3 nats and not infinity), `brier`
-        (squared error summed over classes, 0 to 2), `entropy`, `epistemic` and `aleatoric` (means, where given), and
-        three calibration errors: `ece` over bins of equal width, `ece_adaptive` over bins of equal mass (on a grid
-        of 1/512 in logit), `ece_classwise`, the mean over classes of the error of that class's probability (Kull et al.
-        2019).
+        `accuracy`, `top5` (with more than five classes), `nll` (mean of `-log p[label]`, with p at least the smallest
+        normal float32, 1.2e-38, so that an underflow costs 87.3 nats, not infinity), `brier` (squared error summed over
+        classes, 0 to 2), `entropy`, `epistemic` and `aleatoric` (means, where given), and three calibration errors:
+        `ece` over bins of equal width, `ece_adaptive` over bins of equal mass (on a grid of 1/512 in logit),
+        `ece_classwise`, the mean over classes of the error of that class's probability (Kull et al. 2019).
         """
         self._require_examples()
         measures = {
@@ -157,7 +156,7 @@ class Segmentation(Sums):
 
     Args:
         classes: number of classes.
-        ignore_index: label of pixels to leave out.
+        ignore_index: label of pixels to ignore.
     """
 
     def __init__(self, classes: int, ignore_index: int | None = None) -> None:
@@ -193,7 +192,7 @@ class Segmentation(Sums):
     def compute(self) -> dict[str, float]:
         """Return `pixel_accuracy`, `iou_<class>` = `tp / (tp + fp + fn)`, and `miou`, their mean.
 
-        A class that is neither present nor predicted has no IoU: it is left out of the keys and of the mean.
+        A class that is neither present nor predicted has no IoU and is omitted from the keys and the mean.
         """
         confusion = self.confusion.double()
         hits = confusion.diag()
@@ -208,10 +207,10 @@ class Segmentation(Sums):
 
 
 class Regression(Sums):
-    """Errors and likelihood of a Gaussian predictive, in the units of the original target.
+    """Errors and likelihood of a Gaussian prediction, in the units of the original target.
 
     Args:
-        scale: what the targets were divided by when they were standardised, one number or one per output.
+        scale: the divisor of the standardised targets, one number or one per output.
     """
 
     def __init__(self, scale: float | Sequence[float] | Tensor = 1.0) -> None:
@@ -219,14 +218,14 @@ class Regression(Sums):
         self.scale = torch.as_tensor(scale, dtype=torch.float64)
 
     def update(self, mean: Tensor, std: Tensor, target: Tensor, log_likelihood: Tensor | None = None) -> None:
-        """Add a batch, all of it standardised.
+        """Add a standardised batch.
 
         Args:
             mean: predictive mean; its last dimension is the outputs' if `scale` is one per output.
             std: predictive standard deviation, noise included, the same shape.
             target: the same shape.
             log_likelihood: log density of the target under the whole predictive (the log-mean-exp over weight samples),
-                the same shape, where it is known beyond the Gaussian.
+                the same shape, if it is known beyond the Gaussian.
         """
         if not mean.shape == std.shape == target.shape:
             shapes = ", ".join(str(tuple(t.shape)) for t in (mean, std, target))
@@ -253,7 +252,7 @@ class Regression(Sums):
             self._add(log_likelihood_samples=exact.sum(), samples_count=torch.tensor(exact.numel()))
 
     def compute(self) -> dict[str, float]:
-        """Return the measures so far, means over every target value.
+        """Return the measures so far, averaged over all target values.
 
         `rmse`, `mae`, `log_likelihood` (mean log density under the Gaussian), `coverage95` (fraction of targets inside
         mean +- 1.96 std), and `log_likelihood_samples` (mean of the given log densities, where given).

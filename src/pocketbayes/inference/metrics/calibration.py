@@ -1,7 +1,7 @@
-"""Calibration: sums of confidence and correctness by bin, the errors made from them, and temperature scaling.
+"""Calibration errors from sums by bin, and temperature scaling.
 
-Everything starts from one table per binning, `(..., bins, 3)` with the columns count, sum of confidence, sum of
-correctness. Tables of shards add up, and every calibration error is a function of the table.
+A binning has one table `(..., bins, 3)` with the columns count, sum of confidence, and sum of correctness. Tables of
+shards are added, and every calibration error is a function of the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 
 # Cells of the fine grid for the adaptive error: uniform in log(p / (1 - p)), because the confidences of a trained
-# network crowd below 1. The range covers 1/20000 to the last float64 below 1, the width is 1/512.
+# network are close to 1. The range covers 1/20000 to the last float64 below 1, with a width of 1/512.
 _LOGIT_LOW, _LOGIT_HIGH, _CELLS_PER_UNIT = -10, 40, 512
 FINE_CELLS = (_LOGIT_HIGH - _LOGIT_LOW) * _CELLS_PER_UNIT
 
@@ -38,12 +38,12 @@ class Reliability:
 
 
 def equal_width_cells(confidence: Tensor, bins: int) -> Tensor:
-    """Cell b of p: `b/bins < p <= (b+1)/bins`, the bins of Guo et al. 2017; p = 0 joins the first."""
+    """Return the cell b of p with `b/bins < p <= (b+1)/bins` (Guo et al. 2017); p = 0 belongs to the first."""
     return (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
 
 
 def fine_cells(confidence: Tensor) -> Tensor:
-    """Cell of p on the grid that is uniform in log(p / (1 - p))."""
+    """Return the cell of p on the grid that is uniform in log(p / (1 - p))."""
     logit = torch.logit(confidence).clamp(_LOGIT_LOW, _LOGIT_HIGH)
     return ((logit - _LOGIT_LOW) * _CELLS_PER_UNIT).long().clamp(max=FINE_CELLS - 1)
 
@@ -63,8 +63,8 @@ def calibration_error(table: Tensor) -> Tensor:
 def adaptive_error(fine: Tensor, bins: int) -> float:
     """Return the calibration error over bins of equal mass, from a fine table (cells, 3) ordered by confidence.
 
-    Bins take exactly n / bins examples each: a cell that straddles an edge is split in proportion, so neither the order
-    of tied confidences nor the order of shards matters.
+    Each bin holds exactly n / bins examples; a cell that straddles an edge is split in proportion, so that the order of
+    ties and shards does not matter.
     """
     seen = fine[fine[:, 0] > 0].cpu().numpy()
     cumulative = np.concatenate([np.zeros((1, 3)), seen.cumsum(0)])
@@ -85,8 +85,8 @@ def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = 15) -> Rel
     """Return mean confidence and accuracy in equal-width bins, for a diagram.
 
     Args:
-        confidence: probability given to the answer, any shape.
-        correct: whether the answer was right, the same shape.
+        confidence: probability of the predicted class, any shape.
+        correct: whether the prediction was correct, the same shape.
         bins: number of bins between 0 and 1.
     """
     if confidence.shape != correct.shape:
@@ -98,9 +98,9 @@ def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = 15) -> Rel
 def temperature(logits: Tensor, labels: Tensor) -> float:
     """Compute `argmin_T  -mean log softmax(logits / T)[label]`  (Guo et al. 2017).
 
-    The NLL is convex in 1/T, so the root of its slope is the one minimum. Log-probabilities serve as well as logits,
-    since softmax ignores a constant. Where no finite T is best (every answer right, say), the end of the range 0.01 to
-    100 is returned. Fit it on validation data, never on the data it is judged by.
+    The NLL is convex in 1/T, so the root of its derivative is the only minimum. Log-probabilities work like logits,
+    since softmax ignores a constant. If no finite T is optimal (for example, if every prediction is correct), the end
+    of the range 0.01 to 100 is returned. Fit it on validation data, never on test data.
 
     Args:
         logits: (n, classes) logits or log-probabilities.
@@ -114,11 +114,11 @@ def temperature(logits: Tensor, labels: Tensor) -> float:
             f"not {tuple(logits.shape)} and {tuple(labels.shape)}"
         )
     z = logits.detach().double()
-    z = (z - z.amax(1, keepdim=True)).clamp(min=torch.finfo(torch.float32).min)  # log 0 would make 0 * inf
+    z = (z - z.amax(1, keepdim=True)).clamp(min=torch.finfo(torch.float32).min)  # log 0 would give 0 * inf
     chosen = z.gather(1, labels.long()[:, None]).mean()
 
     def slope(log_inverse: float) -> float:
-        """Return the derivative of the NLL in 1/T: it rises with 1/T, so its root is the minimum."""
+        """Return the derivative of the NLL with respect to 1/T, which is increasing."""
         return float(((math.exp(log_inverse) * z).softmax(1) * z).sum(1).mean() - chosen)
 
     hottest, coldest = -math.log(_HOTTEST), -math.log(_COLDEST)

@@ -1,4 +1,4 @@
-"""What a call costs in arithmetic and in memory."""
+"""The cost of a call in operations and memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def flops(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Return the most bytes that tensors made during one call held at once, on whichever device they lie.
+    """Return the peak size in bytes of tensors created during one call, on any device.
 
-    What was there before the call does not count, nor does memory that a kernel uses inside itself. The number is the
-    same in every run: tensors are counted, not pages.
+    Existing tensors and memory used inside kernels are not counted. The number is the same in every run, since tensors
+    are counted, not pages.
     """
     live = _LiveBytes()
     with live:
@@ -37,7 +37,7 @@ def peak_memory(model_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    """Return the memory behind all tensors of nested containers; a matrix in compressed rows has three parts."""
+    """Yield the storages of all tensors in nested containers; a CSR matrix has three."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             csr = leaf.layout == torch.sparse_csr
@@ -46,7 +46,7 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """The bytes of the storages that operations return, as long as they live."""
+    """The bytes of live storages returned by operations."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

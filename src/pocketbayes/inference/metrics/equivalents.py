@@ -1,4 +1,4 @@
-"""The deep ensemble equivalent: how many independent networks a method is worth (Ashukha et al. 2020)."""
+"""The deep ensemble equivalent (Ashukha et al. 2020)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pocketbayes.inference.metrics.tempered import Tempered
 
 
 def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
-    """Compute the NLL with a temperature fitted on the other half of the data, both ways, every second example.
+    """Compute the NLL after temperature scaling, fitted on every second example and measured on the others, both ways.
 
     Args:
         probs: (n, classes).
@@ -29,16 +29,16 @@ def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
 def dee(calibrated_nll: float, curve: Sequence[float]) -> float:
     """Compute how many independent networks must be averaged to reach a calibrated NLL.
 
-    Linear between the points of the curve. A method no better than one network is worth 1, as in the paper; one better
-    than every ensemble of the curve is worth infinitely many as far as the curve tells.
+    It is linear between the points of the curve, 1 for a method no better than one network, as in the paper, and
+    infinite for a method better than every ensemble of the curve.
 
     Args:
-        calibrated_nll: Of the method.
-        curve: Calibrated NLL of 1, 2, ... independent networks.
+        calibrated_nll: The method's calibrated NLL.
+        curve: The calibrated NLL of 1, 2, ... independent networks.
     """
     if not len(curve) or not all(map(math.isfinite, (*curve, calibrated_nll))):
         raise UserError("a deep ensemble equivalent needs finite figures: a calibrated NLL, and one or more to compare")
-    best = list(itertools.accumulate(map(float, curve), min))  # noise may let a curve rise
+    best = list(itertools.accumulate(map(float, curve), min))  # noise may make a curve rise
     if calibrated_nll >= best[0]:
         return 1.0
     for count, (before, after) in enumerate(itertools.pairwise(best), 1):

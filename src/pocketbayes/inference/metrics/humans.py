@@ -1,4 +1,4 @@
-"""Agreement with people who disagree: soft labels, as CIFAR-10H has them."""
+"""Agreement with soft human labels, such as CIFAR-10H."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pocketbayes.inference.metrics.accumulators import SMALLEST, Sums
 
 
 class HumanAgreement(Sums):
-    """How far predicted probabilities are from the fractions of people who chose each class."""
+    """The distance of predicted probabilities from the fractions of people who chose each class."""
 
     def update(self, probs: Tensor, humans: Tensor) -> None:
         """Add a batch.
@@ -26,7 +26,7 @@ class HumanAgreement(Sums):
         p, h = probs.detach().double(), humans.detach().to(probs.device).double()
         votes = h.sum(1, keepdim=True)
         if not bool(((h >= 0).all() & (votes > 0).all() & votes.isfinite().all()).item()):
-            raise UserError("human labels must be numbers from 0, not all 0 for any image")
+            raise UserError("human labels must not be negative, nor all 0 for an image")
         h = h / votes
         self._add(
             count=torch.tensor(len(p)),
@@ -39,7 +39,7 @@ class HumanAgreement(Sums):
         """Return means over images.
 
         `cross_entropy` (`-sum_c h_c log p_c` in nats), `total_variation` (`sum_c |h_c - p_c| / 2`, 0 to 1), and
-        `human_entropy`, the cross entropy that the people themselves would have: the least that is possible.
+        `human_entropy`, the cross entropy of the human labels themselves, which is the minimum.
         """
         self._require_examples()
         names = ("cross_entropy", "total_variation", "human_entropy")

@@ -1,8 +1,7 @@
-"""Measures of scores that only their order decides: out-of-distribution detection and selective prediction.
+"""Measures that depend on the order of scores: out-of-distribution detection and selective prediction.
 
-Ties are exact: equal scores cross a threshold together, or count as if broken at random where an order is needed.
-Scores are compared as they are. Libraries that squash them to probabilities first (torchmetrics does so outside [0, 1])
-merge large ones into ties.
+Ties are exact: equal scores cross a threshold together, or count as if broken at random. Scores are compared without
+conversion to probabilities, which would merge large ones into ties (as in torchmetrics outside [0, 1]).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pocketbayes.base.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """Selective prediction: answer the most confident fraction, count the errors among the answers."""
+    """Selective prediction: the error rate among the most confident fraction."""
 
     coverage: Tensor
     """(n,) fractions answered, 1/n to 1."""
@@ -29,15 +28,15 @@ class RiskCoverage:
 
 @dataclass(frozen=True)
 class Abstention:
-    """Answer where the uncertainty is at most `threshold`, and abstain above it."""
+    """Predict if the uncertainty is at most `threshold`, otherwise abstain."""
 
     threshold: float
     coverage: float
-    """The fraction of examples answered, of those that the threshold was chosen on."""
+    """The fraction of predicted examples among those used to choose the threshold."""
     risk: float
     """The fraction of wrong answers among them."""
     count: int
-    """Examples that the threshold was chosen on."""
+    """The number of examples used to choose the threshold."""
 
 
 def _groups(scores: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -57,7 +56,7 @@ def _average_precision(positive: Tensor, negative: Tensor) -> float:
 def _false_alarm(positive: Tensor, negative: Tensor, percent: int) -> float:
     """Return the false positive rate at the first threshold whose true positive rate is `percent` or more."""
     hits, alarms = positive.cumsum(0), negative.cumsum(0)
-    reached = (100 * hits >= percent * hits[-1]).nonzero()[0]  # whole numbers: no rounding decides
+    reached = (100 * hits >= percent * hits[-1]).nonzero()[0]  # integers, to avoid rounding
     return float(alarms[reached] / alarms[-1])
 
 
@@ -97,7 +96,7 @@ def ood_scores(in_scores: Tensor, out_scores: Tensor) -> dict[str, float]:
 def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
     """Compute `risk(k/n) = errors among the k most confident / k`, and its mean over k, the AURC.
 
-    Among equal confidences the errors are spread evenly: the expectation over every way to break the tie.
+    Among equal confidences the errors are spread evenly, which is the expectation over all ways to break the tie.
 
     Args:
         confidence: (n,) larger means more certain; any scale.
@@ -118,7 +117,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> RiskCoverage:
 
 
 def _cut_above(values: Tensor, last: int) -> float:
-    """Place a threshold midway to the next value: rounding differs between batches and must not change an answer."""
+    """Place a threshold midway to the next value, so that rounding does not change the decision."""
     here = values[last]
     above = values[last + 1] if last + 1 < len(values) else here + 0.01 * here.abs()
     cut = here + (above - here) / 2
@@ -128,8 +127,8 @@ def _cut_above(values: Tensor, last: int) -> float:
 def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abstention:
     """Compute `max t:  errors with uncertainty <= t  <=  target_risk * answers with uncertainty <= t`.
 
-    The largest coverage at which the wrong answers among those given are at most the target. Choose it on validation
-    data: on others the risk will be near the target, on either side of it, the nearer the more data it was chosen on.
+    This is the largest coverage whose error rate is at most the target. Choose it on validation data; on other data the
+    risk will be near the target, the nearer the more validation data there were.
 
     Args:
         uncertainty: (n,) larger means less certain.
@@ -139,7 +138,7 @@ def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abst
     if uncertainty.shape != correct.shape or uncertainty.ndim != 1 or not len(correct):
         raise UserError(f"abstention takes two (n,) tensors, not {tuple(uncertainty.shape)} and {tuple(correct.shape)}")
     if not 0 <= target_risk < 1:
-        raise UserError(f"a target risk of {target_risk}: it is the fraction of wrong answers, from 0 to below 1")
+        raise UserError(f"target_risk must be a fraction from 0 to below 1, not {target_risk}")
     if uncertainty.isnan().any():
         raise UserError("abstention cannot order NaN: some uncertainties are not numbers")
     scores = uncertainty.detach()
@@ -148,8 +147,8 @@ def abstention(uncertainty: Tensor, correct: Tensor, target_risk: float) -> Abst
     reached = (errors <= target_risk * size + 1e-9).nonzero()  # 0.29 * 100 is below 29
     if not len(reached):
         raise UserError(
-            f"no threshold has a risk of {target_risk:g}: even the most certain {int(size[0])} of {len(wrong)} answers "
-            f"are wrong at {float(errors[0] / size[0]):.3g}; allow a larger risk"
+            f"no threshold has a risk of {target_risk:g}: even the most certain {int(size[0])} of {len(wrong)} "
+            f"predictions have an error rate of {float(errors[0] / size[0]):.3g}; allow a larger risk"
         )
     last = int(reached[-1])
     return Abstention(

@@ -1,4 +1,4 @@
-"""NLL and calibration error after a temperature, cross-fitted on halves, from sums over a grid of temperatures."""
+"""NLL and calibration error after cross-fitted temperature scaling, from sums over a grid of temperatures."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pocketbayes.inference.metrics.accumulators import SMALLEST, Sums
 
 TEMPERATURES = torch.logspace(-1, 1, 33, dtype=torch.float64)
 FINE_GRID = torch.linspace(math.log(0.1), math.log(10), 2001, dtype=torch.float64)
-"""Logarithms of the temperatures at which curves are read."""
+"""Logarithms of the temperatures at which curves are interpolated."""
 INTERVAL_NATS = 1.92
 """Half the 95 % quantile of chi-squared with one degree of freedom."""
 MAX_INTERVAL_RATIO = 1.5
-"""The widest interval, upper over lower end, whose best value is taken as it is."""
+"""Largest ratio of an interval's ends for which the best temperature is used."""
 MAX_PIXELS = 4096
-"""Pixels of a batch that count, evenly spaced: their labels are far from independent."""
+"""Largest number of evenly spaced pixels per batch, since neighbouring labels are dependent."""
 
 
 class Tempered(Sums):
-    """The measures of `p^(1/T) / sum p^(1/T)`, T fitted by NLL on every second example and measured on the others.
+    """Measures of `p^(1/T) / sum p^(1/T)`, with T fitted by NLL on every second example and measured on the others.
 
-    Both halves take both parts (Ashukha et al. 2020), so that no example is judged by a temperature it was part of.
-    A half that is too small to fix a temperature takes a cautious one, as `pb.calibrate` does.
+    Both halves take both roles (Ashukha et al. 2020), so that no example contributes to its own temperature. A half
+    that is too small to determine a temperature uses a cautious one, like `pb.calibrate`.
 
     Args:
         classes: number of classes.
         bins: bins of the calibration error.
-        ignore_index: label of examples (pixels) to leave out.
+        ignore_index: label of examples (pixels) to ignore.
     """
 
     def __init__(self, classes: int, bins: int = 15, ignore_index: int | None = None) -> None:
@@ -67,11 +67,11 @@ class Tempered(Sums):
         )
 
     def temperature(self) -> float:
-        """Return the temperature that is fitted to all examples; see `fit_temperature`."""
+        """Return the temperature fitted to all examples (see `fit_temperature`)."""
         return fit_temperature(self.sums["nll"].sum(1)).value
 
     def compute(self) -> dict[str, float]:
-        """Return `calibrated_nll` and `calibrated_ece`; nothing where a half is empty."""
+        """Return `calibrated_nll` and `calibrated_ece`; empty if a half has no examples."""
         if not self.sums or not bool((self.sums["halves"] > 0).all()):
             return {}
         total, bins = 0.0, torch.zeros(self.bins, self.sums["tables"].shape[-1], dtype=torch.float64)
@@ -89,7 +89,7 @@ class TemperatureFit(NamedTuple):
     """A fitted temperature.
 
     Attributes:
-        value: The temperature to use: `best`, or where the data leave it open, the value of the interval nearest to 1.
+        value: The temperature to use: `best`, or if the interval is wide, its value nearest to 1.
         best: The temperature with the lowest NLL.
         low: The lower end of the 95 % interval.
         high: The upper end.
@@ -102,14 +102,14 @@ class TemperatureFit(NamedTuple):
 
     @property
     def cautious(self) -> bool:
-        """Whether the interval was too wide to take its best value."""
+        """Whether the interval was too wide to use its best value."""
         return self.value != self.best
 
 
 def fit_temperature(nll: Tensor) -> TemperatureFit:
     """Fit a temperature by the total NLL at each of `TEMPERATURES`.
 
-    The interval is the likelihood's: all temperatures whose NLL is within 1.92 nats of the lowest.
+    The interval holds all temperatures whose NLL is within 1.92 nats of the minimum.
 
     Args:
         nll: The NLL summed over examples, (len(TEMPERATURES),).

@@ -1,6 +1,6 @@
-"""One evaluation for every network: clean data, other data, shifted data, part by part, resumable.
+"""A resumable evaluation on clean, out-of-distribution and shifted data.
 
-`evaluate_suite` measures; `Store` keeps what is finished; `comparison` says which network is better, with its test.
+`evaluate_suite` measures, `Store` keeps finished parts, and `comparison` tests which network is better.
 """
 
 from __future__ import annotations

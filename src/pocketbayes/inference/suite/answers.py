@@ -1,4 +1,4 @@
-"""What is kept of each image's answer, and the figures that need all of them at once."""
+"""Values per image, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.inference.metrics import Classification, Reliability, ood_score
 from pocketbayes.inference.metrics.accumulators import SMALLEST
 
 MOST_LOG_PROBS = 20_000_000
-"""Numbers kept to fit a temperature: all of CIFAR, the first 20 000 images of ImageNet."""
+"""Largest number of log-probabilities for fitting a temperature: all of CIFAR, the first 20 000 of ImageNet."""
 HISTOGRAM_BINS = 30
 CURVE_POINTS = 100
 SHOWN_IMAGES = 8
@@ -25,14 +25,14 @@ SCORES = {
     "mutual information": "epistemic",
     "variance": "variance",
 }
-"""Uncertainty scores by name, and the values that they are made of."""
+"""Uncertainty scores by name, and the values that they are computed from."""
 
 
 class PerImage:
     """A few numbers per image, on the CPU.
 
     Attributes:
-        classes: Of the answers.
+        classes: The number of classes.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class PerImage:
         return sum(len(found["entropy"]) for found in self._batches.values())
 
     def add(self, start: int, prediction: Prediction, labels: Tensor | None = None) -> None:
-        """Add a batch of answers (n, classes).
+        """Add a batch of predictions (n, classes).
 
         Args:
-            start: The place of its first image in the data.
-            prediction: The answers.
-            labels: Only where they are of the network's classes.
+            start: The index of its first image in the data.
+            prediction: The predictions.
+            labels: The labels, if they belong to the network's classes.
         """
         probs = prediction.mean
         self.classes = probs.shape[1]
@@ -78,7 +78,7 @@ class PerImage:
         self._batches[start] = {name: value.detach().cpu() for name, value in plain.items()}
 
     def merge(self, other: PerImage) -> None:
-        """Add what another has kept of other images of the same data."""
+        """Merge the values of other images of the same data."""
         self.classes = max(self.classes, other.classes)
         self._batches |= other._batches
         self._log_probs |= other._log_probs
@@ -89,9 +89,9 @@ class PerImage:
         return {name: torch.cat([found[name] for found in batches]) for name in batches[0]}
 
     def log_probs(self) -> Tensor:
-        """Return those of the first images, (m, classes)."""
+        """Return the log-probabilities of the first images, (m, classes)."""
         found: list[Tensor] = []
-        for _, part in sorted(self._log_probs.items()):  # each of several processes has kept as many as one would
+        for _, part in sorted(self._log_probs.items()):  # each process has kept the maximum
             if sum(map(torch.numel, found)) < MOST_LOG_PROBS:
                 found.append(part)
         return torch.cat(found)
@@ -103,9 +103,9 @@ def scores(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def outside_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], classes: int) -> dict[str, Any]:
-    """Return how well each score tells one from the other, and the histogram of entropies, as fractions of each side.
+    """Return how well each score separates the two data sets, and histograms of entropies as fractions.
 
-    A score that is the same for every image, as mutual information is for a network without randomness, is left out.
+    Scores that are equal for all images, such as the mutual information of a deterministic network, are omitted.
     """
     ins, outs = scores(inside), scores(outside)
     telling = [name for name in ins if torch.cat([ins[name], outs[name]]).unique().numel() > 1]
@@ -119,12 +119,12 @@ def outside_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor],
 
 
 def reliability_figures(found: Reliability) -> dict[str, Any]:
-    """Return a reliability diagram as plain values."""
+    """Return a reliability diagram as JSON values."""
     return {name: getattr(found, name).tolist() for name in ("confidence", "accuracy", "count")}
 
 
 def risk_figures(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the risk-coverage curve by maximum probability, thinned to a hundred points, and its whole area."""
+    """Return the risk-coverage curve by maximum probability, thinned to a hundred points, and its exact area."""
     found = risk_coverage(values["confidence"], values["correct"])
     count = len(found.coverage)
     steps = torch.arange(1, CURVE_POINTS + 1) * count
@@ -133,7 +133,7 @@ def risk_figures(values: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def temperature_figures(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Fit one temperature on every other image and measure it on the rest: the baseline without a posterior."""
+    """Fit a temperature on every other image and measure it on the rest, as a baseline without a posterior."""
     fitted, labels = temperature(log_probs[::2], labels[::2].long()), labels.long()
     found: dict[str, Any] = {"value": fitted, "fitted_on": "every other image"}
     for suffix, divisor in (("", fitted), ("_before", 1.0)):
@@ -143,7 +143,7 @@ def temperature_figures(log_probs: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def tempered(log_probs: Tensor, labels: Tensor, temperature: float) -> dict[str, float]:
-    """Measure answers after a temperature."""
+    """Measure predictions after temperature scaling."""
     measures = Classification(log_probs.shape[1])
     measures.update((log_probs.double() / temperature).softmax(1), labels.long())
     return measures.compute()
@@ -161,7 +161,7 @@ def box_figures(values: Mapping[str, Tensor], info: Info | None) -> dict[str, li
 
 
 def shown_images(values: Mapping[str, Tensor], source: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the most and the least certain images by entropy, with their pictures where the data are pictures."""
+    """Return the most and least certain images by entropy, with pixels if the data are images."""
     order = values["entropy"].argsort(stable=True).tolist()
     chosen = {"most certain": order[:SHOWN_IMAGES], "least certain": order[::-1][:SHOWN_IMAGES]}
     return {name: [_shown(values, index, source) for index in indices] for name, indices in chosen.items()}
@@ -176,7 +176,7 @@ def _shown(values: Mapping[str, Tensor], index: int, source: Any) -> dict[str, A
 
 
 def _png(pixels: Tensor) -> str | None:
-    """Return the base64 text of a PNG; None where Pillow is not installed."""
+    """Return the base64 text of a PNG; None if Pillow is not installed."""
     import base64
     import io
 

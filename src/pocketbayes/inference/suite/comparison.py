@@ -1,4 +1,4 @@
-"""Which network is better, and by what test: nothing is called better without one."""
+"""Significance tests of which network is better."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pocketbayes.inference.statistics import Interval, anova, holm, mcnemar, mea
 
 LEVEL = 0.05
 MEASURES = {"accuracy": "correct", "nll": "nll", "brier": "brier"}
-"""Measures that have a value per image, and the name of that value."""
+"""Measures with a value per image, and the names of these values."""
 OVER_SEEDS = ("accuracy", "nll", "ece", "brier")
 
 
 def compare(documents: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Any]]:
-    """Return every pair of networks that was measured on the same images, by each measure that has a value per image.
+    """Compare every pair of networks measured on the same images, by each measure with a value per image.
 
-    Accuracies by McNemar's exact test, NLL and Brier score by the paired t test; `p` is corrected by Holm's method for
-    the number of pairs, and `better` is the network's place in `documents` if p is below 0.05, else None.
+    Accuracy is compared by McNemar's exact test, NLL and Brier score by the paired t test. `p` has Holm's correction
+    for the number of pairs, and `better` is the network's index in `documents` if p is below 0.05, else None.
 
     Args:
         documents: Evaluations.
@@ -49,13 +49,10 @@ def compare(documents: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str
 
 
 def over_seeds(documents: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return networks of one recipe and several seeds as one row with 95 % intervals; and ANOVA between such rows.
-
-    Networks that share recipe, data and settings but the seed are a group. Two groups or more, each of two seeds or
-    more, are compared by one-way ANOVA.
+    """Group networks that differ only in the seed, with 95 % intervals, and compare groups by one-way ANOVA.
 
     Returns:
-        The groups, `{"networks": [places], "measures": {name: interval}}`, and the tests, `{"measure", "f", "p", ...}`.
+        Groups `{"networks": [indices], "measures": {name: interval}}`, and tests `{"measure", "f", "p", ...}`.
     """
     places: dict[str, list[int]] = {}
     for place, document in enumerate(documents):
@@ -85,7 +82,7 @@ def _intervals(documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, fl
 def _same_images(
     first: Mapping[str, Any], second: Mapping[str, Any], labels: Tensor | None, others: Tensor | None
 ) -> bool:
-    """Return whether they are the same images in the same order, however each network wants them normalised."""
+    """Return whether both are the same images in the same order, whatever their normalisation."""
     a, b = (
         (document["data"].get("name"), document["data"].get("path"), document.get("split"))
         for document in (first, second)

@@ -1,4 +1,4 @@
-"""The parts of an evaluation: the clean data, another data set, one shift at one level."""
+"""The parts of an evaluation: clean data, another data set, one shift at one level."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from pocketbayes.inference.suite.store import Store, data_print
 from pocketbayes.network import Net
 
 ROW = ("accuracy", "nll", "ece", "brier", "entropy", "epistemic")
-"""What a row of a shift has of all measures."""
+"""Measures in a row of a shift."""
 TEMPERED = ("nll", "ece")
-"""What it has beside that with the temperature of the clean data."""
+"""Measures in a row after scaling by the temperature of the clean data."""
 
 
 @dataclass
 class Answers:
-    """A network's answers to a data set, batch by batch, with every image and every pass shown on a bar.
+    """A network's predictions on a data set, batch by batch, with progress per image and pass.
 
     Attributes:
         net: The network.
         source: The data.
-        bar: The bar.
-        settings: Of `stream`.
-        batch_size: Images in flight.
-        team: The processes that take turns at the batches.
+        bar: The progress bar.
+        settings: The settings of `stream`.
+        batch_size: Images per batch.
+        team: The processes that divide the batches.
     """
 
     net: Net
@@ -51,10 +51,10 @@ class Answers:
     team: Team
 
     def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
-        """Return the place of a batch's first image in the data, the answers to the batch, and its targets."""
+        """Yield the index of each batch's first image, the predictions and the targets."""
         passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.batch_size
         if step is None and self.team.size > 1:
-            raise UserError("processes share out a DataLoader only where it has a batch_size: give a data set instead")
+            raise UserError("several processes need a DataLoader with a batch_size: give a data set instead")
 
         def on_pass() -> None:
             nonlocal passed
@@ -71,15 +71,15 @@ class Answers:
 
 
 class Part(ABC):
-    """Something to measure, and where its results go."""
+    """A part of an evaluation."""
 
     def __init__(self, title: str, group: str, source: Callable[[], Source]) -> None:
-        """Take its title for people, the entry of `seconds` that its time counts for, and its data, when needed."""
+        """Take the displayed title, the entry of `seconds` for its time, and a function that returns its data."""
         self.title, self.group, self.source = title, group, source
 
     @abstractmethod
     def done(self, store: Store) -> bool:
-        """Return whether the document has it."""
+        """Return whether the document contains it."""
 
     @abstractmethod
     def measure(self, found: Answers, store: Store) -> None:
@@ -103,16 +103,16 @@ class Part(ABC):
 
 
 class Clean(Part):
-    """The data themselves."""
+    """The clean data."""
 
     def __init__(self, source: Source, humans: Tensor | None) -> None:
-        """Take the data, and for each image the fractions of people who chose each class, if known."""
+        """Take the data and, if known, the fractions of people who chose each class for each image."""
         super().__init__("test", "test", lambda: source)
         self.humans = humans
         self.humans_print = None if humans is None else _print(humans)
 
     def done(self, store: Store) -> bool:
-        """Return whether the document has its measures, and the values per image that other parts need."""
+        """Return whether the document has the measures, and the values per image that other parts need."""
         document = store.document
         same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
         return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
@@ -149,15 +149,15 @@ class Clean(Part):
 
 
 class Outside(Part):
-    """Another data set, which a good network is unsure about."""
+    """An out-of-distribution data set."""
 
     def __init__(self, name: str, source: Source) -> None:
-        """Take the name that the results go by, and the data."""
+        """Take the name in the results, and the data."""
         super().__init__(f"ood {name}", "ood", lambda: source)
         self.name, self.data = name, data_print(source)
 
     def done(self, store: Store) -> bool:
-        """Return whether this very data set was measured."""
+        """Return whether exactly this data set was measured."""
         return bool(store.document.get("ood", {}).get(self.name, {}).get("data") == self.data)
 
     def measure(self, found: Answers, store: Store) -> None:
@@ -186,7 +186,7 @@ class Shifted(Part):
         return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
 
     def measure(self, found: Answers, store: Store) -> None:
-        """Add a row: measures, and the entropy of right and wrong answers apart."""
+        """Add a row with the measures and the entropies of correct and wrong predictions."""
         measures: Measures | None = None
         images = answers.PerImage()
         for start, passes, y in found:
@@ -212,9 +212,9 @@ class Shifted(Part):
 
 
 def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Return means over corruptions and severities: of the 15 of the benchmark proper, of all 19, and by severity.
+    """Return means over corruptions and severities, for the 15 of the benchmark, for all 19, and by severity.
 
-    Only what is complete has a mean; that by severity is over as many corruptions as are.
+    Only complete sets have a mean.
     """
     from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
 
@@ -233,11 +233,11 @@ def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def check_humans(humans: Any, count: int) -> Tensor:
-    """Human labels (n, classes), one row for each image."""
+    """Check and return human labels (n, classes), one row per image."""
     labels = torch.as_tensor(humans).detach().cpu()
     if labels.ndim != 2 or len(labels) != count:
         raise UserError(
-            f"human labels have shape {tuple(labels.shape)}: they must be (n, classes) for the {count} images, in order"
+            f"human labels must be (n, classes) for the {count} images in order, not of shape {tuple(labels.shape)}"
         )
     return labels
 

@@ -1,4 +1,4 @@
-"""`evaluate_suite`: every part of an evaluation that is not there yet."""
+"""`evaluate_suite`: measure all missing parts of an evaluation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pocketbayes.network import Net, members
 DEGREES = tuple(range(0, 181, 15))
 DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
 VERSION = 2
-"""Of the way that parts are measured: results of another are not taken up."""
+"""Version of the measurements; results of another version are not reused."""
 
 Corrupted = Callable[[str, int], Source | None]
-"""A corruption's name and severity to ready-made images, or None where there are none."""
+"""A function from a corruption's name and severity to ready-made images, or None."""
 
 
 def evaluate_suite(
@@ -54,34 +54,34 @@ def evaluate_suite(
     progress: Show = None,
     team: Team = ALONE,
 ) -> dict[str, Any]:
-    """Everything that tells whether a network can be trusted, in one document.
+    """Evaluate a network on clean, out-of-distribution and shifted data, in one document.
 
     Clean data: all measures of `evaluate`, and for a classifier the reliability diagram, the risk-coverage curve,
-    temperature scaling as a baseline, confidence by class, the most and least certain images. Other data sets: how
-    well four uncertainties tell them from the clean data. Shifts: measures at each level. One batch is in memory at a
-    time, and a few numbers per image.
+    temperature scaling as a baseline, confidence by class, the most and least certain images. Other data sets: how well
+    four uncertainty scores detect them. Shifts: measures at each level. Memory holds one batch at a time and a few
+    numbers per image.
 
     Args:
         net: A network or mixture.
         data: A data set, a DataLoader or a pair (x, y), as for `evaluate`.
-        ood: Other data sets by name, normalised as the network's own are.
-        shift: Of "corruptions" (19, at 5 severities), "rotation" (0 to 180 degrees) and "noise" (20 to -6 dB); the
-            same pictures for every network and seed.
-        shift_images: How many of the images are shifted, from the first on; None for all.
+        ood: Out-of-distribution data sets by name, normalised like the network's data.
+        shift: Of "corruptions" (19, at 5 severities), "rotation" (0 to 180 degrees) and "noise" (20 to -6 dB); the same
+            images for every network and seed.
+        shift_images: Shift only the first images, this many; None for all.
         humans: (n, classes) fractions or numbers of people who chose each class, for each image of `data`.
-        corrupted: Ready-made corruptions, such as the published files, in place of our own where it has them.
+        corrupted: Ready-made corruptions, such as the published files, used instead of ours where available.
         samples: Passes per image.
         propagation: As in `predict`.
-        adaptive: As in `predict`; the clean measures have the mean number of `passes` then.
-        batch_size: Images in flight.
-        seed: Of the draws.
-        out: A JSON file. What it holds of the same network, data and settings is not measured again; it is written
-            after each part, the values per image beside it (.safetensors).
-        overwrite: Discards what `out` holds.
-        about: More to say at the head of the document.
-        progress: Whether to show a bar; None for yes if stderr is a terminal.
-        team: The processes that take turns at the batches, such as `Team.current()`. All of them get the document of
-            all data; the first one reads and writes `out`.
+        adaptive: As in `predict`; adds the mean number of `passes` to the clean measures.
+        batch_size: Images per batch.
+        seed: Seed of the draws.
+        out: A JSON file, written after each part, with the values per image beside it (.safetensors). Parts it already
+            holds for the same network, data and settings are not measured again.
+        overwrite: Discard the contents of `out`.
+        about: Further entries for the head of the document.
+        progress: Whether to show a progress bar; None for only on a terminal.
+        team: The processes that divide the batches, such as `Team.current()`. All return the document of all data; the
+            first reads and writes `out`.
     """
     source = as_source(data)
     _check(net, source, ood or {}, shift)
@@ -172,9 +172,7 @@ def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str
     if (ood or shift) and not (whole and task_of(likelihood) == "classification"):
         raise UserError("out-of-distribution data and shifts need a classifier of whole inputs")
     if shift and not isinstance(source, Pictures):
-        raise UserError(
-            f"{shift[0]} changes images, which {info.name if info else 'the data'!r} does not hold as bytes"
-        )
+        raise UserError(f"{shift[0]} needs images as bytes, which {info.name if info else 'the data'!r} does not have")
 
 
 def _about(net: Net, source: Source) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""An evaluation as it grows: a JSON document, and the values per image beside it in a safetensors file.
+"""The files of an evaluation: a JSON document, with the values per image beside it in a safetensors file.
 
-Both are written whole after each finished part, with the settings that the parts belong to, so that an evaluation that
-was interrupted goes on where it stopped, and never mixes parts of two evaluations.
+Both are written after each finished part, with the settings of the evaluation, so that an interrupted evaluation
+resumes where it stopped and never mixes parts of two evaluations.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMAT = 1
 VALUES_SUFFIX = ".safetensors"
 SETTINGS = "settings"
 COSTLY = ("ood", "shift")
-"""Parts that are not thrown away unasked when settings change."""
+"""Parts that are only discarded on request when settings change."""
 _ROWS_IN_PRINT = 16
 
 
@@ -35,20 +35,20 @@ class Store:
     """The document of one evaluation.
 
     Attributes:
-        document: What is known so far.
-        values: A value per image of the clean data, by name.
+        document: The results so far.
+        values: Values per image of the clean data, by name.
     """
 
     def __init__(
         self, path: Path | None, settings: Mapping[str, Any], head: Mapping[str, Any], overwrite: bool = False
     ) -> None:
-        """Take up the evaluation in a file, if it has the same settings.
+        """Resume the evaluation in a file, if it has the same settings.
 
         Args:
-            path: The document's file; None keeps nothing.
-            settings: What the results depend on.
-            head: What the document says first; brought up to date.
-            overwrite: Discards an evaluation with other settings, however costly.
+            path: The file of the document; None writes nothing.
+            settings: The settings that the results depend on.
+            head: The first entries of the document, which are updated.
+            overwrite: Discard an evaluation with other settings.
         """
         self.path = path
         self.tag = json.dumps(settings, sort_keys=True)
@@ -65,7 +65,7 @@ class Store:
         self.document = {**kept, "format": FORMAT, **head, SETTINGS: dict(settings)}
 
     def keep(self) -> None:
-        """Write what is known. The values first: only a document that is there makes a part finished."""
+        """Write both files, the values first, since a part counts as finished once it is in the document."""
         self.document = finite(self.document)
         if self.path is None:
             return
@@ -80,28 +80,28 @@ class Store:
 
 
 def values_file(path: Path) -> Path:
-    """Return where the values per image of a document lie."""
+    """Return the file of the values per image."""
     return path.with_suffix(VALUES_SUFFIX)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """Return an evaluation's document.
+    """Read the document of an evaluation.
 
     Raises:
-        UserError: If the file is no evaluation of this format.
+        UserError: If the file is not an evaluation of this format.
     """
     path = Path(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a readable evaluation ({error}); remove it to evaluate anew") from None
+        raise UserError(f"{path} is not a readable evaluation ({error}); remove it to evaluate again") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise UserError(f"{path} is not an evaluation of format {FORMAT}; remove it to evaluate anew")
+        raise UserError(f"{path} is not an evaluation of format {FORMAT}; remove it to evaluate again")
     return document
 
 
 def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
-    """Return the values per image beside a document; nothing if there are none, or they belong to other settings."""
+    """Read the values per image beside a document; empty if there are none or they belong to other settings."""
     from safetensors import SafetensorError, safe_open
 
     file = values_file(Path(path))
@@ -127,7 +127,7 @@ def network_print(net: Net) -> str:
 
 
 def data_print(source: Source) -> str:
-    """Return a fingerprint of a data set: its size, and some rows spread over it."""
+    """Return a fingerprint of a data set from its size and some evenly spaced rows."""
     data: Any = source.dataset if isinstance(source, DataLoader) else source
     count = size_of(source)
     digest = hashlib.blake2b(str(count).encode(), digest_size=SIZE)

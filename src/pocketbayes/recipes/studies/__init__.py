@@ -1,4 +1,4 @@
-"""Studies: tables of many methods side by side, each a YAML file here, trained and measured by `reproduce`."""
+"""Studies: tables that compare methods, defined in YAML files and run by `reproduce`."""
 
 from __future__ import annotations
 

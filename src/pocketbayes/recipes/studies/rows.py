@@ -1,4 +1,4 @@
-"""One row of a study, with one seed: its network trained, or taken from where it lies, and measured."""
+"""One row of a study with one seed: train or load its network, and measure it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ KEPT = (
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Makes the figures of rows.
+    """Trains and measures rows of a study.
 
     Attributes:
-        study: The study that they are of.
-        quick: Whether to make the version of minutes.
-        work: The folder of runs, one for each network.
-        data_dir: The folder that holds the data.
+        study: The study.
+        quick: Whether to run the short version.
+        work: The folder of runs, one per network.
+        data_dir: The data folder.
         progress: As in `fit`.
     """
 
@@ -55,7 +55,7 @@ class RowMaker:
     progress: Show
 
     def figures(self, row: str, seed: int) -> dict[str, Any]:
-        """Return all that is measured of a row; the seconds of training only if it was trained here and now."""
+        """Return the measurements of a row, with the seconds of training only if it was trained now."""
         folder, seconds = self._trained(self.study.rows[row].of or row, seed)
         recipe = self.study.recipe(row, seed, self.quick)
         path = self._prepared(row, recipe, folder)
@@ -79,7 +79,7 @@ class RowMaker:
         return found
 
     def _trained(self, row: str, seed: int) -> tuple[Path, float | None]:
-        """Return the folder of a row's network, and the seconds of CPU that the whole of its training took just now."""
+        """Return the folder of a row's network, and the CPU seconds of its training if it was trained now."""
         recipe, start = self.study.recipe(row, seed, self.quick), self.study.rows[row].start
         before = None if start is None else self._trained(start, seed)[0]
         folder = self.work / _folder_name(row, recipe, before)
@@ -94,7 +94,7 @@ class RowMaker:
         return folder, None if begun else round(time.process_time() - clock, 2)
 
     def _prepared(self, row: str, recipe: Recipe, folder: Path) -> Path:
-        """Return the file that a row measures: the trained network's, or one made of it."""
+        """Return the file that a row measures: the trained network, or one derived from it."""
         chosen = self.study.rows[row]
         if chosen.compress is None and not chosen.calibrate:
             return folder / MODEL_FILE
@@ -129,7 +129,7 @@ class RowMaker:
 
 
 def _folder_name(row: str, recipe: Recipe, start: Path | None) -> str:
-    """Return a folder name with row and seed for people, and a digest of what decides the network."""
+    """Return a folder name from row, seed and a digest of all settings of the network."""
     text = json.dumps([recipe.to_tree(), start and start.name], sort_keys=True)
     return f"{_slug(row)}-{recipe.seed}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
@@ -141,5 +141,5 @@ def _slug(row: str) -> str:
 
 @functools.cache
 def _warm() -> None:
-    """Let the process load, before a time is taken, what its first training loads."""
+    """Train briefly, so that measured times do not include first-time loading."""
     fit(Deterministic(), nn.Linear(1, 1), (torch.zeros(2, 1), torch.zeros(2, 1)), epochs=1, progress=False)

@@ -1,4 +1,4 @@
-"""Trains and measures the rows of a study, one seed after another; what is done is kept and not done again."""
+"""Training and measuring of the rows of a study; finished rows are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pocketbayes.recipes.studies.study import Study
 from pocketbayes.training.workers import run_jobs
 
 MOST_WORKERS = 64
-"""Networks in flight at once on a cluster, unless the caller says how many."""
+"""Default number of networks trained in parallel on a cluster."""
 
 
 def reproduce(
@@ -37,25 +37,25 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train the missing networks of a study, measure them, and write `out/NAME.json` after each row.
 
-    On Ray each network, with the rows that measure it and those that start from it, is a job of its own; the folder of
-    runs must be one that all machines share.
+    On Ray, each network is a job together with the rows that measure it or start from it; all machines must share the
+    folder of runs.
 
     Args:
-        name: Of the study, and so of its result.
+        name: The name of the study and its result.
         study: The study.
         out: The folder of results.
-        work: The folder of runs, one for each network; an interrupted one goes on.
-        data_dir: The folder that holds the data.
-        quick: The version of minutes, with one seed and no shifts; its result is `NAME-quick.json`.
-        seeds: Only the first so many; None for all.
-        rows: Only these.
-        workers: Networks that are made at once, on Ray; 0 for one after another in this process.
-        ray: The address of a Ray cluster; None for processes of this machine.
+        work: The folder of runs, one per network; interrupted ones resume.
+        data_dir: The data folder.
+        quick: Run the short version, with one seed and no shifts; its result is `NAME-quick.json`.
+        seeds: The number of seeds; None for all.
+        rows: Only these rows.
+        workers: Networks to train in parallel on Ray; 0 for one after another in this process.
+        ray: The address of a Ray cluster; None for processes on this machine.
         progress: As in `fit`.
-        on_row: Told the row, the seed and its figures after each.
+        on_row: Called with the row, the seed and its measurements.
 
     Returns:
-        The result as it was written.
+        The written result.
     """
     name = f"{name}-quick" if quick else name
     path, work = Path(out) / f"{name}.json", Path(work) / name
@@ -93,7 +93,7 @@ Row = tuple[str, int]
 def _made(
     maker: RowMaker, rows: Sequence[Row], workers: int, ray: str | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Make rows, given with their seeds, and yield each with its figures when it is done."""
+    """Run rows with their seeds, and yield each with its measurements."""
     if not workers and ray is None:
         for row, seed in rows:
             yield row, seed, maker.figures(row, seed)
@@ -113,7 +113,7 @@ def _figures(maker: RowMaker, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _root(study: Study, row: str) -> str:
-    """Return the row whose training comes first: those that share it are one job, else two would train it at once."""
+    """Return the row that is trained first; rows that share it form one job, so that it is trained once."""
     before = study.rows[row].of or study.rows[row].start
     return row if before is None else _root(study, before)
 
@@ -124,7 +124,7 @@ def _write(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def _done(study: Study, quick: bool, path: Path) -> dict[str, dict[str, Any]]:
-    """Return a result's rows, as far as they were made by the study as it is now."""
+    """Return the rows of a result that match the study's current settings."""
     found = read_result(path)
     rows: dict[str, dict[str, Any]] = {}
     for row in study.rows:
@@ -139,16 +139,16 @@ def _in_order(seeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the rows of a result that was written before; none if there is no such file."""
+    """Read the rows of an earlier result; empty if there is no file."""
     if not path.is_file():
         return {}
-    with refusing(path, "a readable result of a study", "; remove it to start anew"):
+    with refusing(path, "a readable result of a study", "; remove it to start again"):
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return {str(row): {"settings": kept["settings"], "seeds": dict(kept["seeds"])} for row, kept in rows.items()}
 
 
 def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Return all that a row's figures depend on but the seed."""
+    """Return the settings that a row's measurements depend on, except the seed."""
     tree = study.recipe(row, seed, quick).to_tree()
     tree.pop("seed", None)
     chosen = study.rows[row]

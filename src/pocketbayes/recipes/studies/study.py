@@ -1,4 +1,4 @@
-"""What a study is: rows that share a model and data, what each row changes, and how all of them are measured."""
+"""The definition of a study: a base recipe, the changes of each row, and the measurements."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pocketbayes.recipes.files import parse_yaml
 
 
 class Row(BaseModel):
-    """One line of the table: a recipe of its own, or the network of another row answered in another way.
+    """One row of the table: its own recipe, or another row's network with other prediction settings.
 
     Attributes:
-        recipe: What differs from the study's base, as a tree.
-        start: The row whose trained network this one's training starts from, in place of the recipe's model.
+        recipe: Changes to the study's base.
+        start: The row whose trained network replaces the recipe's model as the start of training.
         of: The row whose network is used.
-        propagation: How its randomness is carried through the network.
+        propagation: The propagation of predictions.
         samples: Passes per example; None for the study's.
-        compress: Settings of `pb.compress`, by which the network is compressed before it is measured.
-        calibrate: Whether the network is calibrated on the validation data before it is measured.
+        compress: Settings of `pb.compress`, applied before measuring.
+        calibrate: Whether to calibrate the network on the validation data before measuring.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,22 +38,22 @@ class Row(BaseModel):
 
 
 class Study(BaseModel):
-    """A table, and all that is needed to make it.
+    """A table with all settings needed to reproduce it.
 
     Attributes:
-        about: A line for people.
-        stands_for: The table or figure of a paper that it stands for, and in what it differs.
-        minutes: About how long it takes on two cores, an estimate.
+        about: A one-line description.
+        stands_for: The corresponding table or figure of a paper, and the differences.
+        minutes: Estimated time on two cores.
         base: The recipe that rows change.
-        seeds: Every row is trained once for each.
-        seeded: Places in the recipe that the seed is written to as well, such as the number of a data set's split.
+        seeds: The seeds; every row is trained once per seed.
+        seeded: Further keys of the recipe that are set to the seed, such as the number of a data set's split.
         samples: Passes per example.
-        test_images: How many of the test data, and of each of `ood`, are measured, chosen at random; None for all.
-        ood: Data sets that are told from the test data.
+        test_images: The number of randomly chosen test and `ood` images; None for all.
+        ood: Out-of-distribution data sets.
         shift: As in `evaluate_suite`.
         shift_images: As in `evaluate_suite`.
-        rows: By name, in the order of the table.
-        quick: Changes to every recipe that make a version of minutes.
+        rows: The rows by name, in the order of the table.
+        quick: Changes to every recipe for the short version.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -78,9 +78,9 @@ class Study(BaseModel):
             if row.of is not None and row.of not in trained:
                 raise UnknownNameError(f"row that {name!r} is of", row.of, trained)
             if row.of is not None and (row.recipe or row.start):
-                raise UserError(f"row {name!r} is of {row.of!r}: it cannot have a recipe or a start too")
+                raise UserError(f"row {name!r} uses the network of {row.of!r}: it cannot also have a recipe or a start")
             if row.compress is not None and row.calibrate:
-                raise UserError(f"row {name!r} is compressed or calibrated, not both: make two rows of it")
+                raise UserError(f"row {name!r} cannot be both compressed and calibrated: make two rows")
             before = trained[: trained.index(name)] if name in trained else []
             if row.start is not None and row.start not in before:
                 raise UnknownNameError(f"row above {name!r} that it starts from", row.start, before)
@@ -99,7 +99,7 @@ class Study(BaseModel):
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base with changes; mappings of both are merged, one with another name replaces the base's."""
+    """Merge changes into the base; a mapping with another `name` replaces the base's."""
     tree = copy.deepcopy(dict(base))
     for key, value in changes.items():
         before = tree.get(key)
@@ -115,12 +115,12 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def names() -> list[str]:
-    """Return the studies that come with the package."""
+    """Return the names of the built-in studies."""
     return sorted(_trees())
 
 
 def read(name: str) -> Study:
-    """Return a study by its name."""
+    """Read a study by name."""
     trees = _trees()
     if name not in trees:
         raise UnknownNameError("study", name, trees)
@@ -134,7 +134,7 @@ def read(name: str) -> Study:
 
 
 def _trees() -> dict[str, dict[str, Any]]:
-    """Return every study as a tree. A file whose `each` names variants holds a study for each, NAME-VARIANT."""
+    """Read every study; a file with variants in `each` defines a study NAME-VARIANT for each."""
     found: dict[str, dict[str, Any]] = {}
     for file in resources.files("pocketbayes.recipes.studies").iterdir():
         if not file.name.endswith(".yaml"):

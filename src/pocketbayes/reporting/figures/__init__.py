@@ -1,7 +1,7 @@
-"""Figures for papers and reports: numbers in, a matplotlib `Figure` out, one function a figure, one file a subject.
+"""Figures for papers and reports, one function per figure.
 
-A function here takes plain numbers (tensors, arrays, the dictionaries that `evaluate` and the benchmarks write), never
-runs a network, and returns the figure; `save` writes it as PNG, SVG or PDF, by the ending of the name.
+A function takes numbers (tensors, arrays, dictionaries written by `evaluate` and the benchmarks), never runs a network,
+and returns a matplotlib `Figure`; `save` writes it as PNG, SVG or PDF by the suffix of the name.
 """
 
 from __future__ import annotations

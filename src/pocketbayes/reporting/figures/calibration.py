@@ -1,4 +1,4 @@
-"""Is the network as right as it is sure? Reliability diagrams, confidence by class, risk against coverage."""
+"""Calibration figures: reliability diagrams, confidence by class, risk against coverage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = 4
 
 
 def reliability(diagrams: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
-    """Accuracy in bins of confidence, a panel a network; bars end at the accuracy, the orange part is the gap.
+    """Plot accuracy by confidence, one panel per network; bars end at the accuracy, the orange part is the gap.
 
     Args:
         diagrams: By name of the network, `confidence`, `accuracy` and `count` of each bin; empty bins None or NaN.
@@ -47,11 +47,11 @@ def reliability(diagrams: Mapping[str, Mapping[str, Sequence[float | None]]]) ->
 
 
 def confidence_boxes(boxes: Mapping[str, Sequence[float]], title: str = "") -> Figure:
-    """Confidence by class: the box from 25 to 75 %, the line at the median, whiskers from 5 to 95 %.
+    """Plot confidence by class: boxes from 25 to 75 %, lines at the median, whiskers from 5 to 95 %.
 
     Args:
-        boxes: By class, the 5, 25, 50, 75 and 95 % quantiles; what follows them is left aside.
-        title: Of the figure.
+        boxes: By class, the 5, 25, 50, 75 and 95 % quantiles; further values are ignored.
+        title: The title of the figure.
     """
     figure, axes = canvas(size=(max(3.0, 0.42 * len(boxes) + 1.2), 3.0))
     panel = axes[0, 0]
@@ -76,7 +76,7 @@ def confidence_boxes(boxes: Mapping[str, Sequence[float]], title: str = "") -> F
 
 
 def risk_coverage(curves: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Return errors among the answers given, against the fraction of answers given, the surest first.
+    """Plot the error rate among the most confident predictions against their fraction.
 
     Args:
         curves: By name of the network, `coverage`, `risk` and, if known, `area`.

@@ -1,4 +1,4 @@
-"""Size against quality: what each byte buys."""
+"""Quality against file size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def rate_distortion(found: Mapping[str, Any], references: Mapping[str, float] | None = None) -> Figure:
-    """Plot NLL, and accuracy where there is one, against the file's bytes.
+    """Plot NLL and, if there is one, accuracy against file size.
 
     Args:
-        found: What `Compressed.to_json` gives: `trials`, the `front` of the best, `chosen` and `before`.
+        found: The result of `Compressed.to_json`: `trials`, the `front` of the best, `chosen` and `before`.
         references: Bytes of other files to mark, by name.
     """
     measures = ["nll"] + (["accuracy"] if found["before"]["accuracy"] is not None else [])
@@ -52,7 +52,7 @@ def _panel(panel: Any, found: Mapping[str, Any], measure: str, references: Mappi
 
 
 def _focus(panel: Any, values: Sequence[float], before: float) -> None:
-    """Cut off what is many times worse than the network was: it would flatten all the rest."""
+    """Cut off trials many times worse than the original network, which would flatten the rest."""
     spread = sorted(abs(value - before) for value in values)[len(values) // 2]
     reach = max(4 * spread, 0.02)
     panel.set_ylim(max(min(values), before - reach) - 0.1 * reach, min(max(values), before + reach) + 0.1 * reach)

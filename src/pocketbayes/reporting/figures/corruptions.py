@@ -1,4 +1,4 @@
-"""A contact sheet of corruptions: one picture under each of them, at each severity."""
+"""A contact sheet of one image under all corruptions and severities."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 BLOCKS = 2
 WIDTH, GAP, LABEL, HEAD = 0.78, 0.04, 0.95, 0.3
-"""Inches: of a picture, between pictures, of a name, of the line of severities."""
+"""Sizes in inches: an image, the gap between images, a name, the line of severities."""
 
 
 def contact_sheet(pictures: Mapping[str, Sequence[NDArray[np.uint8]]], original: NDArray[np.uint8]) -> Figure:
-    """Return two columns of corruptions, a row of severities each; the picture as it was in the last place.
+    """Draw two columns of corruptions, with a row of severities each; the original image comes last.
 
     Args:
-        pictures: For each corruption the picture at every severity, (h, w), (h, w, 1) or (h, w, 3).
-        original: The picture.
+        pictures: For each corruption the image at every severity, (h, w), (h, w, 1) or (h, w, 3).
+        original: The original image.
     """
     severities = max(len(row) for row in pictures.values())
     lines = -(-(len(pictures) + 1) // BLOCKS)

@@ -1,4 +1,4 @@
-"""Layer by layer: how many weights are present and how many random, and the stds of the first layer."""
+"""Fractions of present and random weights per layer, and the stds of the first layer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def layer_fractions(layers: Sequence[Mapping[str, Any]], title: str = "") -> Figure:
-    """Return two bars a weight tensor: the fraction that is not exactly 0, and the fraction that is random.
+    """Draw two bars per weight tensor: the fraction that is not exactly 0, and the fraction that is random.
 
     Args:
         layers: `name`, `present` and `random` of each, in the network's order.
-        title: Of the figure.
+        title: The title of the figure.
     """
     figure, axes = canvas(size=(4.6, max(1.6, 0.34 * len(layers) + 1.0)))
     panel = axes[0, 0]
@@ -38,11 +38,11 @@ def layer_fractions(layers: Sequence[Mapping[str, Any]], title: str = "") -> Fig
 
 
 def sigma_map(picture: np.ndarray, title: str = "") -> Figure:
-    """Return the std of each weight as a colour; stds of 0 are grey, NaN (between tiles) is left white.
+    """Draw the std of each weight as a colour; stds of 0 are grey, NaN (between tiles) is white.
 
     Args:
         picture: (rows, columns) stds.
-        title: Of the figure.
+        title: The title of the figure.
     """
     rows, columns = picture.shape
     figure, axes = canvas(size=(4.6, min(max(4.0 * rows / columns, 1.2), 6.0) + 0.4))

@@ -1,4 +1,4 @@
-"""Data that the network has never seen: how its uncertainty tells them apart."""
+"""Histograms of uncertainty on in- and out-of-distribution data."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COLUMNS = 4
 def ood_histograms(
     histograms: Mapping[str, Mapping[str, Any]], inside: str = "own data", outside: str = "other data"
 ) -> Figure:
-    """Return how a score is distributed on the data trained for and on other data, a panel a network.
+    """Draw the distribution of a score on in- and out-of-distribution data, one panel per network.
 
     Args:
         histograms: By name of the network, `edges` of the bins, counts `inside` and `outside`, and the `score`'s name.
-        inside: What to call the data trained for.
-        outside: What to call the other data.
+        inside: The label of the in-distribution data.
+        outside: The label of the out-of-distribution data.
     """
     columns = min(len(histograms), COLUMNS)
     figure, axes = canvas(math.ceil(len(histograms) / columns), columns, size=(2.7, 2.3))
@@ -36,7 +36,7 @@ def ood_histograms(
             counts = np.asarray(histogram[key], dtype=np.float64)
             panel.stairs(counts / max(counts.sum(), 1), edges, fill=True, color=colour, alpha=0.35)
             panel.stairs(counts / max(counts.sum(), 1), edges, color=colour, linewidth=1.3, label=label)
-        # Most images crowd in one bin: on a square-root scale the others are seen beside it.
+        # Most images are in one bin; a square-root scale keeps the others visible.
         panel.set_yscale("function", functions=(lambda v: np.sqrt(np.maximum(v, 0)), np.square))
         panel.set_yticks([0, 0.01, 0.05, 0.2, 0.5, 1.0], ["0", "1 %", "5 %", "20 %", "50 %", "100 %"])
         panel.set(xlabel=str(histogram.get("score", "score")), xlim=(edges[0], edges[-1]))

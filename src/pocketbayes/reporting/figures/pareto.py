@@ -1,4 +1,4 @@
-"""What a smaller or faster network costs: a measure against bytes or seconds, and the front that nothing beats."""
+"""A measure against bytes or seconds, with the Pareto front."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other is at least as low in both coordinates, by the first; equal ones once."""
+    """Return the points that no other point dominates, sorted by the first coordinate, without duplicates."""
     front: list[Point] = []
     for x, y in sorted(points):
         if not front or y < front[-1][1]:
@@ -24,12 +24,12 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
 
 
 def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> Figure:
-    """Return a point a network, both coordinates better when lower, x on a log scale; the front as steps.
+    """Plot a point per network, with x on a log scale and the Pareto front (lower is better) as steps.
 
     Args:
-        points: (x, y) by name. Names that agree up to a comma share a colour, and what follows stands at the point.
-        x_label: What x is, bytes or seconds say.
-        y_label: What y is.
+        points: (x, y) by name. Names that agree up to a comma share a colour; the rest is written at the point.
+        x_label: The label of x, such as bytes or seconds.
+        y_label: The label of y.
     """
     from matplotlib.ticker import EngFormatter, LogLocator
 
@@ -53,7 +53,7 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
     panel.margins(0.12)
     panel.set(xlabel=x_label, ylabel=y_label)
     panel.legend(fontsize=7, frameon=False)
-    figure.canvas.draw()  # lays out the panel: from here on places on it are known
+    figure.canvas.draw()  # computes the layout, which positions depend on
     shown = [name for name in points if name.partition(", ")[2]]
     spots = panel.transData.transform([points[name] for name in points]) * 72 / figure.dpi
     places = dict(zip(points, [(float(x), float(y)) for x, y in spots]))
@@ -65,15 +65,15 @@ def pareto(points: Mapping[str, Point], x_label: str, y_label: str = "NLL") -> F
 
 
 def beside(places: Mapping[str, Point], sizes: Mapping[str, Point], left: float = -math.inf) -> dict[str, Point]:
-    """Return where to write beside each point: the nearest place that covers no point and no text written before.
+    """Return the nearest position for each label that covers no point and no earlier label.
 
     Args:
         places: The points by name.
-        sizes: Width and height of the texts of some of them.
-        left: No text begins further left.
+        sizes: Width and height of the labels of some of them.
+        left: The left limit of labels.
 
     Returns:
-        By name, the lower left corner of the text as seen from its point.
+        By name, the lower left corner of the label relative to its point.
     """
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in places.values()]
     found: dict[str, Point] = {}

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pocketbayes.posteriors.shared_plane import SharedPlane
 
 SHOWN_POINTS = 20_000
-"""Points of a cloud that are drawn, at most: more are a blot, and megabytes in a vector file."""
+"""Largest number of drawn points: more are indistinguishable and take megabytes in a vector file."""
 MARGIN = 2.0
 
 
 @dataclass(frozen=True)
 class PlaneView:
-    """What a plane holds.
+    """The contents of a plane.
 
     Attributes:
         centres: (K, 2) means and stds.
         covs: (K, 2, 2).
-        cloud: (n, 2) points of the weights that the Gaussians stand for; none where they are no longer known.
+        cloud: (n, 2) points of the weights assigned to Gaussians; empty if no longer known.
         outliers: (o, 2) weights that keep their own mean and std.
         ellipse_points: (p, 2) weights that are blended from several Gaussians.
     """
@@ -41,13 +41,13 @@ class PlaneView:
 
     @classmethod
     def of(cls, shared: SharedPlane) -> PlaneView:
-        """Return the plane of a shared network as it is now: its weights lie in their Gaussians' centres."""
+        """Return the current plane of a shared network, whose weights lie at their Gaussians' centres."""
         parts = (shared.centres, shared.covs, shared.centres[:0], shared.outliers, shared.blends)
         return cls(*(part.cpu() for part in parts))
 
 
 def plane(views: Mapping[str, PlaneView]) -> Figure:
-    """Return gaussians at one and two standard deviations, ellipse points and outliers; a panel a view, on common axes.
+    """Draw Gaussians at one and two standard deviations, ellipse points and outliers, one panel per view.
 
     Args:
         views: by title, such as "before training" and "after".
@@ -70,7 +70,7 @@ def plane(views: Mapping[str, PlaneView]) -> Figure:
         panel.autoscale_view()
         panel.set(title=title, xlabel="mean")
         panel.legend(fontsize=7, loc="upper right", framealpha=0.9)
-    # Far outliers would press all that matters into a strip.
+    # Far outliers would compress the rest.
     reach = max(
         (MARGIN * float(view.centres[:, 0].abs().amax()) for view in views.values() if len(view.centres)), default=0
     )
@@ -81,7 +81,7 @@ def plane(views: Mapping[str, PlaneView]) -> Figure:
 
 
 def thinned(points: Tensor) -> Tensor:
-    """Return at most `SHOWN_POINTS` points, the same ones each time."""
+    """Return at most `SHOWN_POINTS` points, always the same."""
     if len(points) <= SHOWN_POINTS:
         return points
     return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:SHOWN_POINTS]]

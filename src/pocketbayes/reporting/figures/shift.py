@@ -1,4 +1,4 @@
-"""When the data change: measures against the severity of a corruption, the angle of a turn, the noise in dB."""
+"""Measures under shift: by severity of corruption, angle of rotation, or noise in dB."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def shift_curves(rows: Mapping[str, Rows], x: str = "severity") -> Figure:
-    """Return every measure against the shift, a line a network.
-
-    The entropy of right and wrong answers apart in a last panel.
+    """Plot every measure against the shift, one line per network, and the entropy of right and wrong predictions.
 
     Args:
         rows: By name of the network, one row of measures per step of the shift.
-        x: What a row calls its step: "severity", "degrees" or "db".
+        x: The name of the step: "severity", "degrees" or "db".
     """
     every = [row for one in rows.values() for row in one]
     known = [name for name in MEASURES if any(row.get(name) is not None for row in every)]

@@ -40,10 +40,10 @@ def canvas(
 
 
 def save(figure: Figure, path: str | Path) -> Path:
-    """Write the figure as its name's ending says (.png, .svg or .pdf), through a temporary name."""
+    """Write the figure as .png, .svg or .pdf by the suffix of its name, atomically."""
     path = Path(path)
     if path.suffix.lower() not in FORMATS:
-        raise UserError(f"cannot draw {path.name}: a figure's name ends in one of {', '.join(FORMATS)}")
+        raise UserError(f"cannot draw {path.name}: the name of a figure must end in one of {', '.join(FORMATS)}")
     kind = path.suffix[1:].lower()
     # Without the date the same numbers give the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})

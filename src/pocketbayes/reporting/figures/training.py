@@ -1,4 +1,4 @@
-"""Training curves: what the data say (NLL) and what the prior asks (KL), apart."""
+"""Training curves of NLL and KL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDE = 20
-"""A measure that spans more than such a factor is drawn on a log scale."""
+"""Ratio of largest to smallest value above which a log scale is used."""
 
 
 def training_curves(epochs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
