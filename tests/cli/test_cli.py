@@ -206,7 +206,7 @@ def test_train_stopped_before_a_checkpoint_leaves_nothing(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("change", [["--method", "map"], ["--seed", 3], ["--set", "data.val_fraction=0.2"]])
 def test_resume_refuses_another_run(trained: Trained, change: list[object]) -> None:
-    assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it as it was")
+    assert_mistake(call("train", "--out", trained.folder, "--resume", *change), "resume it unchanged")
 
 
 def test_load_run_agrees_with_the_command_line(trained: Trained) -> None:
@@ -446,7 +446,7 @@ def test_train_resumes_with_the_recipe_of_the_run(tmp_path: Path) -> None:
     for change in ("training.lr=0.5", "training.epochs=0", "model.name=lenet300"):
         result = call("train", "--out", folder, "--resume", "--set", change)
         assert result.exit_code == 2, change
-        assert "was begun" in result.stderr
+        assert "was started" in result.stderr
     assert (folder / "recipe.yaml").read_text() == before
     result = call("train", "--out", folder)
     assert (result.exit_code, "add --resume" in result.stderr) == (2, True)

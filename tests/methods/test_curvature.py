@@ -73,22 +73,22 @@ def test_std_init_curvature_starts_training() -> None:
 
 @pytest.mark.parametrize("method", ["laplace", "swag"])
 def test_bayesianize_refuses_what_needs_data(method: str) -> None:
-    with pytest.raises(pb.UserError, match="takes its stds from data"):
+    with pytest.raises(pb.UserError, match="needs data for its stds"):
         pb.bayesianize(nn.Linear(2, 2), method)
 
 
 def test_curvature_refuses_bad_input_in_one_line() -> None:
     model, data = nn.Linear(6, 2), classes()
     for settings, message in (
-        ({"examples": 10}, "smaller than the 300 examples"),
+        ({"examples": 10}, "must be at least 300"),
         ({"delta": 0.0}, "must be positive"),
         ({"delta": -1.0}, "must be positive"),
     ):
         with pytest.raises(pb.UserError, match=message):
             pb.bayesianize(model, "bbb", data=data, **settings)  # type: ignore[arg-type]
-    with pytest.raises(pb.UserError, match="need data="):
+    with pytest.raises(pb.UserError, match="needs data="):
         pb.bayesianize(model, "bbb", delta=1.0)
-    with pytest.raises(pb.UserError, match="leave out data="):
+    with pytest.raises(pb.UserError, match="omit data="):
         pb.bayesianize(model, "map", data=data)
     with pytest.raises(pb.UserError, match="must be positive"):
         curvature_stds(torch.ones(2), 5, 0.0)

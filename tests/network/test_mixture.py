@@ -163,7 +163,7 @@ def test_mixture_file_names_its_damaged_member(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.raises(pb.UserError, match=r"damaged in member 2 of 3.*skip_damaged=True"):
         pb.load(path)
-    with pytest.warns(UserWarning, match="damaged in member 2 of 3: the others are used"):
+    with pytest.warns(UserWarning, match="damaged in member 2 of 3: using the others"):
         rest = pb.load(path, skip_damaged=True)
     assert isinstance(rest, Mixture)
     assert rest.weights == pytest.approx((0.5 / 0.7, 0.2 / 0.7))

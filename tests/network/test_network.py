@@ -428,7 +428,7 @@ def test_network_text_works_for_every_storage() -> None:
         (lambda model: pb.bayesianize(model, 3), "not int, Bank"),
         (
             lambda model: pb.bayesianize(model, pb.MeanFieldVI(), prior_std=2),
-            "prior_std: the method is made already",
+            "prior_std: the method is an instance already",
         ),
     ],
 )

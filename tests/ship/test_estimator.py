@@ -163,7 +163,7 @@ def test_estimator_pickles() -> None:
 
 
 def test_estimator_refuses_an_image_model_for_a_table() -> None:
-    with pytest.raises(pb.UserError, match=r"does not take inputs \(\d+, 4\)"):
+    with pytest.raises(pb.UserError, match=r"does not accept inputs \(\d+, 4\)"):
         pb.PocketClassifier(model="lenet5", epochs=1).fit(*load_iris(return_X_y=True))
 
 

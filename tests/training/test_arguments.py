@@ -52,7 +52,7 @@ FITS: dict[str, tuple[Callable[[], object], str]] = {
     "one number": (lambda: fit(x=torch.tensor(1.0), y=torch.tensor(1)), "single number"),
     "three arrays": (lambda: pb.fit("bbb", model(), (X, Y, Y), epochs=1), "data of 3 arrays"),
     "validation of three arrays": (lambda: fit(val=(X, Y, Y)), "data of 3 arrays"),
-    "validation of other features": (lambda: fit(val=(X[:, :2], Y)), "4 features, val= has 2"),
+    "validation of other features": (lambda: fit(val=(X[:, :2], Y)), "4 features, but val= has 2"),
     "a model without values": (lambda: fit(net=meta_model()), "meta device"),
     "an output of one dimension": (lambda: fit(net=Answers(lambda y: y[:, 0])), r"\(batch, classes, ...\)"),
     "an output of no dimension": (lambda: fit(net=Answers(lambda y: y.sum())), r"\(batch, classes, ...\)"),

@@ -132,7 +132,7 @@ def test_fit_on_ranks_agrees_on_batch_norm(tmp_path: Path) -> None:
 def test_fit_on_ranks_refuses_settings_they_cannot_share(tmp_path: Path) -> None:
     with pytest.raises(pb.UserError, match="accumulate=1"):
         pb.Training(sync_batch_norm=True, accumulate=2)
-    with pytest.raises(pb.UserError, match="only 'ddp'"):
+    with pytest.raises(pb.UserError, match="use 'ddp'"):
         pb.fit("bbb", smooth(), tiny_data(), strategy="fsdp")
     with pytest.raises(pb.UserError, match="timeout"):
         pb.Training(timeout=0)
@@ -328,7 +328,7 @@ def test_fit_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
     ranks.run(train_told, 2, tmp_path / "a", tmp_path / "run", Told(0, 5, "SIGTERM"), False)
     os.environ["RANK"] = "0"
     try:
-        with pytest.warns(UserWarning, match="of 2 processes, this run of 1"):
+        with pytest.warns(UserWarning, match="has 2 processes, this run 1"):
             found = train_told(tmp_path / "run", None, True)
     finally:
         del os.environ["RANK"]
@@ -351,7 +351,7 @@ def stray(folder: Path) -> dict[str, Any]:
 
 def test_fit_stops_when_ranks_disagree(tmp_path: Path) -> None:
     found = ranks.run(stray, 2, tmp_path / "a", tmp_path / "run")
-    assert all(text.startswith("TrainingError: rank 1 has other weights than rank 0") for text in found)
+    assert all(text.startswith("TrainingError: rank 1 differs from rank 0") for text in found)
     assert not (tmp_path / "run" / "model.pocket").exists()
 
 

@@ -153,10 +153,10 @@ def test_resume_tests_generators_without_changing_them() -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"lr": 0.5}, r"begun with lr=0\.01, not 0\.5"),
-        ({"batch_size": 8}, "begun with batch_size=16, not 8"),
-        ({"seed": 4}, "begun with seed=3, not 4"),
-        ({"epochs": 2}, "begun for 3 epochs, not 2"),
+        ({"lr": 0.5}, r"started with lr=0\.01, not 0\.5"),
+        ({"batch_size": 8}, "started with batch_size=16, not 8"),
+        ({"seed": 4}, "started with seed=3, not 4"),
+        ({"epochs": 2}, "started for 3 epochs, not 2"),
     ],
 )
 def test_resume_keeps_the_settings_of_the_run(
@@ -170,9 +170,9 @@ def test_resume_keeps_the_settings_of_the_run(
 def test_resume_refuses_another_method_and_takes_more_epochs(runs: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(runs["sgd"][0], tmp_path / "run")
     settings = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3, "keep_best": True, "optimizer": "sgd"}
-    with pytest.raises(pb.UserError, match=r"begun with method=MeanFieldVI\(.*, not PBN\("):
+    with pytest.raises(pb.UserError, match=r"started with method=MeanFieldVI\(.*, not PBN\("):
         pb.fit("pbn", tiny_model(), tiny_data(), val=tiny_data(20), out=folder, resume=True, progress=False, **settings)
-    with pytest.raises(pb.UserError, match=r"begun with training examples=\d+, not 7"):
+    with pytest.raises(pb.UserError, match=r"started with training examples=\d+, not 7"):
         pb.fit(pb.MeanFieldVI(), tiny_model(), tiny_data(7), val=tiny_data(20), out=folder, resume=True, **settings)
     fit(folder, optimizer="sgd", resume=True, epochs=4)
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4

@@ -315,17 +315,17 @@ def test_fit_checks_kl_weights_and_priors_early(wrong: dict[str, float]) -> None
 @pytest.mark.parametrize("x", [torch.zeros(8, 5), torch.zeros(8, 4, dtype=torch.int64), torch.zeros(8, 4).byte()])
 def test_fit_names_inputs_that_the_model_does_not_take(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(4, 3))
-    with pytest.raises(pb.UserError, match=r"does not take inputs \(8, \d\) of type torch\."):
+    with pytest.raises(pb.UserError, match=r"does not accept inputs \(8, \d\) of type torch\."):
         pb.fit("bbb", model, (x, torch.arange(8) % 3), epochs=1, **QUICK)
     image = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-    with pytest.raises(pb.UserError, match=r"does not take inputs \(8, 3, 4, 4\)"):
+    with pytest.raises(pb.UserError, match=r"does not accept inputs \(8, 3, 4, 4\)"):
         pb.fit("map", image, (torch.zeros(8, 3, 4, 4), torch.arange(8) % 3), epochs=1, **QUICK)
 
 
 def test_fit_warns_of_one_leftover_example_for_batch_norm() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     x, y = torch.zeros(5, 2), torch.zeros(5, dtype=torch.int64)
-    with pytest.raises(pb.UserError, match=r"batch norm cannot learn from the 1 example that is left over.*batch_size"):
+    with pytest.raises(pb.UserError, match=r"batch norm cannot train on the last batch of 1 example.*batch_size"):
         pb.fit("map", model, (x, y), epochs=1, batch_size=4, progress=False)
 
 

@@ -1,4 +1,4 @@
-"""Nested values of tensors, numbers and text in one safetensors file: no pickle, written whole or not at all."""
+"""Nested tensors, numbers and text in one safetensors file, without pickle and written atomically."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
     """Write a tree of dicts, lists, tuples, numbers, text and tensors; return the file's size in bytes.
 
     Args:
-        path: The file, replaced as one step: an interrupted write leaves the old file or none.
+        path: The file, replaced atomically: an interrupted write leaves the old file or none.
         tree: The values.
-        kind: What the file is, checked on reading.
+        kind: The kind of file, checked on reading.
     """
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
     skeleton = _dismantle(tree, tensors, 0)
     head = {"format": FORMAT, "kind": kind, "checksum": _checksum(kind, skeleton, tensors), "tree": skeleton}
-    # One text for all: safetensors writes several in any order, and the same values are to make the same file.
+    # One text for all, since safetensors writes several in any order and equal values must give equal files.
     data = save(tensors, {METADATA: json.dumps(head)})
     write_atomically(path, lambda file: file.write(data))
     return len(data)
@@ -78,7 +78,7 @@ def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _dismantle(node: Any, tensors: dict[str, Tensor], depth: int) -> Any:
-    """Return a JSON value for the node.
+    """Convert a node to JSON.
 
     ["t", n] is tensor n, ["i", n] an int64 one, then ["d", pairs], ["l", items], ["u", items], ["v", plain value].
     """
@@ -114,10 +114,7 @@ def _assemble(node: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
 
 
 def narrowed(tensor: Tensor) -> Tensor:
-    """Return an int64 tensor in the smallest type that holds its values.
-
-    Indices are small on disk. Others as they are.
-    """
+    """Convert an int64 tensor to the smallest integer type for its values; other tensors are unchanged."""
     if tensor.dtype != torch.int64 or tensor.numel() == 0:
         return tensor
     low, high = int(tensor.min()), int(tensor.max())

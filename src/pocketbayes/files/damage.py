@@ -1,4 +1,4 @@
-"""Some of the members of a mixture file: those that are whole, or the first."""
+"""Selected members of a mixture file: the intact ones, or the first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pocketbayes.files.pocket import Buffer
 
 MIXTURE_SETTINGS = ("weights", "stopping")
 SMALLEST = 1 << 12
-"""Bytes of the smallest mixture that carries a checksum per member."""
+"""Smallest size in bytes of a mixture with a checksum per member."""
 
 
 def member_checksums(parts: Mapping[str, Buffer], count: int) -> list[str] | None:
-    """Return a checksum of the parts of each member, and one of what they share; None for small files."""
+    """Return checksums of each member's parts and of the shared parts; None for small files."""
     if sum(map(len, parts.values())) < SMALLEST:
         return None
     sums = [0] * (count + 1)
@@ -26,10 +26,10 @@ def member_checksums(parts: Mapping[str, Buffer], count: int) -> list[str] | Non
 
 
 def mixture_settings(text: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """Return what a file says of a mixture as a whole, for the members of these numbers."""
+    """Return a mixture's settings for the selected members."""
     found = {name: text[name] for name in MIXTURE_SETTINGS if name in text}
     if len(kept) < len(text["networks"]):
-        found.pop("stopping", None)  # fitted for all of them
+        found.pop("stopping", None)  # fitted for all members
         if "weights" in found:
             weights = [found["weights"][number] for number in kept]
             found["weights"] = [weight / sum(weights) for weight in weights]
@@ -37,7 +37,7 @@ def mixture_settings(text: Mapping[str, Any], kept: Sequence[int]) -> dict[str, 
 
 
 def damaged_members(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> list[int]:
-    """Return the numbers of the members that are not what was written; [] where the file does not tell."""
+    """Return the indices of damaged members; empty if the file has no checksums per member."""
     written, networks = text.get("checksums"), text.get("networks")
     if not isinstance(written, list) or not isinstance(networks, list) or len(written) != len(networks) + 1:
         return []

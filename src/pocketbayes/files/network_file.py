@@ -36,19 +36,19 @@ MALFORMED = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, AssertionError),
     *(RuntimeError, OverflowError, MemoryError, zlib.error),
 )
-"""What comes of a file that its own frame does not contradict, but that no `save` wrote."""
+"""Errors from a file with a valid frame but invalid contents."""
 
 
 def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless", keep_centre: bool = False) -> int:
-    """Write the network, everything that prediction needs; return the file's size in bytes.
+    """Write all that prediction needs to a file, and return its size in bytes.
 
     Args:
         net: A network or mixture.
-        path: The file, replaced as one step: an interrupted write leaves the old file or none.
-        precision: "lossless": the same predictions, bit for bit. "bfloat16" or "int8": means in two bytes or in 256
-            steps, stds more coarsely, normalisation in two bytes. A `Precision` says it for each.
-        keep_centre: Keeps the pretrained weights that a prior may be centred on, as many values as there are weights.
-            Prediction does not need them; without them the loaded network has no KL.
+        path: The file, replaced atomically: an interrupted write leaves the old file or none.
+        precision: "lossless" for the same predictions bit for bit; "bfloat16" or "int8" for means in two bytes or 256
+            steps, coarser stds, and normalisation in two bytes; or a `Precision` for each.
+        keep_centre: Keep the pretrained weights that a prior may be centred on, one value per weight. Prediction does
+            not need them, but the KL of the loaded network does.
     """
     path = check_path(path, "the file")
     return Packed.of(net, precision, keep_centre=keep_centre).write(path)
@@ -68,7 +68,7 @@ class Packed:
 
     @cached_property
     def size(self) -> int:
-        """The bytes of the file."""
+        """The size of the file in bytes."""
         return len(pocket.assemble(self.text, self.parts))
 
     def write(self, path: str | Path) -> int:
@@ -85,7 +85,7 @@ class Packed:
         return Packed(*packing.first_networks(self.text, self.parts, count))
 
     def unpack(self, model: Models = None) -> Net:
-        """Rebuild the network as `load` would from the file."""
+        """Rebuild the network as `load` does from the file."""
         return rebuild(packing.unpack(self.text, dict(self.parts)), model)
 
 
@@ -93,10 +93,10 @@ def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) 
     """Read a network.
 
     Args:
-        path: A file that `save` wrote, or the folder of a run.
-        model: A model of the same architecture; needed only if the network was not made of a model known by name. A
-            list of models, one per network, for a mixture of different architectures.
-        skip_damaged: Leave out the members of a mixture that are damaged, with a warning that names them.
+        path: A file written by `save`, or a run folder.
+        model: A model of the same architecture, needed only if the network's model has no name in `pb.models`; a list
+            of models, one per network, for a mixture of different architectures.
+        skip_damaged: Skip damaged members of a mixture, with a warning that names them.
 
     Raises:
         UserError: If the file is missing, foreign, damaged or of another architecture.
@@ -105,7 +105,7 @@ def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) 
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
-    """Return the tree in a file that `save` wrote, for which no model is needed."""
+    """Read the tree in a file written by `save`, without building a model."""
     path = check_path(path, "the network")
     path = path / MODEL_FILE if path.is_dir() else path
     if pocket.format_of(path, pocket.read_header(path)[0]) == container.FORMAT:
@@ -117,14 +117,14 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
     except pocket.DamagedFileError as error:
         text, parts, skipped = error.text, error.parts, damaged_members(error.text, error.parts)
         count = len(text["networks"]) if skipped else 0
-        if len(skipped) == count:  # nothing is known to be whole
+        if len(skipped) == count:  # no member is known to be intact
             raise
         where = f"{str(path)!r} is damaged in member {' and '.join(str(n + 1) for n in skipped)} of {count}"
         if not skip_damaged:
             raise UserError(
                 f"{where}: get another copy, or use the others with load(path, skip_damaged=True)"
             ) from error
-        warn(f"{where}: the others are used")
+        warn(f"{where}: using the others")
     try:
         return packing.unpack(text, parts, skipped)
     except MALFORMED as error:
@@ -132,7 +132,7 @@ def read(path: str | Path, *, skip_damaged: bool = False) -> dict[str, Any]:
 
 
 def describe(net: Net) -> dict[str, Any]:
-    """Return the network as a tree of tensors and plain values."""
+    """Return the network as a tree of tensors and JSON values."""
     if isinstance(net, Mixture):
         known = {"weights": None if net.weights is None else list(net.weights), "stopping": net.stopping}
         networks = [describe(network) for network in net]
@@ -160,7 +160,7 @@ def describe(net: Net) -> dict[str, Any]:
 
 
 def rebuild(tree: Mapping[str, Any], model: Models = None, source: str = "the file") -> Net:
-    """Return the network that `describe` described."""
+    """Rebuild a network from the tree of `describe`."""
     try:
         if "networks" in tree:
             modules = _one_each(model, len(tree["networks"]))
@@ -178,7 +178,7 @@ def rebuild(tree: Mapping[str, Any], model: Models = None, source: str = "the fi
 
 
 def _one_each(model: Models, count: int) -> list[nn.Module | None]:
-    """Return a model for each of `count` networks: those given, or the one given for all."""
+    """Return a model for each of `count` networks: the given ones, or one for all."""
     if not isinstance(model, Sequence):
         return [model] * count
     if len(model) != count:
@@ -187,7 +187,7 @@ def _one_each(model: Models, count: int) -> list[nn.Module | None]:
 
 
 def posterior_in(network: Mapping[str, Any]) -> Posterior:
-    """Return the posterior of one network that `describe` described; no model is needed."""
+    """Rebuild the posterior of one network from the tree of `describe`, without a model."""
     layout, part = Layout.from_json(network["layout"]), network["posterior"]
     return posteriors.restore(part["name"], layout, part["tensors"], part["config"])
 
@@ -220,17 +220,17 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
     net.health = None if tree.get("health") is None else Health(**tree["health"])
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
     _load_points(net.model, tree["state"], source)
-    return net.to(net.device).eval()  # a given model may be elsewhere than what a file holds
+    return net.to(net.device).eval()  # a given model may be on another device
 
 
 def _float_type(posterior: Posterior) -> torch.dtype:
-    """Return the type of a posterior's numbers, which its model must share."""
+    """Return the float type of a posterior, which its model must share."""
     floats = (tensor.dtype for tensor in posterior.state_dict().values() if tensor.is_floating_point())
     return next(floats, torch.get_default_dtype())
 
 
 def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
-    """Leave out what only training needs: the first stds, and the prior's centre."""
+    """Remove what only training needs: the initial stds and the prior's centre."""
     if "networks" in tree:
         return {**tree, "networks": [_without_centres(network, keep) for network in tree["networks"]]}
     tree = {key: value for key, value in tree.items() if key != "first_stds"}
@@ -256,19 +256,19 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
         return copy.deepcopy(model)
     if tree["model"] is None:
         raise UserError(
-            f"{source} was made of a {tree['model_class']} that pocketbayes cannot build by name: pass one as model=; "
-            "networks of pb.models.build(NAME), also timm:NAME and torchvision:NAME, need none, and these are what the "
-            "command line can read (`pocketbayes list models`)"
+            f"{source} was made from a {tree['model_class']}, not a model known by name: pass one as model=; "
+            "models of pb.models.build(NAME), including timm:NAME and torchvision:NAME, need none, and only these work "
+            "on the command line (`pocketbayes list models`)"
         )
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]
     tensors = len(sizes) + sum(len(slot["sites"]) for slot in slots)
-    values = sum(sizes) + sum(math.prod(slot["shape"]) for slot in slots)  # tied weights are one tensor, built once
+    values = sum(sizes) + sum(math.prod(slot["shape"]) for slot in slots)  # tied weights are built once
     return models.build_bounded(tree["model"]["name"], tree["model"]["args"], tensors, values)
 
 
 def _refuse_nan(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Reject numbers outside the posterior that are none; infinity may be meant, as in a mask."""
+    """Reject NaN outside the posterior; infinity may be intended, as in a mask."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise UserError(f"{source} has NaN in {name!r}: get another copy, or train again")

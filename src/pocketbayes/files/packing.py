@@ -1,4 +1,4 @@
-"""A network's tree as a short text and coded bytes, in the precision that a budget allows, and back."""
+"""Packing of a network's tree into a short text and coded bytes, at a given precision, and back."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.posteriors.coding import PLACES, UNDECLARED
 
 LEVELS = ("lossless", "float32", "bfloat16", *(f"int{bits}" for bits in range(8, 1, -1)))
-"""How a float may be kept, finest first; intN: 2^N steps between the smallest and the largest of a layer."""
+"""Precisions of floats, finest first; intN is 2^N steps between a layer's smallest and largest value."""
 INLINE = 4
-"""Tensors of so few values stand in the text."""
+"""Largest number of values of a tensor stored in the text."""
 FREE_VALUES = 1 << 22
 VALUES_A_BYTE = 256
-"""A file of b bytes holds at most FREE_VALUES + VALUES_A_BYTE b values; padding makes it so where it is not. A reader
-thus knows, before it allocates anything, whether a size can be true."""
+"""A file of b bytes holds at most FREE_VALUES + VALUES_A_BYTE b values, if necessary by padding, so that a reader can
+reject false sizes before it allocates memory."""
 DEFLATED_VALUES = 1 << 22
 """So many floats or more are coded by deflate, which reads ten times as fast: a large network loads in a second."""
 LARGEST_TREE = 1 << 22
@@ -46,12 +46,12 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Precision:
-    """How finely a file keeps floats.
+    """The precision of floats in a file.
 
     Attributes:
-        means: Means, point values, centres and outliers: what a pass at the mean is made of.
-        stds: What sets stds. A coarse std changes how wide draws spread, not where they are, so it may be coarser.
-        points: Parameters and buffers outside the posterior: biases, normalisation.
+        means: Precision of means, point values, centres and outliers.
+        stds: Precision of stds, which may be coarser, since errors change only the width of draws.
+        points: Precision of parameters and buffers outside the posterior: biases, normalisation.
     """
 
     means: str = "lossless"
@@ -65,7 +65,7 @@ class Precision:
 
     @classmethod
     def of(cls, value: str | Precision) -> Precision:
-        """Return a precision by name: that of the means, with stds and points to match."""
+        """Return a precision by the name of the means' precision, with matching stds and points."""
         if isinstance(value, Precision):
             return value
         return PRECISIONS[value] if value in PRECISIONS else cls(value, value, value)
@@ -78,7 +78,7 @@ PRECISIONS = {
 
 
 def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Pack a network's description as the text and the parts of a file."""
+    """Pack a network's tree into the text and the parts of a file."""
     networks = tree.get("networks", [tree])
     packer = _Packer(Precision.of(precision))
     heads, bodies = [], []
@@ -128,13 +128,12 @@ def first_networks(
 def unpack(
     text: Mapping[str, Any], parts: MutableMapping[str, Buffer], skipped: Collection[int] = ()
 ) -> dict[str, Any]:
-    """Invert `pack`, as far as the precision allows, without the networks of the numbers `skipped`.
+    """Invert `pack` up to the precision, without the networks in `skipped`.
 
-    Each part is taken out of `parts` as it is read, so that file and network are not in memory at once.
+    Each part is removed from `parts` when read, so that file and network are not both in memory.
 
     Raises:
-        UserError: If this cannot be what `pack` wrote. Other errors (KeyError, TypeError, ValueError) are possible for
-            texts that no encoder wrote.
+        UserError: If the contents are invalid; KeyError, TypeError and ValueError are also possible.
     """
     engine = zlib.decompressobj()
     body = engine.decompress(parts["tree"], LARGEST_TREE)
@@ -142,7 +141,7 @@ def unpack(
         raise UserError("the tree is cut off or too large")
     bodies, heads = json.loads(body), text["networks"]
     if len(bodies) != len(heads) or not bodies:
-        raise UserError(f"the text names {len(heads)} networks, the tree describes {len(bodies)}")
+        raise UserError(f"the text names {len(heads)} networks, but the tree describes {len(bodies)}")
     layouts = [(head if "layout" in head else entry)["layout"] for head, entry in zip(heads, bodies)]
     slots = [_long_slots(layouts[0] if layout is None else layout) for layout in layouts]
     claimed = sum(map(_layout_size, slots)) + sum(math.prod(_checked_shape(node["shape"])) for node in _nodes(bodies))
@@ -186,7 +185,7 @@ class _Packer:
         return {**tree, "tensors": tensors}
 
     def state(self, state: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-        """Return all tensors of a type as one: a name and a shape each cost less than a part of the file."""
+        """Pack all tensors of a type as one, since names and shapes cost less than parts of the file."""
         groups: dict[torch.dtype, dict[str, Tensor]] = {}
         for name, tensor in state.items():
             groups.setdefault(tensor.dtype, {})[name] = tensor
@@ -222,14 +221,14 @@ class _Packer:
     def index(
         self, name: str, index: Tensor, runs: Sequence[tuple[int, int]], edges: Sequence[int]
     ) -> tuple[dict[str, Any], list[int] | None]:
-        """Return positions of weights, and how many lie in each layer; or table entries, where they do not ascend."""
+        """Pack positions of weights with their counts per layer, or table entries if they do not ascend."""
         values = index.detach().cpu().reshape(-1).numpy().astype(np.int64)
         if _ascends(index, edges[-1]):
             node = self.node(f"posterior.{name}", index, "positions", codec.pack_positions(values, edges))
             return node, np.diff(np.searchsorted(values, edges)).tolist()
         by = "layers" if len(values) == edges[-1] else None
         segments = np.diff(edges).tolist() if by else None
-        folded = codec.fold(values, runs)  # ranges that are used once each take one symbol
+        folded = codec.fold(values, runs)  # one symbol per range of values used once each
         kept = {} if folded is None else {"runs": [list(run) for run in runs]}
         data = codec.pack_ints(values if folded is None else folded, segments)
         return self.node(f"posterior.{name}", index, "ints", data, by=by, **kept), None
@@ -246,10 +245,10 @@ class _Packer:
     def tensor(
         self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
     ) -> dict[str, Any]:
-        """Return a tensor in the text if it is tiny, else as a part."""
+        """Pack a tensor into the text if it is tiny, otherwise as a part."""
         tensor = tensor.detach().cpu()
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES:
-            raise UserError(f"a file cannot hold {name}, which is {tensor.dtype}")
+            raise UserError(f"a file cannot store {name} of type {tensor.dtype}")
         if tensor.numel() <= INLINE:
             self.values += tensor.numel()
             dtype_name, plain = str(tensor.dtype).removeprefix("torch."), tensor.reshape(-1).tolist()
@@ -351,7 +350,7 @@ class _Unpacker:
 
 
 def _nodes(bodies: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Return all tensors that a tree describes."""
+    """Yield all tensors that a tree describes."""
     for body in bodies:
         for module in (body["posterior"], body["prior"], body["likelihood"] or {"tensors": {}}):
             yield from module["tensors"].values()
@@ -393,7 +392,7 @@ def _layout_size(slots: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _short_slots(slots: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return `[name, shape]` for every slot, with its sites where they differ from the name."""
+    """Return `[name, shape]` for every slot, with its sites if they differ from the name."""
     return [[s["name"], s["shape"], *([s["sites"]] if list(s["sites"]) != [s["name"]] else [])] for s in slots]
 
 

@@ -1,7 +1,7 @@
-"""The frame of a .pocket file: a safetensors file of named bytes with a JSON text and a checksum. docs/format.md.
+"""The frame of a .pocket file: a safetensors file of named bytes with JSON text and a checksum (see docs/format.md).
 
-It is written and read here byte by byte: the same network makes the same file, and nothing is allocated on the word of
-a file that may lie.
+It is written and read byte by byte, so that equal networks give equal files and no memory is allocated for sizes that
+an untrusted file claims.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLANK = b"0" * 32
 
 
 class DamagedFileError(UserError):
-    """A file whose checksum does not match, with what was read of it."""
+    """A file whose checksum does not match, with its contents."""
 
     def __init__(self, message: str, text: dict[str, Any], parts: dict[str, Buffer]) -> None:
         super().__init__(message)
@@ -37,11 +37,11 @@ class DamagedFileError(UserError):
 
 
 def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes]) -> int:
-    """Write a file as one step; return its size in bytes.
+    """Write a file atomically and return its size in bytes.
 
     Args:
         path: The file.
-        text: What goes into the metadata, as JSON.
+        text: The JSON text of the metadata.
         parts: The bytes, by name.
     """
     data = assemble(text, parts)
@@ -76,7 +76,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
     """
     path = Path(path)
     header, size = read_header(path)
-    text, places = _understand(path, header, size)  # before the rest is read: a foreign file may be huge
+    text, places = _understand(path, header, size)  # before reading the rest, since a foreign file may be huge
     found = _CHECKSUM.search(header)
     zeroed = b"" if found is None else header[: found.start(1)] + _BLANK + header[found.end(1) :]
     digest = hashlib.blake2b(len(header).to_bytes(8, "little") + zeroed, digest_size=SIZE)
@@ -105,7 +105,7 @@ def sizes(path: str | Path) -> dict[str, int]:
 
 
 def read_header(path: str | Path) -> tuple[bytes, int]:
-    """Return the header's JSON and the size of the whole file: of any safetensors file, not of ours alone."""
+    """Return the header's JSON and the file size of any safetensors file."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"no file {str(path)!r}")
@@ -121,12 +121,12 @@ def read_header(path: str | Path) -> tuple[bytes, int]:
 
 
 def format_of(path: Path, header: bytes) -> str:
-    """Return which format a header announces."""
+    """Return the format in a header."""
     return str(_metadata(path, _json(path, header)).get("format"))
 
 
 def _understand(path: Path, header: bytes, size: int) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """Return the text, and where the parts lie; they must follow one another and fill the file."""
+    """Return the text and the offsets of the parts, which must be contiguous and fill the file."""
     fields = _json(path, header)
     text = _metadata(path, fields)
     if text.get("format") != FORMAT:
@@ -138,10 +138,10 @@ def _understand(path: Path, header: bytes, size: int) -> tuple[dict[str, Any], d
     for name, entry in entries.items():
         begin, end = _offsets(path, name, entry)
         if begin != place or end < begin:
-            raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {name!r} lies at the wrong place")
+            raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {name!r} is at the wrong position")
         places[name], place = (begin, end), end
     if 8 + len(header) + place != size:
-        raise UserError(f"{str(path)!r} is cut off or has something added: get another copy")
+        raise UserError(f"{str(path)!r} is truncated or has extra bytes: get another copy")
     return text, places
 
 
@@ -178,7 +178,7 @@ def _compact(value: Any) -> str:
 
 
 def _digest(pieces: Iterable[Buffer]) -> str:
-    """Return the BLAKE2b digest of the file with zeros in place of the checksum's digits."""
+    """Return the BLAKE2b digest of the file with zeros for the digits of the checksum."""
     digest = hashlib.blake2b(digest_size=SIZE)
     for piece in pieces:
         digest.update(piece)

@@ -23,7 +23,7 @@ from pocketbayes.training.fitting import fit
 BETAS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 CRITERIA = ("nll", "calibrated_nll", "pruned_accuracy", "ood_auroc")
 PRUNED = 0.9
-"""The fraction of weights that `pruned_accuracy` takes away, by signal-to-noise ratio."""
+"""The fraction of weights that `pruned_accuracy` removes, by signal-to-noise ratio."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Trial:
 
     Attributes:
         beta: Its weight of the KL.
-        epochs: The epochs behind it.
+        epochs: The number of epochs trained so far.
         nll: Its validation NLL.
-        score: What it was judged by, the lower the better: the negative where more is better.
+        score: The value of the criterion, lower is better.
     """
 
     beta: float
@@ -45,11 +45,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        beta: The weight with the best network of the last round.
-        trials: Everything that was tried, in order.
+        beta: The weight of the best network in the last round.
+        trials: All trials, in order.
     """
 
     beta: float
@@ -71,28 +71,28 @@ def search_beta(
     ood: Any = None,
     **settings: Any,
 ) -> Search:
-    """Successive halving (Jamieson and Talwalkar 2016): all weights for a few epochs, the better half for as many more.
+    """Search the weight of the KL by successive halving (Jamieson and Talwalkar 2016).
 
-    Survivors go on from where they are, PBN and 2DGBNN with the means alone. The network that wins is not kept: train
-    with the weight that is found.
+    All weights are trained for a few epochs, the better half for as many more, and so on. Survivors continue from their
+    current state, PBN and 2DGBNN from their means. The best network is not returned: train with the weight found.
 
     Args:
-        method: A variational method; its own `beta` is not tried unless it is among `betas`.
+        method: A variational method; its own `beta` is only tried if it is among `betas`.
         model: As in `fit`.
         train: Training data.
         val: Validation data.
-        betas: The weights tried.
-        epochs: Epochs of the first round; every later one takes as many for those that are left.
-        keep: The fraction that goes on to the next round.
+        betas: The candidate weights.
+        epochs: Epochs per round.
+        keep: The fraction that continues to the next round.
         seed: As in `fit`.
-        samples: Passes of a validation, where the method draws.
-        by: What decides: "nll"; "calibrated_nll", after a temperature; "pruned_accuracy", with 90 % of the weights
-            taken away; "ood_auroc", of the entropy against `ood`; or a function of the network, the lower the better.
+        samples: Passes per validation, if the method draws.
+        by: The criterion: "nll"; "calibrated_nll", after temperature scaling; "pruned_accuracy", with 90 % of the
+            weights removed; "ood_auroc", of the entropy on `ood`; or a function of the network, lower is better.
         ood: Out-of-distribution inputs: a data set, or a pair (x, y).
-        **settings: Of `fit`, such as `lr`.
+        **settings: Settings of `fit`, such as `lr`.
     """
     if not isinstance(method, VariationalMethod):
-        raise UserError(f"{method.name!r} has no weight of a KL to search for")
+        raise UserError(f"{method.name!r} has no KL weight to search for")
     if not betas or min(betas) < 0 or not 0 < keep < 1 or epochs < 1:
         raise UserError(
             f"a search needs weights of at least 0, 0 < keep < 1 and an epoch, not {betas}, {keep}, {epochs}"
@@ -121,11 +121,11 @@ def search_beta(
 
 
 def _score(by: str, net: Net, measures: dict[str, float], val: Any, ood: Any, samples: int) -> float:
-    """Return what a network is judged by, the lower the better."""
+    """Return the criterion of a network, lower is better."""
     if by == "nll":
         return loss_of(measures)
     if "accuracy" not in measures:
-        raise UserError(f"by={by!r} is for classifiers: a regression is judged by 'nll' or a function of yours")
+        raise UserError(f"by={by!r} needs a classifier: for a regression use 'nll' or a function")
     if by == "calibrated_nll":
         return measures["calibrated_nll"]
     if by == "pruned_accuracy":

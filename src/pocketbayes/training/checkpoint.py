@@ -1,4 +1,4 @@
-"""Everything that an interrupted run needs to resume bit for bit."""
+"""Checkpoints from which an interrupted run resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ KIND = "checkpoint"
 
 @dataclass
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Attributes:
         stage: The number of the stage.
         begun: Whether the stage's `begin` is done.
-        epoch: Epochs of the stage that are over.
-        step: Steps of the current epoch that are over.
+        epoch: Finished epochs of the stage.
+        step: Finished steps of the current epoch.
         sums: The current epoch's sums of loss, NLL and KL over its steps.
-        lines: Lines of the metrics file that are final.
+        lines: The number of final lines in the metrics file.
         plateau: The state of the plateau schedule.
         best: The lowest validation NLL of the stage.
         stale: Epochs since then.
@@ -56,16 +56,16 @@ def files(folder: Path) -> list[Path]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Return whether a run, or a member that was trained as a job of its own, has a checkpoint in the folder."""
+    """Return whether a run, or a member trained as its own job, has a checkpoint in the folder."""
     return any(files(own) for own in (folder, *folder.glob("member-*")))
 
 
 def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1) -> None:
-    """Write a checkpoint; of those before it, the last `kept - 1` stay."""
+    """Write a checkpoint and keep the last `kept - 1` before it."""
     before = files(folder)
     with atomic.writing(folder / CHECKPOINT_FILE):
         for path in before[max(kept - 1, 0) :]:
-            if path.name != CHECKPOINT_FILE:  # the newest is replaced in one step below
+            if path.name != CHECKPOINT_FILE:  # the newest is replaced atomically below
                 path.unlink()
         for age, path in reversed(list(enumerate(before[: kept - 1], 1))):
             path.replace(folder / f"checkpoint-{age}.safetensors")
@@ -75,15 +75,15 @@ def write(folder: Path, progress: Progress, tree: dict[str, Any], kept: int = 1)
 def read(
     folder: Path, check: Callable[[Progress, dict[str, Any]], object] | None = None, *, remove: bool = False
 ) -> tuple[Progress, dict[str, Any]] | None:
-    """Return the newest checkpoint of a folder that is not damaged, or None if there is none yet.
+    """Return the newest intact checkpoint of a folder, or None if there is none.
 
     Args:
-        folder: Of the run.
-        check: Told what a checkpoint holds; one that it fails with counts as damaged.
-        remove: Removes damaged ones newer than the one that is read, which they would push out at the next `write`.
+        folder: The run folder.
+        check: Called with the contents of a checkpoint; if it raises, the checkpoint counts as damaged.
+        remove: Whether to remove newer damaged checkpoints, which would otherwise displace it at the next `write`.
 
     Raises:
-        UserError: If all are damaged, with the file and the reason of the last.
+        UserError: If all are damaged; the message names the last file and the reason.
     """
     found = files(folder)
     for number, path in enumerate(found, 1):
@@ -111,7 +111,7 @@ def _read(path: Path) -> tuple[Progress, dict[str, Any]]:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the state of what this thread draws from, and of numpy's and Python's generators."""
+    """Return the state of this thread's generators and of numpy's and Python's."""
     own = current()
     cuda = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     version, internal, gauss = random.getstate()
@@ -125,7 +125,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Set what `random_state` read."""
+    """Restore a state of `random_state`."""
     own = current()
     (torch.default_generator if own is None else own.on("cpu")).set_state(state["torch"].cpu())
     if torch.cuda.is_available():

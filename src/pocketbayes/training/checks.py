@@ -33,15 +33,15 @@ class TrainingError(UserError):
 
 
 class NotFiniteError(TrainingError):
-    """Loss, gradient or weights are no numbers any more."""
+    """NaN or infinity in loss, gradient or weights."""
 
 
 class Signals:
-    """Takes note of Ctrl-C and SIGTERM, so that a run can finish its step and save; a second one stops it at once.
+    """Handler of Ctrl-C and SIGTERM that lets a run finish its step and save; a second signal stops it at once.
 
     Attributes:
-        asked: The name of the signal that came, if one did.
-        patient: Takes no notice of a second one: launchers of several processes pass on what reached these anyway.
+        asked: The name of the received signal, if any.
+        patient: Ignore a second signal, since launchers forward signals that processes received already.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Signals:
-        """Install the signal handlers where Python allows it: in the main thread."""
+        """Install the signal handlers, which Python allows only in the main thread."""
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -58,7 +58,7 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave things as they were; but where a process is gone its launcher's SIGTERM must not cut the message."""
+        """Restore the handlers, except after a lost process, when SIGTERM must not cut off the message."""
         if isinstance(error, LostProcessError):
             return
         for number, handler in self._before.items():
@@ -71,12 +71,12 @@ class Signals:
 
 
 def not_finite(network: Network, *, gradients: bool = False) -> str | None:
-    """Return the first layer that holds a value, or a gradient, that is not finite; None if there is none."""
+    """Return the first layer with a NaN or infinite value or gradient, or None."""
     for name, parameter in network.named_parameters():
         values = parameter.grad if gradients else parameter.detach()
         if values is None or bool(values.isfinite().all()):
             continue
-        if values.shape == (network.layout.size,):  # one number a weight: say which weight
+        if values.shape == (network.layout.size,):  # one number per weight, so name the weight
             first = int((~values.isfinite()).nonzero()[0])
             return next(slot.name for slot in network.layout.slots if slot.start <= first < slot.stop)
         return name.removeprefix("model.")
@@ -90,7 +90,7 @@ def gradient_norm(network: Network) -> Tensor | None:
 
 
 def fingerprint(net: nn.Module) -> str:
-    """Return a hash of all parameters and buffers: equal on ranks that agree."""
+    """Return a hash of all parameters and buffers, equal on ranks that agree."""
     return digest_tensors(sorted(net.state_dict().items()))
 
 
@@ -100,10 +100,10 @@ def not_finite_member(net: Net) -> str | None:
 
 
 class Snapshot:
-    """A state that was good, to go back to with half the rate.
+    """A valid state to roll back to, with half the learning rate.
 
     Attributes:
-        used: How often it was gone back to, in all.
+        used: The total number of rollbacks.
     """
 
     def __init__(self, network: Network, optimizer: Any, at: Progress, used: int = 0) -> None:
@@ -113,7 +113,7 @@ class Snapshot:
         self.used = used
 
     def restore(self, network: Network, optimizer: Any) -> Progress:
-        """Restore the state and return its place in training, with a lower learning rate each time."""
+        """Restore the state and return its progress, with a lower learning rate each time."""
         self.used += 1
         network.load_state_dict(self.weights)
         optimizer.load_state_dict(copy.deepcopy(self.moments))
@@ -124,8 +124,8 @@ class Snapshot:
 def warn_of_odd_model(network: Network, x: Tensor) -> None:
     """Warn if a model cannot be trained as intended.
 
-    Looked for, with two inputs and the posterior's mean: weights that the output depends on but has no gradient of,
-    which the prior alone would pull at; and probabilities where logits are expected.
+    With two inputs at the posterior mean it looks for weights that affect the output but get no gradient, so that only
+    the prior would train them, and for probabilities instead of logits.
     """
     model, layout = network.model, network.posterior.layout
     means = network.posterior.weight_means().detach()
@@ -159,7 +159,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
 
 @contextmanager
 def _as_if_never_run(model: nn.Module) -> Iterator[None]:
-    """Hold the model in evaluation mode within the block; restore modes and random generators after it."""
+    """Put the model in evaluation mode within the block, and restore modes and random generators afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     with Randomness(0).redirected():
         try:

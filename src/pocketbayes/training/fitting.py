@@ -1,4 +1,4 @@
-"""`fit` trains a model by a method; `bayesianize` only makes it Bayesian."""
+"""`fit` trains a model with a method; `bayesianize` only makes it Bayesian."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pocketbayes.training.run import FitRun
 from pocketbayes.training.settings import Training
 
 FAR = 30.0
-"""A mean magnitude that no standardised feature has, and of which layers' usual starts make too much."""
+"""Largest mean magnitude of features before a warning; standardised features are far below."""
 
 
 def fit(
@@ -50,23 +50,23 @@ def fit(
     progress: Show = None,
     **settings: Any,
 ) -> Net:
-    """Train a model by a method: all its stages, one loop.
+    """Train a model with all stages of a method.
 
     Args:
         method: A method, or its registry name.
-        model: Any module, copied and left as it is; or a Network to go on from.
+        model: Any module, which is copied and not changed, or a Network to continue from.
         train: A data set, a DataLoader or a pair (x, y).
         val: Validation data, of the same kinds.
         epochs: Epochs of the method's main stage.
-        seed: Of initial noise, data order and every draw.
+        seed: Seed of initial noise, data order and all draws.
         out: A folder for checkpoints, metrics and the trained network (`model.pocket`); an older run in it is replaced.
-        resume: Goes on from the folder's checkpoint instead, if there is one, bit for bit.
-        likelihood: The noise model; None for categorical or Gaussian with learned noise, as the targets are.
-        info: What the data are, kept in the network; None for what they say themselves, which our own data sets and
-            those of torchvision and timm do. See also `describe`.
-        training: Settings of the loop.
-        progress: False for none. A bar and a line an epoch on a terminal, lines with the time left elsewhere; "bar" for
-            the bar alone.
+        resume: Resume bit for bit from the folder's checkpoint, if there is one.
+        likelihood: The noise model; None for categorical or Gaussian with learned noise, depending on the targets.
+        info: The description of the data stored in the network; by default read from the data, if they are one of our
+            data sets or of torchvision or timm. See also `describe`.
+        training: The settings of training.
+        progress: False for none. By default a bar and a line per epoch on a terminal, lines with the time left
+            elsewhere; "bar" for the bar only.
         **settings: Single settings of `Training`, such as `lr=1e-3`.
 
     Returns:
@@ -92,7 +92,7 @@ def fit(
         return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
     if isinstance(source, Arrays) and source is not train:
-        warn_of_odd_targets(source.y)  # arrays of the user's own, whose task is guessed from their type
+        warn_of_odd_targets(source.y)  # arrays of a user, whose task is inferred from their type
     _check_features(source, validation)
     _warn_of_scale(source)
     with display(progress) as bar, Signals() as signals:
@@ -122,9 +122,9 @@ def _lock(locks: ExitStack, folder: Path) -> None:
 
 
 def _describe(train: Source, val: Source | None, model: nn.Module) -> Info | None:
-    """Return the data's own description, else that of a given network, else one made from the data.
+    """Return the description of the data, of a given network, or one inferred from the data.
 
-    Pictures are described as validation prepares them, since training may crop them at random.
+    Images are described by the preprocessing of the validation data, since training may crop at random.
     """
     given = model.info if isinstance(model, Network) else None
     described = (info_of(train), given, None if val is None else describe_source(val), describe_source(train))
@@ -134,7 +134,7 @@ def _describe(train: Source, val: Source | None, model: nn.Module) -> Info | Non
 def _refuse_what_does_nothing(
     base: Training, settings: Mapping[str, Any], *, with_val: bool, with_out: bool, resume: bool
 ) -> None:
-    """Raise `UserError` if something was asked for that needs something else, which is not there."""
+    """Reject settings whose prerequisites are missing."""
     if resume and not with_out:
         raise UserError("resume=True needs out=, the folder of the interrupted run")
     if base.tensorboard and not with_out:
@@ -154,10 +154,10 @@ def _check_likelihood(likelihood: Any) -> None:
 
 
 def _check_features(train: Source, val: Source | None) -> None:
-    """Reject tables to train with and to validate with that have not as many features."""
+    """Reject training and validation tables with different numbers of features."""
     shapes = [source.x.shape for source in (train, val) if isinstance(source, Arrays) and isinstance(source.x, Tensor)]
     if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] != shapes[1][1]:
-        raise UserError(f"the training data have {shapes[0][1]} features, val= has {shapes[1][1]}")
+        raise UserError(f"the training data have {shapes[0][1]} features, but val= has {shapes[1][1]}")
 
 
 def _warn_of_scale(source: Source) -> None:
@@ -180,18 +180,18 @@ def _warn_of_scale(source: Source) -> None:
 
 
 def _method(method: Any, model: Any, **settings: Any) -> Method:
-    """Return the method, where both arguments are what they should be."""
+    """Check both arguments and return the method."""
     for value, what, example in ((method, "method", "pb.MeanFieldVI()"), (model, "model", "MyModel()")):
         if isinstance(value, type):
             raise UserError(f"the {what} is the class {value.__name__}: give an instance, such as {example}")
     if isinstance(model, str) and model in models.names():
-        raise UserError(f"the model is the name {model!r}: pb.models.build({model!r}, ...) makes it")
+        raise UserError(f"the model is the name {model!r}: build it with pb.models.build({model!r}, ...)")
     if isinstance(method, nn.Module) or isinstance(model, (Method, str)):
         raise UserError("method and model seem to be swapped: fit(method, model, data), bayesianize(model, method)")
     if settings and isinstance(method, Method):
-        raise UserError(f"{', '.join(settings)}: the method is made already; give it to {type(method).__name__}(...)")
+        raise UserError(f"{', '.join(settings)}: the method is an instance already; use {type(method).__name__}()")
     if not isinstance(method, (Method, str)) or not isinstance(model, nn.Module):
-        raise UserError(f"a method and a torch module are needed, not {type(method).__name__}, {type(model).__name__}")
+        raise UserError(f"expected a method and a torch module, not {type(method).__name__}, {type(model).__name__}")
     if meta := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise UserError(f"the model's {meta} lies on the meta device, where tensors have no values: build it elsewhere")
     return methods.make(method, **settings) if isinstance(method, str) else method
@@ -209,29 +209,29 @@ def bayesianize(
     progress: Show = None,
     **settings: Any,
 ) -> Net:
-    """Make a model Bayesian by a method, without training; the model itself stays as it is.
+    """Make a model Bayesian with a method, without training; the model itself is not changed.
 
     Args:
         model: A module, or a Network trained by another method.
         method: A method, or its registry name.
-        data: Data like those that the model was trained on: the stds then come from the curvature of the likelihood,
-            `1 / sqrt(N h + delta)`. "laplace" and "swag" need them. None: stds as the method starts training with.
-        val: Data whose NLL chooses delta; None for `data`.
+        data: Data like the model's training data, for stds from the curvature of the likelihood, `1 / sqrt(N h +
+            delta)`; required by "laplace" and "swag". None for the method's initial stds.
+        val: Data for choosing delta by NLL; None for `data`.
         examples: N, the number of examples that the model was trained on; None for the size of `data`.
         delta: The prior precision; None for the best of a grid by NLL.
-        seed: Of what is drawn.
-        progress: As in `fit`; only what takes longer than two seconds shows any.
-        **settings: Of the method, where it is given by name.
+        seed: Seed of all draws.
+        progress: As in `fit`; shown only after two seconds.
+        **settings: Settings of a method given by name.
     """
     method = _method(method, model, **settings)
     if data is None:
         for name, value in {"val": val, "examples": examples, "delta": delta}.items():
             if value is not None:
-                raise UserError(f"{name}= is for stds from curvature, which need data=")
+                raise UserError(f"{name}= needs data=, for stds from curvature")
         if isinstance(method, Laplace | SWAG):
             raise UserError(
-                f"{method.name} takes its stds from data: pb.bayesianize(model, {method.name!r}, data=train), or "
-                "pb.fit to train the model too"
+                f"{method.name} needs data for its stds: pb.bayesianize(model, {method.name!r}, data=train), or "
+                "pb.fit to train the model as well"
             )
         net = method.init(model).eval()
         for network in members(net):
@@ -243,7 +243,7 @@ def bayesianize(
         given = {"val": val, "examples": examples, "delta": delta, "seed": seed, "progress": progress}
         net = with_curvature_stds(method, model, data, **given)
     else:
-        raise UserError(f"{method.name!r} has no stds that data could set: leave out data=")
+        raise UserError(f"{method.name!r} has no stds to estimate: omit data=")
     for network in members(net):
         network.method = method.name
     return net

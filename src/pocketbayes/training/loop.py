@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from pocketbayes.training.run import FitRun
 
 SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_nll", "val_ece", "val_rmse", "val_miou")
-"""What the line of an epoch shows of its row in the metrics file."""
+"""Columns of the metrics file that the line of an epoch shows."""
 
 
 MISFIT = re.compile(
     r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size|input to conv"
 )
-"""What torch says where a layer gets another shape or type than it is made for."""
+"""torch's messages for inputs of a wrong shape or type."""
 LONELY = "Expected more than 1 value per channel"
-"""What torch says where batch norm gets one example, and one value a channel of it."""
+"""torch's message for batch norm with one value per channel."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Loop:
     begun: float = field(default_factory=time.monotonic)
     done: int = 0
     draws_nothing: bool = False
-    """Whether neither likelihood nor KL drew random numbers in the first step of the epoch."""
+    """Whether neither likelihood nor KL drew random numbers in the epoch's first step."""
     unread: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Loop:
         self.steps_between_reads = 1 if several else steps_between_reads(self.run.fabric.device)
 
     def epoch(self) -> None:
-        """Build from the step where the run stands to the end of the epoch."""
+        """Train from the current step to the end of the epoch."""
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
         run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
@@ -118,7 +118,7 @@ class Loop:
             nlls = self._backward_nll(parts, part) if replaced is None else [replaced * part]
             if run.team.size > 1:
                 nlls = [run.together(sum(map(float, nlls)))]
-            kl = self.network.kl() if beta else None  # one that does not act is measured once an epoch
+            kl = self.network.kl() if beta else None  # with weight 0 it is measured once per epoch
             self.draws_nothing = not run.redirection.drew
         with run.redirection.suspended():
             if replaced is None and kl is not None and kl.requires_grad:
@@ -168,9 +168,9 @@ class Loop:
         )
 
     def _backward_nll(self, parts: Sequence[tuple[Tensor, Tensor]], weight: float) -> list[Number]:
-        """Add the gradient of the mean NLL times a weight, part by part and sample by sample: memory holds one pass.
+        """Add the gradient of the weighted mean NLL, part by part and sample by sample, with one pass in memory.
 
-        The weight is that of this process's part of the batch beside those of the others. Returns the parts of the NLL.
+        The weight is that of this process's part of the batch. Returns the parts of the NLL.
         """
         joint = JointBatchNorm(self.run.team, counted=weight > 0)
         run, samples = self.run, self.method.train_samples if self.network.is_random else 1
@@ -187,7 +187,7 @@ class Loop:
                     self.network.using(noise=noise, randomness=run.randomness),
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
-                    # The network draws from the run's randomness by itself; the rest of a pass draws nothing.
+                    # The network uses the run's generators itself; the rest of a pass draws nothing.
                     joined = joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext()
                     with run.redirection.suspended(), joined:
                         output = self._output(inputs)
@@ -204,15 +204,15 @@ class Loop:
             if LONELY not in str(error):
                 raise
             raise UserError(
-                f"batch norm cannot learn from the {len(inputs)} example that is left over for a batch: "
-                "choose another batch_size, or training with freeze_batch_norm=True"
+                f"batch norm cannot train on the last batch of {len(inputs)} example: "
+                "choose another batch_size, or set freeze_batch_norm=True"
             ) from error
         except RuntimeError as error:
             if MISFIT.search(str(error)) is None:
                 raise
             raise UserError(
-                f"the model does not take inputs {tuple(inputs.shape)} of type {inputs.dtype}: {error}; its layers "
-                "and the shape and type of the data (x.float()) must agree"
+                f"the model does not accept inputs {tuple(inputs.shape)} of type {inputs.dtype}: {error}; check the "
+                "shape and type of the data (x.float())"
             ) from error
 
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class Loop:
         shape = tuple(getattr(output, "shape", ()))
         if not shape or shape[0] != len(target) or (isinstance(likelihood, Categorical) and len(shape) < 2):
             wanted = "(batch, classes, ...)" if isinstance(likelihood, Categorical) else "(batch, ...)"
-            raise UserError(f"the model answers a batch of {len(target)} with the shape {shape}: {wanted} is needed")
+            raise UserError(f"the model returns shape {shape} for a batch of {len(target)}: expected {wanted}")
         try:
             return likelihood.nll(output, target)
         except IndexError as error:

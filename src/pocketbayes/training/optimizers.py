@@ -1,4 +1,4 @@
-"""Parameter groups and optimisers in which stds learn at a rate, and by a rule, of their own."""
+"""Parameter groups and optimisers with a separate learning rate and rule for stds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.network import Net, members
 
 STD_TRAVEL = 6.0
-"""How far the rate that is chosen for the stds lets `log std` move in a stage of constant rate, one unit a step."""
+"""Distance that `log std` can move in a stage at the automatic rate of the stds."""
 
 
 def parameter_groups(net: Net, lr: float, std_lr: float | None = None, weight_decay: float = 0.0) -> list[dict]:
-    """Return parameter groups for an optimiser of one's own: means and points, then stds, which never decay.
+    """Return parameter groups for your own optimiser: means and points, then stds without weight decay.
 
     Args:
         net: A network or mixture.
-        lr: The rate of means and point parameters.
-        std_lr: The rate of the parameters that set the stds; None for `lr`. They are on a logarithmic scale, so an
-            Adam-like optimiser suits them: steps of SGD are too small to move them.
-        weight_decay: The decay of means and point parameters.
+        lr: The learning rate of means and point parameters.
+        std_lr: The learning rate of the stds' parameters; None for `lr`. They are on a logarithmic scale and need an
+            Adam-like optimiser, since steps of SGD are too small.
+        weight_decay: The weight decay of means and point parameters.
     """
     if not lr > 0 or not (std_lr is None or std_lr > 0):
         raise UserError(f"lr and std_lr must be positive, not {lr} and {std_lr}")
@@ -39,12 +39,12 @@ def parameter_groups(net: Net, lr: float, std_lr: float | None = None, weight_de
 class SGDWithAdamStds(torch.optim.SGD):
     """SGD for means and points, Adam for stds.
 
-    The gradient of a std is that of the noise it scales, often orders of magnitude below that of the means, so that at
-    SGD's rate it never moves. Adam's steps do not depend on that scale. Groups with `adam=True` are stds.
+    Gradients of stds are often orders of magnitude smaller than those of means, so that SGD hardly moves them; Adam's
+    steps are independent of that scale. Groups with `adam=True` are stds.
     """
 
     def __init__(self, groups: list[dict], stds: list[Tensor], *, lr: float, momentum: float, fused: bool) -> None:
-        """Take the groups, of which those that hold `stds` are given to Adam."""
+        """Take the groups; those with `stds` use Adam."""
         special = {id(parameter) for parameter in stds}
         rule = {**torch.optim.AdamW(stds).defaults, "fused": fused}
         marked = [{**rule, **group, "adam": any(id(p) in special for p in group["params"])} for group in groups]
@@ -52,7 +52,7 @@ class SGDWithAdamStds(torch.optim.SGD):
         self._adam = torch.optim.AdamW(stds, fused=fused)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step of each rule; the state of both is this optimiser's."""
+        """Take one step of each rule."""
         groups = self.param_groups
         try:
             self.param_groups = [group for group in groups if not group["adam"]]

@@ -1,4 +1,4 @@
-"""Stds without training: curvature on some data, and a prior precision chosen by NLL."""
+"""Stds without training, from curvature and a prior precision chosen by NLL."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from pocketbayes.network import Network
 
 Judges: TypeAlias = DataLoader | tuple[Tensor, Tensor]
 MAX_EXAMPLES, MIN_EXAMPLES = 1024, 128
-"""Examples that curvature is measured on: fewer for large networks, whose passes are dear."""
+"""Numbers of examples for curvature: fewer for large networks, whose passes are expensive."""
 WEIGHTS_FOR_MAX_EXAMPLES = 250_000
 JUDGES_PER_EXAMPLE = 0.5
-"""Examples whose NLL chooses the prior precision, of those that curvature is measured on."""
+"""Number of these examples whose NLL chooses the prior precision."""
 DRAWS = 4
-"""Weight samples an example whose NLL chooses the prior precision."""
+"""Weight samples per example for choosing the prior precision."""
 PRIOR_SCALES = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-"""Prior stds that are tried, in units of the weights' root mean square, until the NLL is clearly past its least."""
+"""Candidate prior stds, in units of the weights' root mean square, tried until the NLL has clearly risen."""
 PAST_LEAST = 1.05
-"""The NLL over the least one at which wider priors are not tried any more."""
+"""Rise of the NLL above its minimum at which wider priors are no longer tried."""
 
 
 def with_curvature_stds(
@@ -45,16 +45,16 @@ def with_curvature_stds(
     seed: int = 0,
     progress: Show = None,
 ) -> Network:
-    """Return the network of a method with `std = 1 / sqrt(N h + delta)`, h the diagonal Fisher information.
+    """Build the network of a method with `std = 1 / sqrt(N h + delta)`, h the diagonal Fisher information.
 
     Args:
-        method: One with a mean-field, row-wise, partial, sparse or shared storage.
+        method: A method with mean-field, row-wise, partial, sparse or shared storage.
         model: A trained model or Network.
-        data: Some hundred examples like those that the model was trained on.
-        val: Data whose NLL chooses delta; None for `data`.
-        examples: N, the examples that the model was trained on; None for the size of `data`.
+        data: A few hundred examples like the training data.
+        val: Data for choosing delta by NLL; None for `data`.
+        examples: N, the number of examples that the model was trained on; None for the size of `data`.
         delta: The prior precision; None for the best of a grid by NLL.
-        seed: Of the drawn labels and weights.
+        seed: Seed of drawn labels and weights.
         progress: As in `fit`.
     """
     source = as_source(data)
@@ -65,7 +65,7 @@ def with_curvature_stds(
     most = min(MAX_EXAMPLES, max(MIN_EXAMPLES, MAX_EXAMPLES * WEIGHTS_FOR_MAX_EXAMPLES // start.layout.size))
     used = min(size_of(source), most)
     if not count >= used:
-        raise UserError(f"examples={examples} is smaller than the {used} examples that curvature is measured on")
+        raise UserError(f"examples={examples} must be at least {used}, the number of examples used for curvature")
     field = MeanFieldVI(bayesian_bias=method.bayesian_bias, select=method.select).init(model).eval()
     if field.likelihood is None:
         _, y = next(iter(batches(source, 1)))
@@ -86,7 +86,7 @@ def with_curvature_stds(
 
 
 def _choose(networks: Iterator[Network], judges: Judges, seed: int, bar: Display) -> Network:
-    """Return the network with the least NLL; stop once it has clearly risen again."""
+    """Return the network with the lowest NLL; stop once it has clearly risen."""
     best: tuple[float, Network] | None = None
     for network in networks:
         nll = loss_of(evaluate(network, judges, samples=DRAWS, seed=seed))
@@ -110,7 +110,7 @@ def _network(method: Method, model: nn.Module, field: Network, curvature: Tensor
     else:
         made = method.init(model)
         if not isinstance(made, Network):
-            raise UserError(f"{method.name!r} makes a mixture: give its members stds from curvature one by one")
+            raise UserError(f"{method.name!r} makes a mixture: estimate the stds of its members one by one")
         set_stds(made.posterior, std)
         network = made
     network.likelihood = field.likelihood

@@ -1,4 +1,4 @@
-"""Check that a run can resume from a checkpoint: an intact file may still hold a state that no run wrote."""
+"""Checks that a run can resume from a checkpoint, since an intact file may hold an impossible state."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ KEPT: dict[type[torch.optim.Optimizer], set[str]] = {
     torch.optim.SGD: {"momentum_buffer"},
 }
 KEPT[SGDWithAdamStds] = KEPT[torch.optim.SGD]
-"""What an optimiser keeps of each parameter, once it has had a gradient."""
+"""Optimiser state per parameter after its first gradient."""
 NEVER_NEGATIVE = ("step", "exp_avg_sq")
 WORDS = 624
-"""The words of the Mersenne twister in numpy, which itself looks at no index into them."""
+"""Number of words in numpy's Mersenne twister, whose position numpy does not check."""
 
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Report which part of a checkpoint is at fault.
+    """Turn errors within the block into a ValueError that names the part of the checkpoint.
 
     Raises:
-        ValueError: Whatever it fails with.
+        ValueError: If the block fails.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def check_progress(at: Progress, stages: int) -> None:
-    """Raise `ValueError` if a run of this many stages never reaches this progress."""
+    """Reject progress that a run of this many stages never has."""
     counts = {"stage": at.stage, "epoch": at.epoch, "step": at.step, "lines": at.lines, "waited": at.plateau.waited}
     counts["stale"] = at.stale
     for name, count in counts.items():
@@ -54,10 +54,10 @@ def check_progress(at: Progress, stages: int) -> None:
 
 
 def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Raise `ValueError` if it is not the state of this optimiser, for these parameters."""
+    """Reject a state of another optimiser or other parameters."""
     groups, fresh = state["param_groups"], optimizer.state_dict()["param_groups"]
     if [group["params"] for group in groups] != [group["params"] for group in fresh]:
-        raise ValueError("it is of other parameters")
+        raise ValueError("it belongs to other parameters")
     for group, own in zip(groups, fresh):
         for name, usual in own.items():
             _check_setting(name, group[name], usual)
@@ -73,14 +73,14 @@ def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
 
 
 def _kept(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> set[str]:
-    """Return the names that an optimiser keeps of the parameters of a group; a method's own names them itself."""
+    """Return the names of the optimiser's state for a group; a method's own optimiser names them itself."""
     if "keeps" in group:
         return set(group["keeps"])
     return KEPT[torch.optim.AdamW if group.get("adam") else type(optimizer)]
 
 
 def check_random(states: Sequence[Mapping[str, Any]]) -> None:
-    """Raise an error if a generator cannot be set to one of the states."""
+    """Reject states that a generator cannot take."""
     if not states:
         raise ValueError("there is none")
     before = checkpoint.random_state()
@@ -88,7 +88,7 @@ def check_random(states: Sequence[Mapping[str, Any]]) -> None:
         for state in states:
             _, keys, position, _, cached = state["numpy"]
             if keys.shape != (WORDS,) or not 0 <= position <= WORDS or not math.isfinite(cached):
-                raise ValueError("numpy's generator is never in such a state")
+                raise ValueError("numpy's generator never has such a state")
             checkpoint.set_random_state(state)  # type: ignore[arg-type]
     finally:
         checkpoint.set_random_state(before)

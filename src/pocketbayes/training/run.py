@@ -1,4 +1,4 @@
-"""One call of `fit`: the stages of a method, on Lightning Fabric, and the checkpoints between them."""
+"""One call of `fit`: the stages of a method on Lightning Fabric, with checkpoints."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class FitRun:
 
         launched = int(os.environ.get("LOCAL_WORLD_SIZE", self.base.devices))
         nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
-        # Buffers are aligned once a stage: indices are too many to send at every step. torch 2.14 renamed the switch.
+        # Buffers are synchronised once per stage, since indices are too large for every step. torch 2.14 renamed the
+        # option.
         known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
         switch = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {switch: False}
@@ -92,7 +93,7 @@ class FitRun:
             asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
             raise UserError(f"cannot train with {asked}: {error}") from error
         self.fabric.launch()
-        self.fabric.barrier()  # who is refused below must not leave before the others have come
+        self.fabric.barrier()  # a process that fails below must not leave before the others arrive
         self.team = Team(self.fabric.global_rank, self.fabric.world_size)
         self.signals.patient = self.team.size > 1
         if self.base.batch_size < self.team.size:
@@ -102,7 +103,7 @@ class FitRun:
     # -- what stages may use ------------------------------------------------------------------------------------------
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return one pass over the training data, in their own order or one that the seed and the turn decide."""
+        """Return one pass over the training data, in their own order or shuffled by the seed and the turn."""
         seed = turn_seed(self.seed, turn) if shuffle else None
         for x, y in batches(self.train, self.base.batch_size, shuffle_seed=seed, workers=self.base.workers):
             yield x.to(self.fabric.device), y.to(self.fabric.device)
@@ -115,7 +116,7 @@ class FitRun:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def all_stages(self, resume: bool) -> Net:
-        """Train all stages, from the start or from the checkpoint, with random numbers of the run's own."""
+        """Train all stages from the start or the checkpoint, with the run's own generators."""
         self.randomness = Randomness(self.seed)
         with self.randomness.redirected() as self.redirection:
             return self._all_stages(resume)
@@ -158,12 +159,12 @@ class FitRun:
         return net.eval()
 
     def _tell_health(self, found: Health) -> None:
-        """Show how far the stds have learned, and warn where they have not."""
+        """Show how much the stds changed, and warn if they did not learn."""
         if not self.fabric.is_global_zero or found.snr is None:
             return
         if found.learned is False:
             warn(
-                f"{found}: the uncertainty is the initialisation's; train for more epochs, raise std_lr, or change "
+                f"{found}: the uncertainty reflects the initialisation; train for more epochs, raise std_lr, or change "
                 "beta, prior or std_init (docs/learning.md)",
                 StdsNotLearnedWarning,
             )
@@ -193,12 +194,12 @@ class FitRun:
             check_random(tree["random"])
 
     def _asked(self) -> dict[str, Any]:
-        """Return what a resumed run must share beside its training settings."""
-        method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))  # a function's address no process repeats
+        """Return the settings besides training that a resumed run must share."""
+        method = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(self.method))  # function addresses differ between processes
         return {"method": method, "seed": self.seed, "training examples": self.examples}
 
     def _check_asked(self, before: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the run that is resumed is not the one that was begun."""
+        """Reject resuming a different run."""
         if before:
             for name, value in self._asked().items():
                 if before.get(name, value) != value:
@@ -259,7 +260,7 @@ class FitRun:
         return net
 
     def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
-        """Return the beginning or end of a stage: what it draws, all processes draw alike."""
+        """Run the beginning or end of a stage with the same draws on all processes."""
         if step is None or self.team.size == 1:
             return net if step is None else step(net, self)
         before = checkpoint.random_state()
@@ -269,31 +270,28 @@ class FitRun:
         return net
 
     def _is_stale(self, training: Training) -> bool:
-        """Return whether the validation NLL has not fallen for as many epochs as the settings allow."""
+        """Return whether the validation NLL has not improved for `stop_after` epochs."""
         return training.stop_after is not None and self.at.stale >= training.stop_after
 
     def _seed_rank(self, seed: int) -> None:
-        """Seed the noise of this process, which is not that of the others."""
+        """Seed the noise of this process, different from the others."""
         if self.team.rank:
             seed_generators(rank_seed(seed, self.team.rank))
 
     def _restore_random(self, states: Sequence[dict[str, Any]]) -> None:
-        """Return the generators as they were.
-
-        Where there are more or fewer processes now, the run goes on with new noise.
-        """
+        """Restore the generators; with another number of processes, continue with new noise."""
         if len(states) == self.team.size:
             checkpoint.set_random_state(states[self.team.rank])
             return
-        counts = f"the checkpoint is of {len(states)} processes, this run of {self.team.size}"
-        warn(f"{counts}: it goes on, but not bit for bit")
+        counts = f"the checkpoint has {len(states)} processes, this run {self.team.size}"
+        warn(f"{counts}: it resumes, but not bit for bit")
         checkpoint.set_random_state(states[0])
         self._seed_rank(derive_seed(self.seed, self.at.stage, self.at.epoch, self.at.step))
 
     # -- records ------------------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, net: Net, optimizer: Any) -> None:
-        """Write where the run is, on rank 0, with every rank's random state."""
+        """Write a checkpoint on rank 0, with every rank's random state."""
         if self.folder is None:
             return
         self._check_finite(net)
@@ -320,7 +318,7 @@ class FitRun:
             raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
 
     def together(self, nll: float) -> float:
-        """Return the mean NLL over processes; they learn of one another's signals on this occasion."""
+        """Return the mean NLL over processes, and exchange received signals."""
         if self.team.size == 1:
             return nll
         both = torch.tensor([nll, float(self.signals.asked is not None)], dtype=torch.float64)
@@ -337,11 +335,11 @@ class FitRun:
         if strays:
             where = f"stage {self.stage.name!r}, epoch {self.at.epoch + 1}"
             raise TrainingError(
-                f"rank {strays[0]} has other weights than rank 0 after {where}: resume from the checkpoint"
+                f"rank {strays[0]} differs from rank 0 in its weights after {where}: resume from the checkpoint"
             )
 
     def _check_finite(self, net: Net) -> None:
-        """Raise `NotFiniteError` if the network must not be saved."""
+        """Raise `NotFiniteError` if a weight is NaN or infinite."""
         bad = not_finite_member(net)
         if bad is not None:
             raise NotFiniteError(
@@ -370,14 +368,14 @@ class FitRun:
                     writer.add_scalar(f"{row['stage']}/{name}", value, row.get("epoch", 0))
 
     def _tidy(self) -> None:
-        """Remove what a killed run left half written, and lines that were written after the checkpoint."""
+        """Remove partial files of a killed run, and metrics written after the checkpoint."""
         if self.folder is None or not self.fabric.is_global_zero:
             return
         path = self.folder / METRICS_FILE
         for written in (path, self.folder / CHECKPOINT_FILE, self.folder / MODEL_FILE):
             atomic.remove_leftovers(written)
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        if len(lines) > self.at.lines:  # in one step: a run may be killed here too
+        if len(lines) > self.at.lines:  # atomically, since a run may be killed here
             atomic.write_atomically(path, lambda file: file.write(b"".join(lines[: self.at.lines])))
 
     def _default_likelihood(self) -> Likelihood:

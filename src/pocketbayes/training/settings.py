@@ -1,4 +1,4 @@
-"""Settings of training, the optimiser they ask for, and its learning rate over time."""
+"""Settings of training, the optimiser and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ FREE = (
     "epochs", "accelerator", "devices", "strategy", "timeout", "workers", "val_samples", "checkpoint_epochs",
     "checkpoint_steps", "checkpoints", "on_nan", "tensorboard",
 )  # fmt: skip
-"""What a resumed run may change: how long, where and how safely it runs, not what a step is."""
+"""Settings that a resumed run may change, because they do not affect a step."""
 
 MAX_STD_LR = 0.1
-"""The largest rate that is chosen for the stds, however few steps there are."""
+"""The largest automatic learning rate of the stds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a network is trained, whatever the method.
+    """Settings of training, common to all methods.
 
     Attributes:
-        epochs: Passes over the data, in a stage that does not set its own.
+        epochs: Passes over the data, for stages that do not set their own.
         batch_size: Examples per optimiser step, over all processes.
         optimizer: "adamw" or "sgd".
         lr: Learning rate of means and point parameters.
-        std_lr: Learning rate of the parameters that set the stds; None for `lr`, or as much
-            as lets `log std` move by about 6 over the stage, however few steps it has.
-        std_optimizer: "adam", whatever the means' optimiser, or "same" for that of the means.
-        momentum: Of SGD.
-        weight_decay: On means and point parameters, never on stds.
+        std_lr: Learning rate of the stds' parameters; None for `lr`, or more if the stage is short, so that `log std`
+            can move by about 6.
+        std_optimizer: "adam", or "same" for the optimiser of the means.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of means and point parameters, never of stds.
         schedule: "constant", "cosine", "milestones" or "plateau".
         milestones: Epochs at which the rate is multiplied by `gamma`.
         gamma: The factor of milestones and plateau.
-        patience: Epochs without a better loss (validation's, if there is any) before plateau lowers the rate.
+        patience: Epochs without improvement of the (validation) loss before plateau lowers the rate.
         warmup_epochs: Epochs over which the rate rises linearly from 0.
         clip_norm: Largest norm of the gradient.
-        freeze_batch_norm: Normalises by the running statistics in training too, as prediction does. A draw that shifts
-            a whole layer, as shared draws do, is then felt; batch statistics would hide it.
-        sync_batch_norm: Normalises by the statistics of all processes' examples, as one process would by its batch, at
-            two exchanges a layer and pass; else each by those of its own part, and running statistics are averaged.
-        accumulate: Parts into which a batch is split to save memory; the step is the same.
+        freeze_batch_norm: Use the running statistics in training, as in prediction. Batch statistics would hide a draw
+            that shifts a whole layer, as shared draws do.
+        sync_batch_norm: Use the statistics of all processes' examples, with two exchanges per layer and pass; otherwise
+            each process uses its own, and running statistics are averaged.
+        accumulate: Number of parts of a batch, to save memory; the step is the same.
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
-        channels_last: Images in that memory format. On a CPU convolutions of few channels are up to a fifth faster, of
-            many a little slower (docs/cost.md); a model that calls `view` on their outputs fails.
+        channels_last: Use this memory format for images. On a CPU, convolutions with few channels are up to 20 %
+            faster, with many a little slower (docs/cost.md); models that call `view` on their outputs fail.
         accelerator: "auto", "cpu", "cuda", ...
-        devices: Devices on this machine; torchrun's own number where it launched the process.
-        strategy: "ddp": every process holds the whole network. "fsdp", which would share it out, is refused.
-        timeout: Seconds that processes which train together wait for one another before they give up.
-        workers: Processes that load data.
+        devices: Number of devices on this machine; torchrun's number if it launched the process.
+        strategy: "ddp", where every process holds the whole network; "fsdp" is not supported.
+        timeout: Seconds that processes wait for one another.
+        workers: Number of processes that load data.
         val_samples: Passes per example in validation.
-        keep_best: Returns the network of the epoch with the lowest validation NLL, not the last.
+        keep_best: Return the network of the epoch with the lowest validation NLL, not the last.
         stop_after: Epochs without a lower validation NLL after which a stage ends early; None for never.
         checkpoint_epochs: Epochs between checkpoints.
         checkpoint_steps: Steps between checkpoints within an epoch; None for none.
-        checkpoints: How many of them are kept, for the case that the newest is damaged.
-        on_nan: "stop" when loss or gradient is not finite, or "rollback" to the last epoch's end with half the rate.
-        tensorboard: Writes the metrics for TensorBoard too.
-        stages: Settings of single stages by name, such as `{"shared": {"lr": 1e-5}}`, which go before all others.
+        checkpoints: Number of checkpoints to keep, in case the newest is damaged.
+        on_nan: "stop" if loss or gradient is not finite, or "rollback" to the end of the last epoch at half the rate.
+        tensorboard: Also write the metrics for TensorBoard.
+        stages: Settings of single stages by name, such as `{"shared": {"lr": 1e-5}}`, which take precedence.
     """
 
     epochs: int = 10
@@ -126,13 +126,13 @@ class Training:
             raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
         if self.strategy != "ddp":
             raise UserError(
-                f"strategy={self.strategy!r}: posteriors are flat vectors that every process holds whole, so only "
-                "'ddp' trains them; docs/scale.md says what fits on a device, docs/adr/0008 how sharding will work"
+                f"strategy={self.strategy!r} is not supported: every process holds the whole posterior, so use 'ddp'; "
+                "see docs/scale.md for what fits on a device"
             )
         if not self.timeout > 0:
             raise UserError(f"timeout must be positive, not {self.timeout}")
         if self.sync_batch_norm and self.accumulate > 1:
-            raise UserError("sync_batch_norm needs accumulate=1: processes could not agree on the parts of a batch")
+            raise UserError("sync_batch_norm needs accumulate=1, since processes may split a batch differently")
         if self.optimizer not in ("adamw", "sgd"):
             raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
         if self.std_optimizer not in ("adam", "same"):
@@ -147,7 +147,7 @@ class Training:
             replace(self, stages={}).but(settings)
 
     def but(self, settings: Mapping[str, Any]) -> Training:
-        """Return these settings with some changed.
+        """Return a copy with changed settings.
 
         Raises:
             UserError: If a name is not a setting.
@@ -159,13 +159,13 @@ class Training:
         return replace(self, **settings)
 
     def check_resumes(self, before: Mapping[str, str], epochs: int, folder: object) -> None:
-        """Raise `UserError` if a run in the folder was begun with other `deciding()` settings, or for more epochs."""
+        """Reject resuming a run that was started with other `deciding()` settings, or for more epochs."""
         for name, value in self.deciding().items():
             if before.get(name, value) != value:
                 raise begun_otherwise(folder, name, before[name], value)
         if self.epochs < epochs:
             raise UserError(
-                f"{folder} was begun for {epochs} epochs, not {self.epochs}: resume it for as many or more, or choose "
+                f"{folder} was started for {epochs} epochs, not {self.epochs}: resume it for as many, or choose "
                 "another folder"
             )
 
@@ -174,22 +174,22 @@ class Training:
         return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in FREE}
 
     def make_optimizer(self, network: Network, steps: int | None = None) -> torch.optim.Optimizer:
-        """Build the optimiser: one group for means and points, one for what sets the stds.
+        """Build the optimiser, with one group for means and points and one for stds.
 
         Args:
             network: The network to train.
-            steps: The steps of the stage, from which an unset `std_lr` follows; None for `lr`.
+            steps: The number of steps of the stage, which determines the default `std_lr`; None for `lr`.
         """
         chosen = self.lr
         if steps is not None:
-            by_sgd = self.optimizer == "sgd" and self.std_optimizer == "adam"  # whose rates are on another scale
+            by_sgd = self.optimizer == "sgd" and self.std_optimizer == "adam"  # SGD's rates have another scale
             chosen = max(min(STD_TRAVEL / max(steps, 1), MAX_STD_LR), 0.0 if by_sgd else self.lr)
         groups = parameter_groups(network, self.lr, chosen if self.std_lr is None else self.std_lr, self.weight_decay)
         for group in groups:
             group["base_lr"] = group["lr"]
         stds = groups[1]["params"] if len(groups) > 1 else []
-        # In one pass over the values: up to five times as fast. It reads them in the order of memory, whatever their
-        # strides, so all must be contiguous; and it rescales 16-bit gradients itself, when they have been clipped.
+        # Fused optimisers are up to five times faster. They read values in the order of memory, so all must be
+        # contiguous, and they rescale 16-bit gradients themselves, after clipping.
         fused = self.precision != "16-mixed" and all(_can_be_fused(p) for group in groups for p in group["params"])
         if self.optimizer == "adamw":
             return torch.optim.AdamW(groups, lr=self.lr, fused=fused)
@@ -198,7 +198,7 @@ class Training:
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, fused=fused)
 
     def rate_factor(self, epoch: float) -> float:
-        """Return the learning rate over its base after `epoch` epochs (plateau's own factor is `Plateau`'s)."""
+        """Return the factor of the learning rate after `epoch` epochs (for plateau, see `Plateau`)."""
         if epoch < self.warmup_epochs:
             return epoch / self.warmup_epochs
         if self.schedule == "cosine":
@@ -210,9 +210,9 @@ class Training:
 
 
 def begun_otherwise(folder: object, what: str, before: object, now: object) -> UserError:
-    """Return what a run says that cannot be resumed with another setting."""
+    """Build the error for resuming with a changed setting."""
     return UserError(
-        f"{folder} was begun with {what}={before}, not {now}: resume it as it was, or choose another folder"
+        f"{folder} was started with {what}={before}, not {now}: resume it unchanged, or choose another folder"
     )
 
 
@@ -222,14 +222,14 @@ def _can_be_fused(parameter: Tensor) -> bool:
 
 @dataclass
 class Plateau:
-    """Lowers the rate when the loss has not improved for a while."""
+    """A schedule that lowers the rate when the loss stops improving."""
 
     factor: float = 1.0
     best: float = math.inf
     waited: int = 0
 
     def after_epoch(self, loss: float, training: Training) -> None:
-        """Take note of an epoch's loss."""
+        """Update with an epoch's loss."""
         if training.schedule != "plateau":
             return
         if loss < self.best:

@@ -23,7 +23,7 @@ from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.training import checkpoint
 
 RETRIES = 3
-"""How often a job is started again after the process or machine that ran it has died."""
+"""Number of restarts of a job whose process or machine died."""
 
 
 def run_jobs(
@@ -31,19 +31,18 @@ def run_jobs(
 ) -> Iterator[tuple[int, Any]]:
     """Run `job(*call)` for every call on a Ray cluster and yield `(number, result)` in the order of completion.
 
-    Jobs see the number of threads of this process, so that they compute what it would. One whose process dies is
-    started again, on another machine if its own is lost: jobs must resume from what they have written, on storage that
-    all machines share.
+    Jobs use the number of threads of this process, so that results are equal. A job whose process dies is restarted,
+    possibly on another machine, so jobs must resume from their files on shared storage.
 
     Args:
         job: The function; it and its arguments are sent by Ray.
         calls: The arguments of each job.
-        workers: Jobs in flight at once.
-        address: Of a running cluster; None for processes of this machine.
+        workers: Number of parallel jobs.
+        address: The address of a running cluster; None for processes on this machine.
 
     Raises:
-        UserError: If Ray is not installed, the cluster cannot be reached, or a job died too often. Whatever else a job
-            raises is raised here.
+        UserError: If Ray is not installed, the cluster cannot be reached, or a job died too often. Other errors of a
+            job are raised here.
     """
     with connected(workers, address) as ray:
         gpus = 1 if ray.cluster_resources().get("GPU", 0) >= 1 else 0
@@ -74,16 +73,16 @@ def fit_members(
     progress: Show,
     settings: Mapping[str, Any],
 ) -> Mixture:
-    """Train each member of an ensemble as a job of its own; the result is that of training them one after another.
+    """Train each member of an ensemble as a separate job; the result equals training them one after another.
 
     Args:
         fit: `pocketbayes.fit`.
         method: The ensemble, with its `workers` and `address`.
         model: As in `fit`.
         train: As in `fit`.
-        out: As in `fit`; the members' own folders lie in it.
-        resume: As in `fit`, member by member.
-        progress: As in `fit`; a line for every member that is trained.
+        out: As in `fit`; it contains the members' folders.
+        resume: As in `fit`, per member.
+        progress: As in `fit`; one line per trained member.
         settings: The other arguments of `fit`.
     """
     plain = model.to_module() if isinstance(model, Network) else model
@@ -114,7 +113,7 @@ def fit_members(
 def _train_member(
     fit: Callable[..., Net], method: Any, model: nn.Module, train: Any, folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
-    """Train one member, from its checkpoint where there is one; return it and its metrics."""
+    """Train one member, from its checkpoint if there is one, and return it with its metrics."""
     folder.mkdir(parents=True, exist_ok=True)
     (network,) = members(fit(method, model, train, out=folder, resume=True, progress=False, **settings))
     metrics = folder / METRICS_FILE
@@ -127,20 +126,20 @@ def _with_threads(threads: int, job: Callable[..., Any], *arguments: Any) -> Any
 
 
 def _is_large(argument: Any) -> bool:
-    """Return whether an argument is worth a place in Ray's object store instead of a copy per job."""
+    """Return whether an argument should be put in Ray's object store instead of copied per job."""
     return isinstance(argument, (nn.Module, torch.utils.data.Dataset, tuple, torch.Tensor))
 
 
 @contextmanager
 def connected(workers: int, address: str | None) -> Iterator[Any]:
-    """Connect to a Ray cluster within a block, or to the one that is connected already; None starts one here."""
+    """Connect to a Ray cluster within the block, or use the existing connection; None starts one here."""
     try:
         import ray
     except ImportError as error:
         raise UserError("workers= needs Ray: pip install 'pocketbayes[ray]'") from error
     began = not ray.is_initialized()
     if began:
-        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # where modules of the caller's own lie
+        paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # for the caller's modules
         local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False, "runtime_env": {"env_vars": paths}}
         try:
             ray.init(

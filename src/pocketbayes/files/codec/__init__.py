@@ -1,7 +1,7 @@
-"""Numbers to few bytes and back, exactly: integers by entropy coding, floats by byte or in steps. docs/format.md.
+"""Compression of numbers: integers by entropy coding, floats by byte or in steps (see docs/format.md).
 
-A sequence comes in segments (a network's layers), each with statistics of its own. Everything that the decoder
-recomputes is integer arithmetic, so that files mean the same on every machine.
+A sequence has segments (a network's layers) with separate statistics. The decoder uses integer arithmetic only, so that
+files have the same meaning on every machine.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class CodecError(UserError):
-    """Bytes that no encoder wrote."""
+    """Invalid bytes."""
 
 
 class Reader:
-    """Takes parts off the front of some bytes, and never more than there are."""
+    """A bounds-checked reader of bytes."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data, self.place = np.frombuffer(data, dtype=np.uint8), 0
@@ -34,7 +34,7 @@ class Reader:
         return part
 
     def varint(self) -> int:
-        """Return the next whole number."""
+        """Return the next integer."""
         value = 0
         for shift in range(0, 70, 7):
             byte = int(self.array(1)[0])
@@ -44,17 +44,17 @@ class Reader:
         raise CodecError("damaged numbers: an integer does not end")
 
     def rest(self) -> Bytes:
-        """Return all that is left."""
+        """Return the remaining bytes."""
         return self.array(len(self.data) - self.place)
 
     def finish(self) -> None:
-        """Raise `CodecError` if something is left."""
+        """Raise `CodecError` if bytes remain."""
         if self.place != len(self.data):
             raise CodecError("damaged numbers: bytes left over")
 
 
 def varints(values: Sequence[int]) -> bytes:
-    """Seven bits a byte, the lowest first; all bytes but the last have their highest bit set."""
+    """Encode integers with seven bits per byte, lowest first; all bytes but the last have their highest bit set."""
     out = bytearray()
     for value in values:
         while value > 127:
@@ -65,7 +65,7 @@ def varints(values: Sequence[int]) -> bytes:
 
 
 def pack_bits(values: Ints, lengths: Ints) -> bytes:
-    """Return each value's low bits, the lowest first, without gaps."""
+    """Pack each value's low bits, lowest first, without gaps."""
     which, place = _bit_places(lengths)
     return np.packbits(((values[which] >> place) & 1).astype(np.uint8), bitorder="little").tobytes()
 
@@ -88,7 +88,7 @@ def _bit_places(lengths: Ints) -> tuple[Ints, Ints]:
 
 
 def checked_lengths(count: int, segments: Sequence[int] | None) -> Sequence[int]:
-    """Return the lengths of the segments, one for all by default; an error if they do not make up the count."""
+    """Return the lengths of the segments, by default one; reject lengths that do not sum to the count."""
     lengths = [count] if segments is None else segments
     if sum(lengths) != count or min(lengths, default=0) < 0:
         raise CodecError(f"{count} numbers do not make segments of {sum(lengths)}")
@@ -96,7 +96,7 @@ def checked_lengths(count: int, segments: Sequence[int] | None) -> Sequence[int]
 
 
 def slices(lengths: Sequence[int]) -> Iterator[slice]:
-    """Return where each segment lies."""
+    """Yield the slice of each segment."""
     start = 0
     for length in lengths:
         yield slice(start, start + length)

@@ -1,8 +1,8 @@
-"""Codes of weights, each under the model of its context: how large the codes of its row, column and tap are.
+"""Entropy coding of weights' codes by context: the magnitude of codes in the same row, column and tap.
 
-Rows, input channels and kernel taps of a layer differ in scale. Each gets a level, in steps of a logarithm; the sum of
-a weight's three levels tells its class, and every class has a model of its own. The levels are a few hundred bytes of
-side information, and all of it is known before the first code is read: no model waits for a symbol.
+Rows, input channels and kernel taps of a layer differ in scale. Each has a level on a logarithmic scale; the sum of a
+weight's three levels gives its class, and every class has its own model. The levels are a few hundred bytes of side
+information that is read before the first code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pocketbayes.files.codec.integers import pack_ints, unpack_ints
 STEPS_PER_OCTAVE = 3
 MAX_CLASSES = 24
 SMALLEST_CLASS = 256
-"""Symbols below which a class is not worth a model."""
+"""Smallest number of symbols for which a class gets a model."""
 SMALLEST_MAGNITUDE = 2.0**-6
 
 Shapes = Sequence[Sequence[int]]

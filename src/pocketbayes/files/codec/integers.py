@@ -1,4 +1,4 @@
-"""Integers by asymmetric numeral systems, under a static or an adaptive model a segment, whichever is smaller."""
+"""Integers by asymmetric numeral systems, with a static or adaptive model per segment, whichever is smaller."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ TOTAL = 1 << PRECISION_BITS
 MOST_TOKENS = 1 << 16
 LARGEST = 1 << 62
 DIRECT = 64
-"""Where values are too many to be tokens each: those below are, a token of the others gives their leading bits."""
+"""Values below this are tokens themselves if there are too many values; a token of others gives their leading bits."""
 ENOUGH = 64
-"""Symbols for each possible value: with so many, each may as well be a token."""
+"""Symbols per possible value above which every value is a token."""
 FIRST_BLOCK = 32
-"""Symbols that an adaptive model codes before it learns; then it learns each time a quarter more have passed."""
+"""Symbols before the first update of an adaptive model; later updates follow after a quarter more each."""
 UNIT = 32
-"""A symbol counts so much in an adaptive model: its prior counts in fractions of a symbol."""
+"""Count per symbol in an adaptive model, whose prior counts are fractions of a symbol."""
 NEGLIGIBLE = 1e-3
-"""Where a table is a smaller share of a segment's bits, learning without one is not even tried: it takes time."""
+"""Share of a segment's bits below which a table is used without trying an adaptive model, to save time."""
 MOST_LEARNING = 1 << 27
-"""Tokens times blocks: what adaptive models may cost a decoder, a second at most."""
+"""Largest product of tokens and blocks, which bounds the decoder's time for adaptive models to a second."""
 EIGHTH_POWERS = tuple(round(2**15 * 2 ** (i / 8)) for i in range(8))
 
 
 def pack_ints(values: Ints, segments: Sequence[int] | None = None) -> bytes:
-    """Return integers of either sign, |v| < 2^62, by asymmetric numeral systems.
+    """Encode signed integers, |v| < 2^62, by asymmetric numeral systems.
 
     Args:
         values: (n,).
-        segments: Lengths that sum up to n; one segment if left out.
+        segments: Lengths that sum to n; by default one segment.
     """
     lengths = checked_lengths(len(values), segments)
     if not len(values):
@@ -97,7 +97,7 @@ def unpack_ints(
 
 
 def _shift(values: Ints, low: int) -> Ints:
-    """Add `low`, in place where the type allows."""
+    """Add `low`, in place if the type allows."""
     limits = np.iinfo(values.dtype)
     if not (limits.min <= low and low + int(values.max()) <= limits.max):
         return values.astype(np.int64) + low
@@ -107,7 +107,7 @@ def _shift(values: Ints, low: int) -> Ints:
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a sequence would be written, and the bits that this takes."""
+    """An encoding of a sequence and its size in bits."""
 
     direct: int
     tokens: Ints
@@ -189,7 +189,7 @@ def _read_tokens(reader: Reader, lengths: Sequence[int], dtype: type[np.integer[
         raise CodecError("damaged numbers: impossible end of a stream")
     coder = stream.stack.AnsCoder(words)
     models, table = _Models(alphabet), iter(tables)
-    learns = int(np.flatnonzero(modes == 0).max(initial=-1))  # the last segment that learns: no need to count after it
+    learns = int(np.flatnonzero(modes == 0).max(initial=-1))  # no counting after the last adaptive segment
     for number, (part, static) in enumerate(zip(slices(lengths), modes)):
         own = next(table) if static else None
         for block in models.blocks(part, None if own is None else _table_counts(own)):
@@ -222,7 +222,7 @@ def _decode_present(coder: Any, stream: Any, frequencies: Ints, present: npt.NDA
 
 
 class _Models:
-    """The model of each block, from what encoder and decoder have both seen."""
+    """The model of each block, from symbols known to encoder and decoder."""
 
     def __init__(self, alphabet: int) -> None:
         self.alphabet = alphabet
@@ -230,13 +230,13 @@ class _Models:
         self.weights = self.past
 
     def blocks(self, part: slice, counts: Ints | None) -> Iterator[slice]:
-        """Return the blocks of a segment: all of it under given counts, else pieces, learning after each."""
+        """Yield the blocks of a segment: one with given counts, otherwise several with an update after each."""
         if counts is not None:
             self.weights = counts
             if part.stop > part.start:
                 yield part
             return
-        # What came before is worth as many symbols as there are tokens, and half a symbol is added to each.
+        # Earlier segments count as one symbol per token, and half a symbol is added to each.
         total = int(self.past.sum())
         scaled = UNIT * self.alphabet * self.past // total if total else self.past
         prior, begun = scaled + UNIT // 2, self.past.copy()
@@ -248,11 +248,11 @@ class _Models:
             start = stop
 
     def frequencies(self) -> Ints:
-        """Return the frequencies of the block that was given out last."""
+        """Return the frequencies of the last block."""
         return _frequencies(self.weights)
 
     def see_counts(self, counts: Ints) -> None:
-        """Take a block's symbols into account."""
+        """Add the counts of a block."""
         self.past = self.past + counts
 
 
@@ -262,14 +262,14 @@ def _blocks(length: int) -> int:
 
 
 def _frequencies(weights: Ints) -> Ints:
-    """Whole frequencies, each at least 1, that sum up to 2^24 and are nearly proportional to the weights."""
+    """Return integer frequencies of at least 1 that sum to 2^24, nearly proportional to the weights."""
     frequencies = 1 + weights * (TOTAL - len(weights)) // int(weights.sum())
     frequencies[weights.argmax()] += TOTAL - int(frequencies.sum())
     return frequencies
 
 
 def _model(stream: Any, frequencies: Ints) -> Any:
-    """Return the coder's model: it adds 1 to each of these by itself, and needs no scaling to reach 2^24."""
+    """Return the coder's model, which adds 1 to each frequency itself and needs no scaling to 2^24."""
     return stream.model.Categorical((frequencies - 1).astype(np.float64), perfect=False)
 
 
@@ -284,7 +284,7 @@ def _table(counts: Ints) -> Bytes:
 
 
 def _table_counts(table: Bytes) -> Ints:
-    """Return the counts that a table stands for, scaled by 2^15; 1 in place of 0."""
+    """Return the counts encoded in a table, scaled by 2^15, with 1 instead of 0."""
     eighths = np.maximum(table.astype(np.int64) - 1, 0)
     whole = eighths // 8
     excess = max(0, int(whole.max()) - 22)  # frequencies are computed in 64 bits
@@ -293,13 +293,13 @@ def _table_counts(table: Bytes) -> Ints:
 
 
 def _to_tokens(values: Ints, direct: int) -> tuple[Ints, Ints, Ints]:
-    """Return values from 0 as tokens, and the low bits of those at or above `direct`, with their number."""
+    """Return the tokens of non-negative values, and the low bits and lengths of those from `direct` on."""
     if int(values.max()) < direct:
         return values, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     large = values >= direct
     big = values[large]
     length = np.frexp(big.astype(np.float64))[1].astype(np.int64)
-    length -= big < (1 << (length - 1))  # a number just below a power of two may have been rounded up
+    length -= big < (1 << (length - 1))  # rounding may have raised a number just below a power of two
     low = length - 4
     tokens = values.copy()
     tokens[large] = direct + 8 * (length - DIRECT.bit_length()) + ((big >> low) & 7)

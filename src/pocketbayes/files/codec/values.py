@@ -1,4 +1,4 @@
-"""What networks are made of as integers: positions by their gaps, runs folded, floats by byte or in steps."""
+"""Encoding of positions by gaps, of runs, and of floats by byte or in steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def pack_positions(positions: Ints, edges: Sequence[int]) -> bytes:
 
     Args:
         positions: (s,) strictly ascending.
-        edges: Where the segments begin, and where the last one ends.
+        edges: The starts of the segments and the end of the last one.
     """
     counts = np.diff(np.searchsorted(positions, edges))
     starts = np.repeat(np.asarray(edges[:-1], dtype=np.int64), counts)
@@ -44,14 +44,14 @@ def unpack_positions(data: bytes | memoryview, count: int, edges: Sequence[int])
 
 
 def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
-    """Return values of which some are used once each and in order, with one symbol for all of these.
+    """Replace ranges of values that are used once each, in order, by one symbol per range.
 
     Args:
         values: (n,).
-        runs: (first value, number) of each such range. The ranges follow one another and hold the largest values.
+        runs: (first value, length) of each range. The ranges are consecutive and hold the largest values.
 
     Returns:
-        The values with symbol `first value of the first run` + r for all of run r; None if that would lose something.
+        The values with the symbol `first value of the first run` + r for run r; None if that loses information.
     """
     if not runs or not len(values):
         return None
@@ -65,7 +65,7 @@ def fold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints | None:
 
 
 def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
-    """Invert `fold`, in place where the type allows."""
+    """Invert `fold`, in place if the type allows."""
     if sum(runs[-1]) > np.iinfo(values.dtype).max:
         values = values.astype(np.int64)
     places = [np.flatnonzero(values == runs[0][0] + number) for number in range(len(runs))]
@@ -77,12 +77,12 @@ def unfold(values: Ints, runs: Sequence[tuple[int, int]]) -> Ints:
 
 
 def pack_exactly(rows: Bytes, segments: Sequence[int] | None = None, *, deflate: bool = False) -> bytes:
-    """Return any numbers, bit for bit.
+    """Encode any numbers bit for bit.
 
-    Bytes that differ little, such as sign and exponent of floats, are entropy-coded.
+    Bytes that vary little, such as sign and exponent of floats, are entropy-coded.
 
     Args:
-        rows: (n, bytes a number), the lowest byte first.
+        rows: (n, bytes per number), lowest byte first.
         segments: As in `pack_ints`.
         deflate: Code by deflate, which reads ten times as fast and takes half a percent more.
     """
@@ -145,9 +145,9 @@ def _inflate(data: Bytes, count: int) -> Bytes:
 
 
 def pack_in_steps(values: Floats, bits: int, segments: Sequence[int] | None = None) -> bytes:
-    """Compute value = low + step q, q = 0 .. 2^bits - 1, low and step of each segment its own; the q entropy-coded.
+    """Encode `value = low + step q` with `q = 0 .. 2^bits - 1` entropy-coded, and low and step per segment.
 
-    The error is at most half a step, (max - min) / (2^bits - 1) / 2 of the segment.
+    The error is at most half a step, `(max - min) / (2^bits - 1) / 2` of the segment.
     """
     lengths = checked_lengths(len(values), segments)
     if not np.isfinite(values).all():
@@ -179,7 +179,7 @@ def unpack_in_steps(data: bytes | memoryview, count: int, segments: Sequence[int
 
 
 def _worth_coding(plane: Bytes) -> bool:
-    """Return whether a plane's bytes are far from uniform: coding noise would cost time and save nothing."""
+    """Return whether a plane's bytes are far from uniform, so that coding saves space."""
     if not len(plane):
         return False
     counts = np.bincount(plane, minlength=256)
