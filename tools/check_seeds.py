@@ -3,7 +3,7 @@
 python tools/check_seeds.py [--seeds 20] [PATH ...]
 
 A test that takes the fixture `learning_seed` draws its data, first weights and training order from it. Writes
-benchmarks/results/seeds.json with the number of seeds that each test passed, and exits with 1 if one failed.
+benchmarks/results/seeds.json file by file, with the number of seeds that each test passed. Exits with 1 if one failed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,24 +43,33 @@ class Tally:
         elif report.failed:
             self.failed[name] += re.findall(r"seed(\d+)", report.nodeid)
 
+    def rows(self) -> dict[str, Any]:
+        """Return the number of seeds that each test passed, and those that it failed."""
+        found = {}
+        for name in self.passed.keys() | self.failed.keys():
+            failures = [int(seed) for seed in self.failed[name]]
+            count = self.passed[name]
+            found[name] = {"passed": count, "of": count + len(failures), "failed seeds": failures}
+        return found
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("paths", nargs="*", default=["tests"])
+    parser.add_argument("paths", nargs="*", type=Path, help="test files, instead of all")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     torch.set_num_threads(1)
-    tally = Tally()
     options = ["-m", "learns and not slow", "--seeds", str(arguments.seeds), "-p", "no:cacheprovider", "--tb=line"]
-    pytest.main([*options, *arguments.paths], plugins=[tally])
+    every = sorted(path for path in Path("tests").rglob("test_*.py") if "learning_seed" in path.read_text())
     rows = json.loads(RESULT.read_text())["tests"] if RESULT.is_file() else {}
-    for name in tally.passed.keys() | tally.failed.keys():
-        failures = [int(seed) for seed in tally.failed[name]]
-        rows[name] = {"passed": tally.passed[name], "of": tally.passed[name] + len(failures), "failed seeds": failures}
-    machine = {"machine": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
-    document = {**machine, "torch": torch.__version__, "tests": dict(sorted(rows.items()))}
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    for path in arguments.paths or every:
+        tally = Tally()
+        pytest.main([*options, str(path)], plugins=[tally])
+        rows = {name: row for name, row in rows.items() if not name.startswith(f"{path}::")} | tally.rows()
+        machine = {"machine": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
+        document = {**machine, "torch": torch.__version__, "tests": dict(sorted(rows.items()))}
+        RESULT.write_text(json.dumps(document, indent=1) + "\n")
     return int(any(row["failed seeds"] for row in rows.values()))
 
 
