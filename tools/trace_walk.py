@@ -71,13 +71,13 @@ def walks() -> dict[str, Walk]:
     torch.set_num_threads(1)
     package = Path(pb.__file__).parent
     train, val = pb.data.load("digits", "train"), pb.data.load("digits", "val")
-    model = pb.models.build("mlp", in_features=64, hidden=[8], out_features=10)
+    method, model = pb.MeanFieldVI(), pb.models.build("mlp", in_features=64, hidden=[8], out_features=10)
     x = torch.stack([val[number][0] for number in range(8)])
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         run, file, page = Path(folder, "run"), Path(folder, "net.pocket"), Path(folder, "report.html")
         calls: dict[str, Callable[[], Any]] = {
-            "fit": lambda: pb.fit(pb.MeanFieldVI(), model, train, epochs=1, progress=False),
+            "fit": lambda: pb.fit(method, model, train, epochs=1, progress=False),
             "predict": lambda: pb.predict(net, x, propagation="linear"),
             "save": lambda: pb.save(net, file),
             "load": lambda: pb.load(file),
@@ -85,7 +85,7 @@ def walks() -> dict[str, Walk]:
             "compress": lambda: pb.compress(net, train, val, max_nll_loss=0.1, samples=2, progress=False),
             "report": lambda: pb.report([run], page),
         }
-        net: Any = pb.fit(pb.MeanFieldVI(), model, train, val=val, epochs=1, out=run, progress=False)
+        net: Any = pb.fit(method, model, train, val=val, epochs=1, out=run, progress=False)
         for name, call in calls.items():
             found[name] = trace(package, call)
     return found

@@ -289,28 +289,3 @@ def task_of(likelihood: nn.Module | None) -> Task:
 def default_likelihood(task: str, ignore_index: int | None = None) -> Likelihood:
     """Return the default likelihood: learned Gaussian noise for regression, else categorical."""
     return GaussianNoise("learned") if task == "regression" else Categorical(ignore_index=ignore_index)
-
-
-Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]
-
-
-def kl_weight(progress: float, beta: float, annealing: Annealing = "constant", start: float | None = None) -> float:
-    """Return the weight of the KL at a point of training.
-
-    constant: `beta`. linear-up, linear-down: from `start` (0, or 0.2 as in PBN) to `beta`. warm-up: `beta min(2
-    progress, 1)`, as in SSVI.
-
-    Args:
-        progress: The fraction of the epochs that are over, in [0, 1].
-        beta: The final weight.
-        annealing: The schedule.
-        start: The initial weight of the linear schedules.
-    """
-    if annealing == "constant":
-        return beta
-    if annealing == "warm-up":
-        return beta * min(2 * progress, 1.0)
-    if annealing in ("linear-up", "linear-down"):
-        first = start if start is not None else (0.0 if annealing == "linear-up" else 0.2)
-        return first + (beta - first) * progress
-    raise UnknownNameError("annealing", annealing, ("constant", "linear-up", "linear-down", "warm-up"))

@@ -186,7 +186,7 @@ class Network(nn.Module):
 
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
-        args, kwargs = Call.unpack(x)
+        args, kwargs = x if isinstance(x, Call) else ((x,), {})
         with no_checkpointing(), weights_in_place(self.model, self.layout.by_site(weights)):
             try:
                 return call_model(self.model, *args, **kwargs)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from pocketbayes.base.errors import UserError
-from pocketbayes.likelihoods import Categorical, GaussianNoise, kl_weight, match_target, restore
+from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target, restore
+from pocketbayes.methods.base import kl_weight
 from pocketbayes.posteriors import MeanField, Point
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.layout import Layout

@@ -121,7 +121,7 @@ def test_head_needs_a_single_random_layer() -> None:
 def test_head_gradients_stop_at_point_weights() -> None:
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h))), torch.randn(4, 6)
-    plan = make_plan(net.model, net.posterior, x)
+    plan = make_plan(net.model, net.layout, net.posterior.weight_means(), net.posterior.random_slots(), x)
     assert plan is not None
     assert [net.layout.slots[number].name for number in plan.slots] == ["fc.weight"]
     found = net.linear(x, "predicted")

@@ -32,7 +32,7 @@ def expected_variance(net: pb.Network, x: Tensor, direction: Tensor) -> Tensor:
 
 
 def plan_of(net: pb.Network, x: Tensor) -> Any:
-    return make_plan(net.model, net.posterior, x)
+    return make_plan(net.model, net.layout, net.posterior.weight_means(), net.posterior.random_slots(), x)
 
 
 class SequenceFirst(nn.Module):

@@ -16,9 +16,9 @@ def batch_norms_to_eval(model: nn.Module) -> None:
 
 
 @contextmanager
-def frozen_batch_norm(model: nn.Module, frozen: bool = True) -> Iterator[None]:
+def frozen_batch_norm(model: nn.Module) -> Iterator[None]:
     """Stop batch and instance norm in training mode from updating their running statistics within the block."""
-    moved = [m for m in model.modules() if frozen and isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
+    moved = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
     before = [(m.momentum, m.num_batches_tracked) for m in moved]
     for module in moved:
         module.momentum, module.num_batches_tracked = 0.0, None

@@ -16,6 +16,7 @@ from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.seeds import derive_seed, seed_generators
 from pocketbayes.data import Info, collate, validate_batch
 from pocketbayes.data.dataset import Task
+from pocketbayes.data.description import describe_source
 from pocketbayes.data.memory import Arrays
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, describe_inputs, split_batch
 from pocketbayes.data.out_of_depth import feature_range
@@ -74,6 +75,14 @@ def info_of(source: TorchDataset | DataLoader) -> Info | None:
     data = source.dataset if isinstance(source, DataLoader) else source
     info = getattr(data, "info", None)
     return info if isinstance(info, Info) else None
+
+
+def describe_training(train: Source, val: Source | None, given: Info | None = None) -> Info | None:
+    """Return the description of the data, the given one, or one inferred from the data.
+
+    Images are described by the preprocessing of the validation data, since training may crop at random.
+    """
+    return info_of(train) or given or (None if val is None else describe_source(val)) or describe_source(train)
 
 
 def batches(

@@ -178,10 +178,12 @@ def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if len(args) != 1 or kwargs:
         return model(*args, **kwargs)
     (x,) = args
-    if not isinstance(x, Inputs):
-        return answer_of(model(x))
-    taken = accepted(model, x)
-    return answer_of(model(*taken.args, **taken.kwargs))
+    if isinstance(x, Inputs):
+        taken = accepted(model, x)
+        output = model(*taken.args, **taken.kwargs)
+    else:
+        output = model(x)
+    return output if isinstance(output, Tensor) else answer_of(output)
 
 
 def answer_of(output: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.data.dataset import Info
+from pocketbayes.data.memory import Arrays
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 
 FEW = 20
@@ -16,6 +17,8 @@ FEW = 20
 SPARSE = 4
 """Ratio of the largest integer to the number of distinct ones above which targets look like a regression: class
 numbers are dense, prices are not."""
+MAX_MEAN_MAGNITUDE = 30.0
+"""Largest mean magnitude of features before a warning; standardised features are far below."""
 
 
 def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
@@ -51,6 +54,33 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
 def look_continuous(different: int, rows: int, largest: int) -> bool:
     """Tell whether integers look like the targets of a regression: many, with gaps between them."""
     return different > max(FEW, rows / 5) and largest >= SPARSE * different
+
+
+def check_tables(train: object, val: object, guessed: bool) -> None:
+    """Reject training and validation tables with different numbers of features; warn of units that train badly.
+
+    Args:
+        train: Training data of any kind; only arrays are checked.
+        val: Validation data, or None.
+        guessed: Whether the task of the training data is guessed from the type of their targets.
+    """
+    shapes = [data.x.shape for data in (train, val) if isinstance(data, Arrays) and isinstance(data.x, Tensor)]
+    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] != shapes[1][1]:
+        raise UserError(f"the training data have {shapes[0][1]} features, but val= has {shapes[1][1]}")
+    if not isinstance(train, Arrays):
+        return
+    if guessed:
+        warn_of_odd_targets(train.y)
+    features = train.x if isinstance(train.x, Tensor) and train.x.ndim == 2 else None
+    for what, values in {"features": features, "targets": train.y}.items():
+        if values is None or not values.is_floating_point():
+            continue
+        largest = float(values.abs().mean(0).max())
+        if largest > MAX_MEAN_MAGNITUDE:
+            warn(
+                f"{what} as large as {largest:.3g} train badly: subtract their means and divide by their stds first, "
+                "as data.standardise=true does for .npz files"
+            )
 
 
 def warn_of_odd_targets(y: Tensor) -> None:

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.registry import Registry
-from pocketbayes.likelihoods import Annealing, kl_weight
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
 from pocketbayes.posteriors.priors import Empirical, Normal, Prior, ScaleMixture
 
 EMPIRICAL_BETA = 0.02
 """The weight of the KL from the empirical prior."""
+
+
+Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]
 
 
 class TrainingContext(Protocol):
@@ -188,6 +190,28 @@ class Method(ABC):
         return None
 
 
+def kl_weight(progress: float, beta: float, annealing: Annealing = "constant", start: float | None = None) -> float:
+    """Return the weight of the KL at a point of training.
+
+    constant: `beta`. linear-up, linear-down: from `start` (0, or 0.2 as in PBN) to `beta`. warm-up: `beta min(2
+    progress, 1)`, as in SSVI.
+
+    Args:
+        progress: The fraction of the epochs that are over, in [0, 1].
+        beta: The final weight.
+        annealing: The schedule.
+        start: The initial weight of the linear schedules.
+    """
+    if annealing == "constant":
+        return beta
+    if annealing == "warm-up":
+        return beta * min(2 * progress, 1.0)
+    if annealing in ("linear-up", "linear-down"):
+        first = start if start is not None else (0.0 if annealing == "linear-up" else 0.2)
+        return first + (beta - first) * progress
+    raise UnknownNameError("annealing", annealing, ("constant", "linear-up", "linear-down", "warm-up"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class VariationalMethod(Method):
     """A method that minimises NLL + beta KL / N.
@@ -299,11 +323,13 @@ class Start:
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
         refuse_unsupported(model)  # some of it cannot be copied either
         model = copy.deepcopy(model)
-        names = [name for name, _ in model.named_parameters()]
-        if select is not None and not any(re.search(select, name) for name in names):
-            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise UserError(f"select={select!r} matches no parameter: the names are {some}")
-        chosen = None if select is None else lambda name, _: re.search(select, name) is not None
+        chosen = None
+        if select is not None:
+            names = [name for name, _ in model.named_parameters()]
+            if not any(re.search(select, name) for name in names):
+                some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+                raise UserError(f"select={select!r} matches no parameter: the names are {some}")
+            chosen = lambda name, _: re.search(select, name) is not None  # noqa: E731
         layout = Layout.of(model, select=chosen, bayesian_bias=bayesian_bias)
         return cls(model, layout, layout.read(model), None, None)
 

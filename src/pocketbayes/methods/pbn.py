@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
+from pocketbayes.methods.base import Annealing, Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.sensitivity import largest, largest_per_slot, sensitivities

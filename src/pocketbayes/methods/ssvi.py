@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import EMPIRICAL_BETA, Start, VariationalMethod
+from pocketbayes.methods.base import EMPIRICAL_BETA, Annealing, Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.network import Network

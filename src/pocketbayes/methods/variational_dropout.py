@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.likelihoods import Annealing
-from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
+from pocketbayes.methods.base import Annealing, Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.network import Net, Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.layout import Layout

@@ -154,6 +154,12 @@ class Layout:
         parts = [torch.full((slot.size,), number, device=device) for number, slot in enumerate(self.slots)]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)  # as a graph can, too
 
+    def span(self, numbers: Sequence[int]) -> tuple[int, int]:
+        """Return start and end of the flat vector from the first to the last of these slots; of all without any."""
+        if not numbers:
+            return 0, self.size
+        return self.slots[numbers[0]].start, self.slots[numbers[-1]].stop
+
     def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the tensor of every site in the model from those of the slots."""
         return {site: view for slot, view in zip(self.slots, views) for site in slot.sites}

@@ -71,14 +71,14 @@ class Ask:
             raise UserError(f"samples must be at most {MAX_SAMPLES}, not {whole['samples']}: each is a whole pass")
         if not -(2**63) <= whole["seed"] < 2**63:
             raise UserError(f"seed must be less than 2**63 in size, not {self.seed}")
-        if self.propagation is not None:
-            find_propagation(self.propagation)
         if self.readout not in get_args(Readout):
             raise UnknownNameError("readout", str(self.readout), get_args(Readout))
         check_classes(self.classes)
         scale = self.variance_scale
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not (math.isfinite(scale) and scale >= 0):
             raise UserError(f"variance_scale must be a finite number of at least 0, not {scale!r}")
+        if self.propagation is not None:
+            find_propagation(self.propagation)
         return replace(self, samples=whole["samples"], batch_size=whole["batch_size"], seed=whole["seed"])
 
 

@@ -32,7 +32,8 @@ class Sample(WeightPropagation):
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
         """Return one draw."""
-        return net.posterior.sample_slots(draw_noise(net.posterior, ask), self.matrices(net, x))
+        matrices = self.matrices(net, x)
+        return net.posterior.sample_slots(draw_noise(net.posterior, ask), matrices)
 
     def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
         """Yield the outputs of one draw per seed; if only the last layer is random, the others run once."""

@@ -127,7 +127,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
     With two inputs at the posterior mean it looks for weights that affect the output but get no gradient, so that only
     the prior would train them, and for probabilities instead of logits.
     """
-    model, layout = network.model, network.posterior.layout
+    model, layout, task = network.model, network.posterior.layout, task_of(network.likelihood)
     means = network.posterior.weight_means().detach()
     x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
     with _as_if_never_run(model):
@@ -151,7 +151,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
             "the model?): only the prior trains them; freeze them with "
             "requires_grad_(False), or leave them out with select="
         )
-    if task_of(network.likelihood) == "classification" and output.ndim > 1 and bool((output >= 0).all()):
+    if task == "classification" and output.ndim > 1 and bool((output >= 0).all()):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warn("the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax")

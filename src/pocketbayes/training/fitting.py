@@ -9,18 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from pocketbayes import methods, models
 from pocketbayes.base.arguments import check_path, check_seed
-from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data import Info
-from pocketbayes.data.batches import Source, as_source, info_of
-from pocketbayes.data.description import describe_source
-from pocketbayes.data.memory import Arrays
-from pocketbayes.data.validate import warn_of_odd_targets
+from pocketbayes.data.batches import as_source, describe_training
+from pocketbayes.data.validate import check_tables
 from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import SWAG, Deterministic, Laplace, Method, VariationalMethod
@@ -29,9 +27,6 @@ from pocketbayes.training.checks import Signals, TrainingError
 from pocketbayes.training.posthoc import with_curvature_stds
 from pocketbayes.training.run import FitRun
 from pocketbayes.training.settings import Training
-
-FAR = 30.0
-"""Largest mean magnitude of features before a warning; standardised features are far below."""
 
 
 def fit(
@@ -91,10 +86,8 @@ def fit(
         given = {"val": val, "seed": seed, "likelihood": likelihood, "info": info, "training": training, **settings}
         return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
-    if isinstance(source, Arrays) and source is not train:
-        warn_of_odd_targets(source.y)  # arrays of a user, whose task is inferred from their type
-    _check_features(source, validation)
-    _warn_of_scale(source)
+    check_tables(source, validation, guessed=source is not train)
+    info = info or describe_training(source, validation, model.info if isinstance(model, Network) else None)
     with display(progress) as bar, Signals() as signals:
         run = FitRun(
             method=method,
@@ -108,7 +101,7 @@ def fit(
             bar=bar,
             signals=signals,
             given_likelihood=likelihood,
-            info=info or _describe(source, validation, model),
+            info=info,
         )
         again = "resume the run from its last checkpoint" if out else "start the run again"
         with run.team.guarded(again), ExitStack() as locks:
@@ -119,16 +112,6 @@ def fit(
 
 def _lock(locks: ExitStack, folder: Path) -> None:
     locks.enter_context(hold(folder))
-
-
-def _describe(train: Source, val: Source | None, model: nn.Module) -> Info | None:
-    """Return the description of the data, of a given network, or one inferred from the data.
-
-    Images are described by the preprocessing of the validation data, since training may crop at random.
-    """
-    given = model.info if isinstance(model, Network) else None
-    described = (info_of(train), given, None if val is None else describe_source(val), describe_source(train))
-    return next((info for info in described if info is not None), None)
 
 
 def _refuse_what_does_nothing(
@@ -151,32 +134,6 @@ def _check_likelihood(likelihood: Any) -> None:
     if likelihood is not None and not isinstance(likelihood, Likelihood):
         what = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
         raise UserError(f"likelihood must be an instance such as pb.Categorical() or pb.GaussianNoise(), not {what}")
-
-
-def _check_features(train: Source, val: Source | None) -> None:
-    """Reject training and validation tables with different numbers of features."""
-    shapes = [source.x.shape for source in (train, val) if isinstance(source, Arrays) and isinstance(source.x, Tensor)]
-    if len(shapes) == 2 and len(shapes[0]) == len(shapes[1]) == 2 and shapes[0][1] != shapes[1][1]:
-        raise UserError(f"the training data have {shapes[0][1]} features, but val= has {shapes[1][1]}")
-
-
-def _warn_of_scale(source: Source) -> None:
-    """Warn if a table's features or regression targets are in units that train badly."""
-    if not isinstance(source, Arrays):
-        return
-    columns = {
-        "features": source.x if isinstance(source.x, Tensor) and source.x.ndim == 2 else None,
-        "targets": source.y,
-    }
-    for what, values in columns.items():
-        if values is None or not values.is_floating_point():
-            continue
-        largest = float(values.abs().mean(0).max())
-        if largest > FAR:
-            warn(
-                f"{what} as large as {largest:.3g} train badly: subtract their means and divide by their stds first, "
-                "as data.standardise=true does for .npz files"
-            )
 
 
 def _method(method: Any, model: Any, **settings: Any) -> Method:

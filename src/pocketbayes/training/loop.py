@@ -25,7 +25,6 @@ from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
-from pocketbayes.propagation.linear.taps import arranged
 from pocketbayes.training.checks import NotFiniteError, gradient_norm, not_finite, warn_of_odd_model
 from pocketbayes.training.figures import Number, StepFigures, read, steps_between_reads
 from pocketbayes.training.settings import Training
@@ -87,7 +86,9 @@ class Loop:
             world=run.team.size,
             workers=self.training.workers,
         ):
-            x = arranged(x.to(run.fabric.device), self.training.channels_last and x.ndim == 4)
+            x = x.to(run.fabric.device)
+            if self.training.channels_last and x.ndim == 4:
+                x = x.to(memory_format=torch.channels_last)
             self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
             at.step += 1
             if (at.stage, at.epoch, at.step) == (0, 0, 1) and run.team.rank == 0:
@@ -106,11 +107,11 @@ class Loop:
         run, method = self.run, self.method
         progress = index / steps
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
-        beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
         self.optimizer.zero_grad()
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = steps * self.training.epochs
         part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
+        beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
         replace_step = run.stage.step or method.replace_step
         replaced = replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
         run.redirection.drew = False
@@ -172,9 +173,10 @@ class Loop:
 
         The weight is that of this process's part of the batch. Returns the parts of the NLL.
         """
-        joint = JointBatchNorm(self.run.team, counted=weight > 0)
         run, samples = self.run, self.method.train_samples if self.network.is_random else 1
         size = sum(len(inputs) for inputs, _ in parts)
+        synced = self.training.sync_batch_norm and run.team.size > 1
+        joint = JointBatchNorm(run.team, counted=weight > 0) if synced else nullcontext()
         nlls: list[Number] = []
         noise: Tensor | None = None
         for part, (inputs, targets) in enumerate(parts):
@@ -183,13 +185,12 @@ class Loop:
                     noise = -noise if sample % 2 and noise is not None else self._draw_noise()
                 last = part == len(parts) - 1 and sample == samples - 1
                 with (
-                    frozen_batch_norm(self.network, sample > 0),
+                    frozen_batch_norm(self.network) if sample else nullcontext(),
                     self.network.using(noise=noise, randomness=run.randomness),
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
                     # The network uses the run's generators itself; the rest of a pass draws nothing.
-                    joined = joint if self.training.sync_batch_norm and run.team.size > 1 else nullcontext()
-                    with run.redirection.suspended(), joined:
+                    with run.redirection.suspended(), joint:
                         output = self._output(inputs)
                     nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
                     with run.redirection.suspended():

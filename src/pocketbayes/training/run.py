@@ -123,10 +123,9 @@ class FitRun:
 
     def _all_stages(self, resume: bool) -> Net:
         stages = list(self.method.stages(self.model))
-        names = [stage.name for stage in stages]
         for name in self.base.stages:
-            if name not in names:
-                raise UnknownNameError("stage", name, names)
+            if all(name != stage.name for stage in stages):
+                raise UnknownNameError("stage", name, [stage.name for stage in stages])
         found = None
         if resume and self.folder:
             found = checkpoint.read(self.folder, partial(self._check, stages), remove=self.fabric.is_global_zero)
@@ -149,10 +148,10 @@ class FitRun:
             tree = None
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
+        self._check_finite(net)
         for network in members(net):
             network.info, network.method = self.info, self.method.name
             network.health = measure_health(network.posterior, network.first_stds)
-        self._check_finite(net)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
         self._tell_health(health(net))

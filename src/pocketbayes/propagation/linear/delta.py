@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
-from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.posteriors.layout import Layout, evaluating
 from pocketbayes.propagation.base import check_classes, check_output
 from pocketbayes.propagation.linear.gradients import Pass, looped_gradient, run_at
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_plan
@@ -101,29 +101,29 @@ def _chunk(
     model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
 ) -> tuple[Linearised, int]:
     """Return the result for as many examples as fit memory, and their number."""
-    plan = _plan(model, posterior, x)
-    mean = posterior.weight_means().detach()
-    gradients = 0 if plan and posterior.independent else 1
+    mean, slots, independent = posterior.weight_means().detach(), posterior.random_slots(), posterior.independent
+    span = posterior.layout.span(slots)
+    plan = _plan(model, posterior.layout, mean, slots, x)
+    gradients = 0 if plan and independent else 1
     if classes == "covariance":
         gradients = run_at(model, posterior.layout, mean, x[:1])[0].numel()
-    first, last = plan.span if plan else (0, posterior.layout.size)
-    per_example = (plan.size if plan else 0) + gradients * (last - first)
+    per_example = plan.size + gradients * (span[1] - span[0]) if plan else gradients * posterior.layout.size
     x = x[: max(1, _MEMORY // max(per_example, 1))]
     state: Pass | None = None
     if plan is not None:
         with suppress(NotTappedError):
-            state = Pass(model, posterior, x, plan)
+            state = Pass(model, posterior, mean, x, plan, span)
     output = check_output(state.output if state else run_at(model, posterior.layout, mean, x)).detach()
     if output.ndim != 2:
         return _by_derivatives(model, posterior, x, output, draws, seed, classes), len(x)
     return _by_gradients(model, posterior, x, state, output, classes), len(x)
 
 
-def _plan(model: nn.Module, posterior: Posterior, x: Tensor) -> TapPlan | None:
+def _plan(model: nn.Module, layout: Layout, mean: Tensor, slots: Sequence[int], x: Tensor) -> TapPlan | None:
     plans = _PLANS.setdefault(model, {})
-    key = (*x.shape[1:], *posterior.random_slots())
+    key = (*x.shape[1:], *slots)
     if key not in plans:
-        plans[key] = make_plan(model, posterior, x)
+        plans[key] = make_plan(model, layout, mean, slots, x)
     return plans[key]
 
 

@@ -36,17 +36,18 @@ class Pass:
         span: Start and end of the weights that `gradient` covers.
     """
 
-    def __init__(self, model: nn.Module, posterior: Posterior, x: Tensor, plan: TapPlan) -> None:
+    def __init__(
+        self, model: nn.Module, posterior: Posterior, mean: Tensor, x: Tensor, plan: TapPlan, span: tuple[int, int]
+    ) -> None:
         self.posterior, self.layout = posterior, posterior.layout
         self.examples = len(x)
-        mean = posterior.weight_means()
         with torch.enable_grad():
             output, record = tapped_pass(model, self.layout, mean, arranged(x, plan.channels_last), plan.slots)
         self.output: Tensor = output
         self.uses = [use for use in record if use is not None]
         if len(self.uses) != len(plan.inner) or len(record) != len(self.uses):
             raise NotTappedError("the model's control flow differs from that of its first call")
-        self.inner, self.span = plan.inner, plan.span
+        self.inner, self.span = plan.inner, span
 
     def deltas(self, direction: Tensor, keep: bool) -> list[Tensor | None]:
         """Return the gradients of sum(direction * output) with respect to the output of every use."""

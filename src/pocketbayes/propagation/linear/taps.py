@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from pocketbayes.data.model_inputs import Inputs, ModelInput, call_model
-from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import METADATA, Op, tensors_in
 from pocketbayes.posteriors.layout import Layout, weights_in_place
 from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
@@ -112,14 +111,12 @@ class TapPlan:
 
     Attributes:
         slots: The slots with random weights, the only ones that need gradients.
-        span: Start and end of these slots in the flat vector.
         inner: Per use, the number of rows along the batch axes after the axis of examples.
         channels_last: Whether the model runs in that memory format, the fastest for convolutions.
         size: Values stored per example in a pass.
     """
 
     slots: tuple[int, ...]
-    span: tuple[int, int]
     inner: tuple[int, ...]
     channels_last: bool
     size: int
@@ -138,16 +135,22 @@ def tapped_pass(
         return call_model(model, x), record
 
 
-def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan | None:
+def make_plan(model: nn.Module, layout: Layout, mean: Tensor, random: Sequence[int], x: ModelInput) -> TapPlan | None:
     """Find which rows of every layer's input belong to an example, by NaN in one example of three.
+
+    Args:
+        model: A model without its weights.
+        layout: The weights.
+        mean: Their means, (n,).
+        random: The slots with random weights.
+        x: Inputs.
 
     Returns:
         The plan, or None if the model mixes examples, or uses weights in a way that no formula here covers.
     """
     if isinstance(x, Inputs) or not x.is_floating_point():
         return None
-    mean, layout = posterior.weight_means(), posterior.layout
-    slots = tuple(posterior.random_slots() or range(len(layout)))
+    slots = tuple(random or range(len(layout)))
     three = x[:1].repeat(3, *(1,) * (x.ndim - 1))
     three[1] = math.nan
     for channels_last in (True, False) if x.ndim == 4 else (False,):
@@ -160,10 +163,9 @@ def make_plan(model: nn.Module, posterior: Posterior, x: ModelInput) -> TapPlan 
         if not inner or None in inner:
             return None
         size = sum(use.call.input.numel() + use.batch * use.call.weight.shape[0] for use in record if use) // 3
-        span = layout.slots[slots[0]].start, layout.slots[slots[-1]].stop
         # channels_last helps gradients of convolutions only; without them it slows the pass down.
         convolves = any(use is not None and use.op is not F.linear for use in record)
-        return TapPlan(slots, span, tuple(i for i in inner if i is not None), channels_last and convolves, size)
+        return TapPlan(slots, tuple(i for i in inner if i is not None), channels_last and convolves, size)
     return None
 
 
