@@ -101,6 +101,7 @@ def cheap(result: Result) -> Table:
         own = [row["modes"][mode] for row in seeds if mode in row["modes"]]
         size, passes = mean(row["bytes"] for row in own), own[0]["passes"]
         worth = mean(row["coded"]["dee"] for row in own)
+        more = "> " if max(row["coded"]["dee"] for row in own) >= len(seeds[0]["curve"]) else ""  # beyond the curve
         figures = [mean(row["coded"][key] for row in own) for key in ("accuracy", "nll", "calibrated_nll")]
         rows.append(
             [
@@ -109,9 +110,9 @@ def cheap(result: Result) -> Table:
                 f"{size:,.0f}",
                 f"{100 * figures[0]:.2f}",
                 *(f"{value:.4f}" for value in figures[1:]),
-                f"{worth:.1f}",
-                f"{10_000 * worth / size:.2f}",
-                f"{result['epochs'] * worth / passes:.2f}",
+                f"{more}{worth:.1f}",
+                f"{more}{10_000 * worth / size:.2f}",
+                f"{more}{result['epochs'] * worth / passes:.2f}",
             ]
         )
     head = ["passes", "bytes", "accuracy", "NLL", "calibrated NLL", "DEE", "DEE per 10 kB", "DEE per training"]
