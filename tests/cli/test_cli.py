@@ -476,8 +476,8 @@ def test_threshold_is_chosen_for_a_target_risk(trained: Trained, images: np.ndar
     assert chosen["coverage"] > 0
     assert (chosen["data"], chosen["split"], chosen["count"]) == ("digits", "test", len(labels))
     text = " ".join(call(*command).stdout.split())
-    assert f"{100 * chosen['coverage']:.1f} % of them answered" in text
-    assert "at most 40 % wanted" in text
+    assert f"{100 * chosen['coverage']:.1f} % of them predicted" in text
+    assert "target: at most 40 %" in text
 
 
 def test_predict_answers_regressions_in_original_units(tmp_path: Path) -> None:
