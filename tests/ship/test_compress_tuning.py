@@ -79,7 +79,7 @@ def test_sweep_resumes_from_its_folder(trained: Network, tmp_path: Path, monkeyp
     def refuse(*args: Any, **settings: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(sweep._Sweep, "losses", refuse)
+    monkeypatch.setattr(sweep.Sweep, "losses", refuse)
     monkeypatch.setattr(sweep, "tune", refuse)
     again = compress(trained, points(300, 0), points(90, 1), max_bytes=2500, steps=4, out=tmp_path, progress=False)
     assert again.to_json() == first.to_json()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pocketbayes.ship.compression.sweep import compress
+from pocketbayes.ship.compression.budgets import compress
 from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose, frontier
 
 __all__ = ["Budget", "Compressed", "Trial", "choose", "compress", "frontier"]

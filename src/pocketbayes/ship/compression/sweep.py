@@ -1,4 +1,4 @@
-"""`compress`: the front of file size and validation loss, traced once; every budget picks from it."""
+"""The front of file size and validation loss, traced once; every budget picks from it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,32 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pocketbayes.base.errors import NotFiniteAnswersError, UserError
-from pocketbayes.base.progress import Display, Show, display
+from pocketbayes.base.errors import NotFiniteAnswersError
+from pocketbayes.base.progress import Display
 from pocketbayes.data.batches import as_source, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.evaluation import evaluate, loss_of
-from pocketbayes.methods import Deterministic
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
-from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.network import Mixture, Net, members
 from pocketbayes.ship.compression.coding import (
     CODED_PRECISION,
     Recipe,
     Result,
     Weights,
-    can_be_coded,
     code,
     codebook_of,
     estimate_bytes,
     round_points,
 )
 from pocketbayes.ship.compression.feedback import error_shares
-from pocketbayes.ship.compression.fewer import Loss, best_first, measure_prefixes, prefix
+from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
 from pocketbayes.ship.compression.filling import CLOSE, COARSEST, fill, recipe_of_size
 from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
 from pocketbayes.ship.compression.store import Store
-from pocketbayes.ship.compression.trials import Budget, Compressed, Trial, choose, fits_budget
+from pocketbayes.ship.compression.trials import Budget, Trial, choose, fits_budget
 from pocketbayes.ship.compression.tuning import tune
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
@@ -47,8 +45,10 @@ LARGE = 2_000_000
 PROBE = 0.1
 PROBE_HALVINGS = 6
 """Where the units of the codebook are compared, at equal bytes."""
-REFINEMENTS = 3
+REFINEMENTS, REFINEMENTS_LARGE = 3, 2
 """Further points, between the last that fits a budget and the next."""
+SAME_POINT = 1.25
+"""Factor between lambdas of large networks that need not be measured both."""
 HOPELESS = 1.0
 """Nats of loss beyond which no coarser point is measured."""
 TUNINGS = 3
@@ -59,97 +59,9 @@ COARSER = 1.4
 """Factor of lambda between two of them, as long as a loss allows it."""
 CHECK_SAMPLES = 30
 """Draws that the choice must stand: a few wide stds may give infinities now and then."""
-PRECISIONS = (
-    Precision("bfloat16", "int8", "bfloat16"),
-    Precision("int8", "int4", "bfloat16"),
-    Precision("int6", "int3", "bfloat16"),
-    Precision("int4", "int2", "bfloat16"),
-)
-"""For storages that codes cannot stand for: dropout, low-rank and Kronecker-factored covariances."""
 
 
-def compress(
-    net: Net | nn.Module,
-    train: Any,
-    val: Any,
-    *,
-    bits: float | None = None,
-    max_bytes: int | None = None,
-    max_nll_loss: float | None = None,
-    max_accuracy_loss: float | None = None,
-    precision: str | Precision | None = None,
-    count: int | None = None,
-    steps: int = 0,
-    samples: int = 10,
-    seed: int = 0,
-    out: str | Path | None = None,
-    progress: Show = None,
-) -> Compressed:
-    """Find the network with the lowest validation NLL within a size, or the smallest file within a loss.
-
-    Weights become entries of one codebook. Each takes the entry that is best by distance and by the length of its code
-    in the file; the error of one is made good by others, as far as the inputs of their layer allow; batch norm is
-    corrected relative to the network as it was. `result.pick(...)` chooses for another budget without another sweep.
-
-    Args:
-        net: A trained network or mixture, or a plain model.
-        train: Training data, of which some hundred examples are used.
-        val: Validation data.
-        bits: The budget in bits per weight, the whole file counted.
-        max_bytes: The budget in bytes.
-        max_nll_loss: The budget in nats: the smallest file whose NLL is at most this much above the network's own;
-            0.01 if no budget is given.
-        max_accuracy_loss: The budget in accuracy, likewise.
-        precision: Only this precision of the network's own storage, in place of codes.
-        count: The number of members that a mixture keeps; None chooses it.
-        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher; a
-            trained file is chosen only where it is better on the validation data.
-        samples: Passes for a measurement, where there are stds.
-        seed: Of all that is drawn.
-        out: A folder that keeps every file that was measured: a sweep that is started again resumes from it.
-        progress: Shows a bar; None for yes if stderr is a terminal.
-
-    Raises:
-        UserError: If nothing that was tried fits the budget, or the network cannot be measured.
-    """
-    budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
-    if not isinstance(net, (Network, Mixture)):
-        net = Deterministic().init(net)
-    if count is not None and not 1 <= count <= len(members(net)):
-        raise UserError(f"count={count}: the mixture has {len(members(net))} members")
-    if isinstance(net, Mixture):
-        net = best_first(net, val, samples, seed, count)
-    with display(progress) as bar:
-        sweep = _Sweep(net, train, val, samples, seed, out, bar)
-        sweep.keep_as("lossless", "lossless")
-        before, limit = sweep.trials[0], budget.limit(sweep.weights)
-        if precision is not None:
-            sweep.keep_as(precision, str(precision))
-        elif can_be_coded(net):
-            if isinstance(net, Mixture) and limit is not None:
-                sweep.fill(limit, count)
-            else:
-                sweep.trace(budget)
-                sweep.refine(budget)
-            if steps:
-                sweep.tune(budget, steps)
-        else:
-            for each in PRECISIONS:
-                sweep.keep_as(each, each.means)
-        usable = [t for t in sweep.trials if math.isfinite(t.nll)]
-        usable = usable[1:] if precision is not None else usable
-        if count is not None:
-            usable = [t for t in usable if t.packed is not None and t.packed.networks == count]
-        while True:
-            chosen = choose(usable, budget, before, sweep.weights)
-            assert chosen.packed is not None
-            found = chosen.packed.unpack(sweep.models[: chosen.packed.networks])
-            if chosen is before or sweep.is_finite(found):
-                return Compressed(found, chosen, before, tuple(usable), sweep.weights, sweep.models)
-            usable.remove(chosen)
-
-
-class _Sweep:
+class Sweep:
     """The network coded in ever fewer bits, each file measured."""
 
     def __init__(
@@ -167,6 +79,16 @@ class _Sweep:
         sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
         origin = Packed.of(net) if out is not None else Packed({}, {})
         self.store = Store(out, origin, {"samples": samples, "seed": seed, **sizes})
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a point takes so long that fewer are measured."""
+        return self.weights > LARGE
+
+    @property
+    def refinements(self) -> int:
+        """The most points that are measured beside the budget's choice."""
+        return REFINEMENTS_LARGE if self.is_large else REFINEMENTS
 
     def keep_as(self, precision: str | Precision, name: str) -> None:
         """Measure the network in its own storage, in a precision."""
@@ -225,9 +147,11 @@ class _Sweep:
         return asdict(recipe) | ({} if count in (None, len(members(self.net))) else {"members": count})
 
     def pack(self, recipe: Recipe, count: int | None) -> Packed:
+        """Make the file of the coded network, or of the first members of a mixture."""
         return Packed.of(self.finish(self.code(recipe, count).net), CODED_PRECISION)
 
     def code(self, recipe: Recipe, count: int | None = None) -> Result:
+        """Code the network, or the first members of a mixture."""
         net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
         return code(net, recipe, self.error_shares()[:count])
 
@@ -313,15 +237,17 @@ class _Sweep:
 
     def trace(self, budget: Budget) -> None:
         """Choose the units of the codebook, then measure ever coarser codes until no budget would choose them."""
-        lambdas, probes = LAMBDAS_LARGE if self.weights > LARGE else LAMBDAS, self.probes()
-        self.bar.begin("compress", len(lambdas) + len(probes) + REFINEMENTS)
+        lambdas, probes = LAMBDAS_LARGE if self.is_large else LAMBDAS, self.probes()
+        self.bar.begin("compress", len(lambdas) + len(probes) + self.refinements)
         before, limit, lam = self.trials[0], budget.limit(self.weights), lambdas[0]
-        trial, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
-        if trial.nll > before.nll + HOPELESS:  # too coarse to tell the units apart
+        first, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
+        if first.nll > before.nll + HOPELESS:  # too coarse to tell the units apart
             probes = [replace(each, lam=lam) for each in probes]
-            trial, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
+            first, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
         while lam < COARSEST:
-            if lam != self.recipe.lam:
+            if max(lam / first.how["lam"], first.how["lam"] / lam) <= (SAME_POINT if self.is_large else 1):
+                trial = first
+            else:
                 trial = self.coded(replace(self.recipe, lam=lam))
             is_larger = limit is not None and trial.bytes > limit
             if trial.nll > before.nll + HOPELESS and not is_larger:
@@ -337,7 +263,7 @@ class _Sweep:
         has_stds = any(network.has_stds for network in members(self.net))
         first = Recipe(PROBE, "network", "layer" if has_stds else "none")
         others = [replace(first, units="filter")]
-        if self.weights <= LARGE:
+        if not self.is_large:
             others.append(replace(first, units="layer"))
         if has_stds:
             others.append(replace(first, std_units="code"))
@@ -357,7 +283,7 @@ class _Sweep:
     def refine(self, budget: Budget) -> None:
         """Measure points next to the one that the budget would choose now, on its far side."""
         before = self.trials[0]
-        for _ in range(REFINEMENTS):
+        for _ in range(self.refinements):
             points = sorted(self.alike(budget), key=lambda trial: trial.bytes)
             fits = [fits_budget(trial, budget, before, self.weights) for trial in points]
             if all(fits) or not any(fits):
@@ -389,6 +315,8 @@ class _Sweep:
 
     def is_finite(self, net: Net) -> bool:
         """Tell whether other draws than those it was measured with give finite answers."""
+        if not any(network.has_stds for network in members(net)):
+            return True
         try:
             evaluate(net, self.val, samples=CHECK_SAMPLES, seed=self.seed + 1)
         except NotFiniteAnswersError:

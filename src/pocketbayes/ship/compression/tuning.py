@@ -2,16 +2,16 @@
 
 A share of each layer's columns is coded, errors fed back within the layer; the weights that are still free then learn,
 by exact gradients, to make good what their layer alone could not (as in incremental network quantisation, Zhou et al.
-2017). At the end all are coded, and only biases and normalisation learn. Codes never move once they are given, so
-nothing undoes the feedback, as straight-through training does. The teacher is the network itself before coding: its
-answers to augmented and mixed inputs, so no targets are needed.
+2017). At the end all are coded, and only the codebook's centres, biases and normalisation learn. Codes never move once
+they are given, so nothing undoes the feedback, as straight-through training does. The teacher is the network itself
+before coding: its answers to augmented and mixed inputs, so no targets are needed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,20 @@ from pocketbayes.files import container
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
 from pocketbayes.posteriors import from_moments
-from pocketbayes.ship.compression.coding import AnyCodebook, Shares, Weights, with_posterior
+from pocketbayes.ship.compression.coding import (
+    BFLOAT16_BITS,
+    AnyCodebook,
+    Shares,
+    Weights,
+    round_mantissa,
+    with_posterior,
+)
 
 BATCH_SIZE = 96
-RATE = 1e-2
-"""Learning rate of the weights, in standard deviations of all of them."""
+RATE = 1e-3
+"""Learning rate of the weights, in standard deviations of all of them; ten times as much costs more than is gained."""
+CENTRE_RATE = 1e-2
+"""Learning rate of the centres, in the same units."""
 POINT_RATE = 1e-3
 WARMUP = 10
 SHARES = (0.5, 0.75, 0.9, 1.0)
@@ -75,10 +84,10 @@ def tune(
     """
     teacher = weights.network
     target = teacher.posterior.moments()[0].detach()
-    student = _Student.of(weights)
-    rate = RATE * float(target.std())
-    groups = [{"params": [student.latent], "lr": rate}, {"params": student.points, "lr": POINT_RATE}]
-    optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
+    student = _Student.of(weights, codebook)
+    rates = RATE * float(target.std()), POINT_RATE, CENTRE_RATE * float(weights.scaled.std())
+    groups = [[student.latent], student.points, [student.centres]]
+    optimizer = torch.optim.Adam([{"params": group} for group in groups], betas=(0.9, 0.99))
     first = student.load(checkpoint, optimizer)
     old = batch_norm_statistics([teacher], calibration)[1][0] if batch_norms(teacher) else []
     with torch.random.fork_rng(devices=[]):
@@ -92,21 +101,29 @@ def tune(
             torch.manual_seed(hash((seed, step)))  # also for data sets that augment
             x, y = next(stream)
             x = _varied(x.to(target.device), train)
-            factor = min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * step / steps))
-            for group, base in zip(optimizer.param_groups, (rate, POINT_RATE)):
+            factor = _rate_factor(step, steps)
+            for group, base in zip(optimizer.param_groups, rates):
                 group["lr"] = base * factor
             with torch.no_grad():
                 wanted = teacher.run_at(target, x)
-            loss = difference(student.net.run_at(student.latent, x), wanted, y)
+            loss = difference(student.net.run_at(student.values(), x), wanted, y)
             optimizer.zero_grad()
             loss.backward()
             student.step(optimizer)
             on_step(float(loss.detach()))
             if (step + 1) % SAVING == 0:
                 student.save(checkpoint, optimizer, step + 1)
-    made = weights.build(codebook, student.index)
+    centres = round_mantissa(student.centres.detach(), BFLOAT16_BITS)
+    made = weights.build(replace(codebook, centres=centres), student.index)
     made.model.load_state_dict(student.net.model.state_dict())
     return made.eval()
+
+
+def _rate_factor(step: int, steps: int) -> float:
+    """Return a cosine over all stages but the last, in which weights still learn, and another over the last."""
+    last = steps * (len(SHARES) - 1) // len(SHARES)
+    start, stop = (0, last) if step < last else (last, steps)
+    return min(1.0, (step - start + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * (step - start) / (stop - start)))
 
 
 def difference(outputs: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
@@ -125,6 +142,7 @@ class _Student:
         weights: Of the teacher.
         net: The network, at `latent`.
         latent: (n,) values of all weights: decoded where there is a code.
+        centres: (K,) of the codebook; they learn once every weight has a code.
         index: (n,) codes, -1 where there is none yet.
         stage: How often weights have been coded.
     """
@@ -132,16 +150,24 @@ class _Student:
     weights: Weights
     net: Network
     latent: nn.Parameter
+    centres: nn.Parameter
     index: Tensor
     stage: int = 0
 
     @classmethod
-    def of(cls, weights: Weights) -> _Student:
+    def of(cls, weights: Weights, codebook: AnyCodebook) -> _Student:
         posterior = from_moments(weights.network.layout, weights.mean)
         net = with_posterior(weights.network, posterior).train()
         batch_norms_to_eval(net.model)  # the statistics are corrected; those of mixed inputs would be others
         (latent,) = posterior.parameters()
-        return cls(weights, net, latent, torch.full_like(latent, -1, dtype=torch.long))
+        index = torch.full_like(latent, -1, dtype=torch.long)
+        return cls(weights, net, latent, nn.Parameter(codebook.centres.clone()), index)
+
+    def values(self) -> Tensor:
+        """Return the weights that the network runs at."""
+        if self.stage < len(SHARES):
+            return self.latent
+        return self.centres[self.index] * self.weights.factor
 
     @property
     def points(self) -> list[nn.Parameter]:
@@ -166,9 +192,13 @@ class _Student:
         optimizer.step()
         self.latent.copy_(torch.where(self.index >= 0, held, self.latent))
 
+    def _trained(self) -> list[nn.Parameter]:
+        return [self.latent, *self.points, self.centres]
+
     def _tensors(self) -> dict[str, Tensor]:
         """Return everything but the optimiser's state."""
-        return {"latent": self.latent, "index": self.index, **self.net.model.state_dict(prefix="model.")}
+        own = {"latent": self.latent, "centres": self.centres, "index": self.index}
+        return {**own, **self.net.model.state_dict(prefix="model.")}
 
     def save(self, path: Path | None, optimizer: torch.optim.Optimizer, step: int) -> None:
         if path is None:
@@ -177,7 +207,7 @@ class _Student:
             "step": step,
             "stage": self.stage,
             "tensors": {name: tensor.detach() for name, tensor in self._tensors().items()},
-            "moments": [dict(optimizer.state[p]) for p in (self.latent, *self.points)],
+            "moments": [dict(optimizer.state[p]) for p in self._trained()],
         }
         container.write(path, tree, KIND)
 
@@ -189,7 +219,7 @@ class _Student:
         tree = container.read(path, KIND)
         for name, tensor in self._tensors().items():
             tensor.copy_(tree["tensors"][name])
-        for parameter, moments in zip((self.latent, *self.points), tree["moments"]):
+        for parameter, moments in zip(self._trained(), tree["moments"]):
             optimizer.state[parameter] = moments
         self.stage = int(tree["stage"])
         return int(tree["step"])

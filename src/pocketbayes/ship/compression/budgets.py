@@ -1,0 +1,108 @@
+"""`compress`: the best network within a budget."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.base.progress import Show, display
+from pocketbayes.files.packing import Precision
+from pocketbayes.methods import Deterministic
+from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.ship.compression.coding import can_be_coded
+from pocketbayes.ship.compression.fewer import best_first
+from pocketbayes.ship.compression.sweep import Sweep
+from pocketbayes.ship.compression.trials import Budget, Compressed, choose
+
+PRECISIONS = (
+    Precision("bfloat16", "int8", "bfloat16"),
+    Precision("int8", "int4", "bfloat16"),
+    Precision("int6", "int3", "bfloat16"),
+    Precision("int4", "int2", "bfloat16"),
+)
+"""For storages that codes cannot stand for: dropout, low-rank and Kronecker-factored covariances."""
+
+
+def compress(
+    net: Net | nn.Module,
+    train: Any,
+    val: Any,
+    *,
+    bits: float | None = None,
+    max_bytes: int | None = None,
+    max_nll_loss: float | None = None,
+    max_accuracy_loss: float | None = None,
+    precision: str | Precision | None = None,
+    count: int | None = None,
+    steps: int = 0,
+    samples: int = 10,
+    seed: int = 0,
+    out: str | Path | None = None,
+    progress: Show = None,
+) -> Compressed:
+    """Find the network with the lowest validation NLL within a size, or the smallest file within a loss.
+
+    Weights become entries of one codebook. Each takes the entry that is best by distance and by the length of its code
+    in the file; the error of one is made good by others, as far as the inputs of their layer allow; batch norm is
+    corrected relative to the network as it was. `result.pick(...)` chooses for another budget without another sweep.
+
+    Args:
+        net: A trained network or mixture, or a plain model.
+        train: Training data, of which some hundred examples are used.
+        val: Validation data.
+        bits: The budget in bits per weight, the whole file counted.
+        max_bytes: The budget in bytes.
+        max_nll_loss: The budget in nats: the smallest file whose NLL is at most this much above the network's own;
+            0.01 if no budget is given.
+        max_accuracy_loss: The budget in accuracy, likewise.
+        precision: Only this precision of the network's own storage, in place of codes.
+        count: The number of members that a mixture keeps; None chooses it.
+        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher; a
+            trained file is chosen only where it is better on the validation data.
+        samples: Passes for a measurement, where there are stds.
+        seed: Of all that is drawn.
+        out: A folder that keeps every file that was measured: a sweep that is started again resumes from it.
+        progress: Shows a bar; None for yes if stderr is a terminal.
+
+    Raises:
+        UserError: If nothing that was tried fits the budget, or the network cannot be measured.
+    """
+    budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
+    if not isinstance(net, (Network, Mixture)):
+        net = Deterministic().init(net)
+    if count is not None and not 1 <= count <= len(members(net)):
+        raise UserError(f"count={count}: the mixture has {len(members(net))} members")
+    if isinstance(net, Mixture):
+        net = best_first(net, val, samples, seed, count)
+    with display(progress) as bar:
+        sweep = Sweep(net, train, val, samples, seed, out, bar)
+        sweep.keep_as("lossless", "lossless")
+        before, limit = sweep.trials[0], budget.limit(sweep.weights)
+        if precision is not None:
+            sweep.keep_as(precision, str(precision))
+        elif can_be_coded(net):
+            if isinstance(net, Mixture) and limit is not None:
+                sweep.fill(limit, count)
+            else:
+                sweep.trace(budget)
+                sweep.refine(budget)
+            if steps:
+                sweep.tune(budget, steps)
+        else:
+            for each in PRECISIONS:
+                sweep.keep_as(each, each.means)
+        usable = [t for t in sweep.trials if math.isfinite(t.nll)]
+        usable = usable[1:] if precision is not None else usable
+        if count is not None:
+            usable = [t for t in usable if t.packed is not None and t.packed.networks == count]
+        while True:
+            chosen = choose(usable, budget, before, sweep.weights)
+            assert chosen.packed is not None
+            found = chosen.packed.unpack(sweep.models[: chosen.packed.networks])
+            if chosen is before or sweep.is_finite(found):
+                return Compressed(found, chosen, before, tuple(usable), sweep.weights, sweep.models)
+            usable.remove(chosen)
