@@ -131,7 +131,7 @@ class Bare(nn.Module):
 
 
 def test_ensemble_names_mistakes() -> None:
-    with pytest.raises(pb.UserError, match="'weight' cannot be initialised anew"):
+    with pytest.raises(pb.UserError, match="'weight' cannot be reinitialised"):
         pb.bayesianize(Bare(), pb.Ensemble(members=2))
     pb.bayesianize(Bare(), pb.Ensemble(members=2, reinitialise=False))
     with pytest.raises(pb.UserError, match="reinitialise=False"):

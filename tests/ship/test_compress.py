@@ -238,7 +238,7 @@ def test_compress_rejects_answers_that_are_not_finite() -> None:
     net.likelihood = pb.Categorical()
     with torch.no_grad():
         net.posterior.mean.fill_(torch.inf)
-    with pytest.raises(NotFiniteAnswersError, match="answers are not finite"):
+    with pytest.raises(NotFiniteAnswersError, match="outputs are not finite"):
         pb.evaluate(net, images(9, 0))
 
 

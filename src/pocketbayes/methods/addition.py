@@ -18,20 +18,20 @@ from pocketbayes.posteriors.csr import SparseMatrix
 from pocketbayes.posteriors.layout import weights_in_place
 
 Batch = Sequence[tuple[Tensor, Tensor]]
-"""A batch, in the parts that are held in memory at once."""
+"""A batch, split into parts that fit memory."""
 
 
 @dataclass
 class DenseGradients:
-    """Gradients with respect to all weights, present and absent: the absent ones decide what comes in.
+    """Gradients with respect to all weights; those of absent weights decide which are added.
 
     Attributes:
-        net: The network in training; nothing of it changes.
-        batches: Makes the batches anew, the same ones whenever it is called.
-        at: Where the gradient is taken: at a "sample" of the weights, a fresh one for every batch, or at the "mean".
-        team: Processes over which gradients are averaged; the first of their batches are parts of one.
-        weight: What this process's part of it counts: 1 where all are equally large.
-        nll: The first batch's NLL, once a gradient has been taken.
+        net: The network in training, which is not changed.
+        batches: Returns the same batches at every call.
+        at: Where the gradient is taken: at a new "sample" of the weights for every batch, or at the "mean".
+        team: Processes over which gradients are averaged; their first batches are parts of one.
+        weight: The weight of this process's part, 1 if all have the same size.
+        nll: The first batch's NLL, after a gradient was taken.
     """
 
     net: Network
@@ -45,8 +45,8 @@ class DenseGradients:
         """Compute sum_k |g_k| over the batches, slot by slot of the layout.
 
         Args:
-            layerwise: Passes for every layer, with the same draws, so that only one layer's gradient exists at a time
-                and, where products are sparse, one dense weight; otherwise all gradients come from the same passes.
+            layerwise: Run separate passes per layer, with the same draws, so that only one layer's gradient (and one
+                dense weight) is in memory; otherwise all gradients come from the same passes.
         """
         slots = range(len(self.net.layout.slots))
         groups = [[number] for number in slots] if layerwise else [list(slots)]
@@ -55,7 +55,7 @@ class DenseGradients:
                 yield from self._of(group)
 
     def _of(self, group: Sequence[int]) -> list[Tensor]:
-        """Return the gradients to the weights of some slots."""
+        """Return the gradients of some slots."""
         totals: list[Tensor] = []
         for number, batch in enumerate(self.batches()):
             gradients, nll = self._of_batch(group, batch)

@@ -1,4 +1,4 @@
-"""What a method is: hyperparameters, how a network starts, and the stages of its training."""
+"""The interface of methods: hyperparameters, initial networks and stages of training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pocketbayes.posteriors.layout import Layout, refuse_unsupported
 from pocketbayes.posteriors.priors import Empirical, Normal, Prior, ScaleMixture
 
 EMPIRICAL_BETA = 0.02
-"""The weight of the KL from the empirical prior."""
+"""The default weight of the KL to the empirical prior."""
 
 
 Annealing = Literal["constant", "linear-up", "linear-down", "warm-up"]
@@ -37,8 +37,8 @@ class TrainingContext(Protocol):
         """Return one pass over the training data, on the network's device.
 
         Args:
-            shuffle: Takes an order that the seed decides instead of their own.
-            turn: Another order for every turn.
+            shuffle: Shuffle by the seed instead of keeping the data's order.
+            turn: The number of the shuffle.
         """
 
     def note(self, **figures: Any) -> None:
@@ -47,19 +47,19 @@ class TrainingContext(Protocol):
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of training with a network, settings and epochs of its own.
+    """A part of training with its own network, settings and epochs.
 
     Attributes:
-        name: What progress and logs call it.
-        epochs: Its epochs; None for the run's.
-        settings: Training settings that differ from the run's, unless the caller chose them.
-        fixed: Training settings that hold whatever the caller chose.
-        method: Whose objective and steps the stage follows, if not those of the run's method.
-        begin: Makes the network that the stage trains, from what came before.
-        network: The part that is trained: the whole, or a member of a mixture.
+        name: The name in progress and logs.
+        epochs: The number of epochs; None for the run's.
+        settings: Default training settings of the stage, which the caller may override.
+        fixed: Training settings that the caller cannot override.
+        method: The method whose objective and steps the stage uses, if not the run's.
+        begin: Makes the network of the stage from the result of the previous one.
+        network: Returns the network to train: the whole, or a member of a mixture.
         end: Makes the result of the stage.
-        step: Something in place of an optimiser step, see `Method.replace_step`.
-        after_step: Called with the network, the optimiser, the number of steps that are over, and the stage's total.
+        step: Replaces an optimiser step (see `Method.replace_step`).
+        after_step: Called with the network, the optimiser, the number of finished steps, and the stage's total.
         after_epoch: Called with the network and the epoch's number; returns figures for the epoch's record.
 
     The last three are the method's own where a stage has none.
@@ -84,19 +84,19 @@ METHODS: Registry[Any] = Registry("method")
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """A point on the grid of storage and propagation, plus a schedule.
+    """A combination of posterior and propagation with a training schedule.
 
     Attributes:
-        bayesian_bias: Makes biases random too.
-        select: A regular expression: the parameters whose names it is found in are covered by the posterior, and no
-            others. None for the weights of linear, convolution, recurrent and attention layers.
+        bayesian_bias: Also make biases random.
+        select: A regular expression for the names of the posterior's parameters; None for the weights of linear,
+            convolution, recurrent and attention layers.
         train_samples: Passes per training step.
-        antithetic: Draws the passes of a step in pairs of opposite noise (weight samples only).
+        antithetic: Draw the passes of a step in pairs of opposite noise (weight samples only).
     """
 
     name: ClassVar[str]
     learns: ClassVar[str] = "weights"
-    """What training sets, as `pocketbayes list methods` shows it."""
+    """What training learns, as `pocketbayes list methods` shows it."""
     bayesian_bias: bool = False
     select: str | None = None
     train_samples: int = 1
@@ -116,22 +116,22 @@ class Method(ABC):
         if self.train_samples < 1:
             raise UserError(f"train_samples must be at least 1, not {self.train_samples}")
         if self.antithetic and self.train_samples % 2:
-            raise UserError(f"antithetic noise comes in pairs: train_samples must be even, not {self.train_samples}")
+            raise UserError(f"antithetic noise needs pairs: train_samples must be even, not {self.train_samples}")
 
     @abstractmethod
     def init(self, model: nn.Module) -> Net:
         """Return the untrained network. The model, or a trained Network that the method builds on, is copied."""
 
     def start(self, model: nn.Module) -> Net:
-        """Return what training starts from: `init`, unless the first stage trains another kind of network."""
+        """Return the network that training starts from; `init`, unless the first stage trains another kind."""
         return self.init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return the parts of training, in order.
+        """Return the stages of training, in order.
 
         Args:
-            model: What the caller gave to `fit`: a Network has been trained, so that a method may leave out its own
-                first training.
+            model: The model given to `fit`; if it is a Network, it is trained already, and a method may skip its first
+                stage.
         """
         return (Stage("train"),)
 
@@ -140,7 +140,7 @@ class Method(ABC):
         return 0.0
 
     def make_optimizer(self, network: Network, lr: float, steps: int, examples: int) -> torch.optim.Optimizer | None:
-        """Build an optimiser of the method's own; None for that of the settings.
+        """Build the method's own optimiser; None for that of the settings.
 
         Args:
             network: The network of the stage.
@@ -160,23 +160,23 @@ class Method(ABC):
         steps: int,
         weight: float = 1.0,
     ) -> float | None:
-        """Something in place of an optimiser step, such as a change of the posterior's structure.
+        """Replace an optimiser step, for example by a change of the posterior's structure.
 
-        Whatever it does must be the same on every rank: gradients are this rank's until they are reduced. Resumed runs
-        repeat it exactly if it depends on the network's tensors, the random generators and its arguments only.
+        It must act equally on every rank; gradients are local until they are reduced. Resumed runs repeat it exactly if
+        it depends only on the network's tensors, the random generators and its arguments.
 
         Args:
-            net: The network in training, its gradients cleared.
+            net: The network in training, with cleared gradients.
             run: The run.
-            batch: The step's batch, in the parts that are held in memory at once.
-            optimizer: Its state may be changed along.
-            step: The number of steps of the stage that are over.
+            batch: The step's batch, split into parts that fit memory.
+            optimizer: The optimiser, whose state may be changed.
+            step: The number of finished steps of the stage.
             steps: The stage's total.
-            weight: What this process's part of the batch counts beside those of the others: 1 where all are equally
-                large, 0 where no example was left for it, which then has one for company.
+            weight: The weight of this process's part of the batch: 1 if all have the same size, 0 if it has no example
+                of its own and runs one extra so that collective calls match.
 
         Returns:
-            The batch's NLL if the step is replaced; None for a step as usual.
+            The batch's NLL if the step is replaced; None for a normal step.
         """
         return None
 
@@ -217,14 +217,14 @@ class VariationalMethod(Method):
     """A method that minimises NLL + beta KL / N.
 
     Attributes:
-        prior: "empirical": normal, with the variance `mean(mean^2 + std^2)` for each layer, recomputed at every step;
-            "normal"; "scale-mixture"; or "pretrained": normal, centred on the weights the network starts from.
-            None: "normal" where `prior_std` is given, else "empirical".
-        prior_std: The std of the normal prior, and of the mixture's wide part; None for 1.
-        beta: The weight of the KL. None: 1, the evidence lower bound, for a prior that is given, and 0.02 for the
-            empirical one, which was chosen on validation data (docs/learning.md).
-        annealing: How beta is reached. None: "warm-up" where beta is left to the default, else "constant".
-        beta_start: Where the linear annealings start.
+        prior: "empirical", normal with variance `mean(mean^2 + std^2)` per layer, recomputed at every step; "normal";
+            "scale-mixture"; or "pretrained", normal and centred on the initial weights. None for "normal" if
+            `prior_std` is given, else "empirical".
+        prior_std: The std of the normal prior, and of the mixture's wide component; None for 1.
+        beta: The weight of the KL. None for 1, the evidence lower bound, with a given prior, and 0.02 with the
+            empirical one, chosen on validation data (docs/learning.md).
+        annealing: The schedule of beta; None for "warm-up" with the default beta, else "constant".
+        beta_start: The initial value of linear schedules.
     """
 
     learns: ClassVar[str] = "means and stds, by gradients"
@@ -256,7 +256,7 @@ class VariationalMethod(Method):
             )
 
     def kl_weight(self, progress: float) -> float:
-        """Beta under the method's annealing."""
+        """Return beta under the method's annealing."""
         assert self.beta is not None
         assert self.annealing is not None
         return kl_weight(progress, self.beta, self.annealing, self.beta_start)
@@ -273,10 +273,10 @@ class VariationalMethod(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class DerivedMethod(Method):
-    """A method that makes something of what another trains.
+    """A method that builds on the result of another.
 
     Attributes:
-        method: The other: a method, or its registry name.
+        method: The other method, or its registry name.
     """
 
     method: Method | str = "map"
@@ -297,7 +297,7 @@ class DerivedMethod(Method):
 
 @dataclass(frozen=True)
 class Start:
-    """What a method begins with: a model of its own, its weights as a flat vector, and stds if there are any."""
+    """The start of a method: a copy of the model, its weights as a flat vector, and stds if any."""
 
     model: nn.Module
     layout: Layout
@@ -318,10 +318,10 @@ class Start:
                 if select is not None and re.search(select, slot.name) is None:
                     raise UserError(
                         f"select={select!r} leaves out {slot.name!r}, which the given Network's posterior covers: its "
-                        "choice of weights is kept; start from net.to_module() to choose anew"
+                        "selection of weights is kept; start from net.to_module() to select again"
                     )
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
-        refuse_unsupported(model)  # some of it cannot be copied either
+        refuse_unsupported(model)  # some of these cannot be copied either
         model = copy.deepcopy(model)
         chosen = None
         if select is not None:

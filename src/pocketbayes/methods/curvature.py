@@ -1,4 +1,4 @@
-"""Stds from curvature: the diagonal of the Fisher information, for every storage and without training."""
+"""Stds from curvature, the diagonal of the Fisher information, without training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.layout import evaluating
 
 CHUNK = 8
-"""Examples whose gradients are summed before they are squared: fewer make better estimates of more passes."""
+"""Examples whose gradients are summed before squaring; fewer give better estimates at more passes."""
 
 
 def diagonal_curvature(
@@ -29,16 +29,16 @@ def diagonal_curvature(
 ) -> tuple[Tensor, int]:
     """Return the mean over examples of `(d log p(y~ | x) / dw)^2`, (n,), and the number of examples.
 
-    The labels y~ are drawn from the network's own answers, which makes this the diagonal of the Fisher information and,
-    for classes and Gaussian noise, of the generalised Gauss-Newton matrix. Gradients at drawn labels have mean 0 and
-    are independent between examples, so the square of their sum over a few examples has the expectation of the sum of
-    squares: one backward pass does for `chunk` examples, in the memory of training and for any layer.
+    The labels y~ are drawn from the network's predictions, so this is the diagonal of the Fisher information and, for
+    classes and Gaussian noise, of the generalised Gauss-Newton matrix. Gradients at drawn labels have mean 0 and are
+    independent between examples, so the squared sum over a few examples has the expectation of the sum of squares: one
+    backward pass serves `chunk` examples, with the memory of training and for any layer.
 
     Args:
-        network: A network with a likelihood; its posterior mean is where the curvature is measured.
+        network: A network with a likelihood; the curvature is measured at its posterior mean.
         batches: Pairs (x, y) on the network's device, of which only x is used.
-        chunk: Examples a backward pass.
-        seed: Of the labels.
+        chunk: Examples per backward pass.
+        seed: Seed of the labels.
         on_chunk: Called with the number of examples after each backward pass, for progress.
     """
     likelihood = network.likelihood
@@ -60,14 +60,14 @@ def diagonal_curvature(
     if not examples:
         raise UserError("no data to measure curvature on")
     if not bool(total.isfinite().all()):
-        raise UserError("the curvature is not finite: the network's answers overflow on these data; check its inputs")
+        raise UserError("the curvature is not finite: the network's outputs overflow on these data; check its inputs")
     return total / examples, examples
 
 
 def _draw_targets(likelihood: Likelihood, output: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw targets from the network's own predictive distribution."""
+    """Draw targets from the network's predictive distribution."""
     if not bool(output.isfinite().all()):
-        raise UserError("no curvature: the network's answers are not finite; its weights or inputs are too large")
+        raise UserError("no curvature: the network's outputs are not finite; its weights or inputs are too large")
     task = task_of(likelihood)
     if task == "classification":
         probs = output.float().softmax(1).movedim(1, -1)
@@ -76,7 +76,7 @@ def _draw_targets(likelihood: Likelihood, output: Tensor, generator: torch.Gener
     if task == "regression":
         mean, noise = likelihood.moments(output)
         return mean + noise * torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-    raise UserError(f"curvature is known for classes and Gaussian noise, not for {type(likelihood).__name__}")
+    raise UserError(f"curvature needs classes or Gaussian noise, not {type(likelihood).__name__}")
 
 
 def curvature_stds(curvature: Tensor, examples: float, delta: float | Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def curvature_stds(curvature: Tensor, examples: float, delta: float | Tensor) ->
 
 @torch.no_grad()
 def set_stds(posterior: Posterior, std: Tensor) -> None:
-    """Give the random weights of a storage their entries of `std`, (n,)."""
+    """Set the stds of a posterior's random weights from `std`, (n,)."""
     if isinstance(posterior, Partial | Sparse) and posterior.rho is not None:
         posterior.rho.copy_(softplus_inverse(std[posterior.index.long()]))
     elif isinstance(posterior, MeanField):
@@ -98,5 +98,5 @@ def set_stds(posterior: Posterior, std: Tensor) -> None:
         posterior.rho.copy_(softplus_inverse(sums / torch.bincount(posterior.row)))
     else:
         raise UserError(
-            f"the storage {posterior.name!r} has no stds from curvature: use mean-field, partial, sparse or shared"
+            f"the storage {posterior.name!r} cannot take stds from curvature: use mean-field, partial, sparse or shared"
         )

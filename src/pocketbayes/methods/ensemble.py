@@ -1,4 +1,4 @@
-"""Deep ensembles: several networks, each trained on its own."""
+"""Deep ensembles: several networks trained independently."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pocketbayes.posteriors.layout import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble(DerivedMethod):
-    """Networks trained apart that answer together (Lakshminarayanan et al. 2017).
+    """A deep ensemble: independently trained networks whose predictions are averaged (Lakshminarayanan et al. 2017).
 
-    p(y | x) = mean over the members of p(y | x, member).
+    `p(y | x)` is the mean over the members of `p(y | x, member)`.
 
-    Members differ in their first weights, the order of the data and the noise of their method. Of any method: five
+    Members differ in their initial weights, the order of the data and the noise of their method. Any method works: five
     mean-field networks are `Ensemble(method="lrt")`, MultiSWAG is `Ensemble(method="swag")`.
 
     Attributes:
-        members: How many networks.
-        reinitialise: Gives all members but the first fresh weights, through the `reset_parameters` of the model's
-            layers. False starts every member from the given weights, as from a checkpoint.
-        method: What each is trained by: a method, or its registry name.
-        workers: Members that are trained at once, each as a job of its own on Ray; 0 for one after another in this
-            process. The result is the same.
-        address: Of a running Ray cluster; None for processes of this machine.
+        members: The number of networks.
+        reinitialise: Give all members but the first new initial weights, by `reset_parameters` of the model's layers.
+            False starts every member from the given weights, as from a checkpoint.
+        method: The method of the members, or its registry name.
+        workers: Members to train in parallel, each as a job on Ray; 0 for one after another in this process. The result
+            is the same.
+        address: The address of a running Ray cluster; None for processes on this machine.
     """
 
     name = "ensemble"
@@ -50,7 +50,7 @@ class Ensemble(DerivedMethod):
         if self.workers < 0:
             raise UserError(f"workers must not be negative, not {self.workers}")
         if self.address is not None and not self.workers:
-            raise UserError("address= is that of a Ray cluster: say with workers= how many members it trains at once")
+            raise UserError("address= of a Ray cluster needs workers=, the number of members to train in parallel")
         if isinstance(self.base, Ensemble):
             raise UserError("an ensemble of ensembles is one ensemble with more members")
 
@@ -67,7 +67,7 @@ class Ensemble(DerivedMethod):
         return [stage for number in range(self.members) for stage in self.member_stages(model, number, number)]
 
     def member_stages(self, model: nn.Module, number: int, place: int) -> list[Stage]:
-        """Return the stages of a member, which lies at a place in the mixture."""
+        """Return the stages of a member at an index of the mixture."""
         stages = []
         for index, stage in enumerate(self.base.stages(model)):
             begin = _on_member(place, stage.begin)
@@ -84,12 +84,12 @@ class Ensemble(DerivedMethod):
         return stages
 
     def member(self, number: int) -> EnsembleMember:
-        """Return the method that trains a member alone, as the ensemble would."""
+        """Return the method that trains a member alone, exactly as within the ensemble."""
         return EnsembleMember(ensemble=replace(self, workers=0, address=None), number=number)
 
     def _mixture(self, model: nn.Module, make: Callable[[nn.Module], Net]) -> Mixture:
         if self.reinitialise and isinstance(model, Network):
-            raise UserError("a trained Network has no fresh weights: give the plain model, or reinitialise=False")
+            raise UserError("a trained Network cannot be reinitialised: give the plain model, or reinitialise=False")
         networks = []
         for number in range(self.members):
             fresh = self.reinitialise and number > 0
@@ -101,11 +101,11 @@ class Ensemble(DerivedMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleMember(Method):
-    """One member of an ensemble, trained apart, bit for bit as within it: a mixture of one.
+    """One member of an ensemble, trained alone bit for bit as within it; a mixture of one.
 
     Attributes:
         ensemble: The ensemble.
-        number: The member's, from 0.
+        number: The index of the member.
     """
 
     name = "ensemble"
@@ -121,7 +121,7 @@ class EnsembleMember(Method):
         return Mixture([members(self.ensemble.start(model))[self.number]])
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return its stages, between empty ones: a stage's place decides the order of its data."""
+        """Return its stages between empty ones, since the index of a stage decides the order of its data."""
         stages: list[Stage] = []
         for number in range(self.ensemble.members):
             for stage in self.ensemble.member_stages(model, number, 0):
@@ -131,12 +131,12 @@ class EnsembleMember(Method):
 
 
 def reinitialised(model: nn.Module) -> nn.Module:
-    """Return a copy with fresh weights, drawn from a stream of their own.
+    """Return a copy with new initial weights, drawn from a separate generator.
 
-    The global stream may well stand where it stood when the model was made: the same seed would make the same weights.
+    The global generator may be in the state in which the model was made, which would give the same weights.
 
     Raises:
-        UserError: If a layer's weight stays as it was, for its module has no `reset_parameters`.
+        UserError: If a layer's weight does not change because its module has no `reset_parameters`.
     """
     fresh = copy.deepcopy(model)
     seed = int(torch.randint(2**62, ()))
@@ -149,7 +149,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
     for slot, old, new in zip(layout.slots, layout.views(layout.read(model)), layout.views(layout.read(fresh))):
         if torch.equal(old, new):
             raise UserError(
-                f"{slot.name!r} cannot be initialised anew: its module has no reset_parameters that changes it; add "
+                f"{slot.name!r} cannot be reinitialised: its module has no reset_parameters that changes it; add "
                 "one, or set reinitialise=False"
             )
     return fresh
@@ -159,7 +159,7 @@ Step = Callable[[Net, TrainingContext], Net]
 
 
 def _on_member(number: int, step: Step | None) -> Step | None:
-    """Return the step of one network as a step of the mixture."""
+    """Apply a network's step to a member of the mixture."""
     if step is None:
         return None
 
@@ -174,7 +174,7 @@ def _on_member(number: int, step: Step | None) -> Step | None:
 
 
 def _on_own_noise(number: int, step: Step | None) -> Step:
-    """Return the step after seeding the noise of a member, so that it does not depend on the members before it."""
+    """Seed a member's noise before its step, so that it is independent of the members before it."""
 
     def apply(net: Net, run: TrainingContext) -> Net:
         seed_generators(derive_seed(run.seed, number))

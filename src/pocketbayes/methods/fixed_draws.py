@@ -1,4 +1,4 @@
-"""A posterior's draws as a mixture, each with batch-norm statistics of its own."""
+"""A posterior's draws as a mixture, with separate batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -29,21 +29,20 @@ def fix_draws(
     statistics: Literal["mean", "draws"] | None = None,
     batch_size: int = 256,
 ) -> Mixture:
-    """Return some draws of the weights as the members of a mixture, with batch-norm statistics of their own.
+    """Return draws of the weights as the members of a mixture, with their own batch-norm statistics.
 
-    The running statistics of a batch norm belong to the weights that they were recorded with. A draw is other weights,
-    and answers with stale statistics unless they are corrected: relative to those in store, by what draw and store show
-    on the same data, as in `recalibrate`. Linear and moments propagation answer around the mean, with the statistics in
-    store.
+    The running statistics of a batch norm belong to the weights they were recorded with, and are stale for a draw. They
+    are corrected by the ratio of the statistics of the draw to those of the original weights on the same data, as in
+    `recalibrate`. Linear and moments propagation predict around the mean, with the stored statistics.
 
     Args:
         net: A network with stds.
-        data: Some hundred training examples; not needed without batch norm.
+        data: A few hundred training examples; not needed without batch norm.
         samples: The number of draws.
-        seed: Of the draws.
-        statistics: The weights that the running statistics in store belong to: the "mean", as of a given model, or
-            "draws", as of a network that was trained with weight samples. None for "draws" after `fit`, else "mean".
-        batch_size: Examples a batch.
+        seed: Seed of the draws.
+        statistics: The weights of the stored statistics: the "mean", as of a given model, or "draws", as after training
+            with weight samples. None for "draws" after `fit`, else "mean".
+        batch_size: Examples per batch.
 
     Raises:
         UserError: If the network has batch norm and there are no data.
@@ -51,7 +50,7 @@ def fix_draws(
     if samples < 1:
         raise UserError(f"samples must be at least 1, not {samples}")
     if batch_norms(net) and data is None:
-        raise UserError("the network has batch norm: give data=, some hundred training examples, for its statistics")
+        raise UserError("the network has batch norm: give data=, a few hundred training examples, for its statistics")
     draws = [_draw(net, derive_seed(seed, number)) for number in range(samples)]
     if batch_norms(net):
         stream = batches(as_source(data), batch_size, shuffle_seed=0)
@@ -81,7 +80,7 @@ def _draw(net: Network, seed: int) -> Network:
 
 
 def _average(each: list[Statistics]) -> Statistics:
-    """Return the mean of the draws' means and variances, as a running average over drawn weights has it."""
+    """Average the draws' means and variances, like a running average over drawn weights."""
     return [
         (torch.stack([mean for mean, _ in pairs]).mean(0), torch.stack([var for _, var in pairs]).mean(0))
         for pairs in zip(*each)

@@ -1,4 +1,4 @@
-"""The curvature of a softmax head in closed form: no backward pass per class."""
+"""The curvature of a softmax head in closed form, without a backward pass per class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @cache
 def softmax_curvature() -> type:
-    """Return a backend for laplace-torch, whose own goes back through the head once per class and batch.
+    """Return a backend for laplace-torch, whose own runs a backward pass per class and batch.
 
     For logits z = W f + b the Hessian of the NLL is `L x f f^T` with L = diag(p) - p p^T. Its Kronecker factors are
     `sum L` and the mean of `f f^T`, its diagonal is `sum p (1 - p) f^2`.

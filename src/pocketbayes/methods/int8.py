@@ -1,4 +1,4 @@
-"""A mean-field network in integers: mean and std quantised after training."""
+"""A mean-field network with means and stds quantised to integers after training."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pocketbayes.posteriors.quantized import Quantized, check_sigma_bits
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(DerivedMethod):
-    """A mean-field network whose means and stds are rounded to bytes (after Subedar et al. 2021).
+    """A mean-field network with means and stds rounded to bytes (after Subedar et al. 2021).
 
-    mean = scale q, std = low + step s per output channel: Quantized x sample.
+    `mean = scale q`, `std = low + step s` per output channel.
 
-    Mean-field VI is trained first, unless `fit` is given a Network that has stds, whose moments are quantised as they
-    are; `bayesianize` quantises without data. Departures: weights alone are integers, activations and point parameters
-    stay floats, so that any architecture runs; the arithmetic is that of floats.
+    Mean-field VI is trained first, unless `fit` is given a Network with stds, which is quantised directly;
+    `bayesianize` quantises without data. Departures: only weights are integers; activations, point parameters and
+    arithmetic are floats, so that any architecture works.
 
     Attributes:
-        sigma_bits: Bits of a std: 8, 4, 2 or 1 (see `Quantized.quantize` for the levels).
-        method: The mean-field training: a MeanFieldVI, or "bbb", "lrt", "flipout".
+        sigma_bits: Bits per std: 8, 4, 2 or 1 (see `Quantized.quantize`).
+        method: The mean-field method: a MeanFieldVI, or "bbb", "lrt", "flipout".
     """
 
     name = "int8"
@@ -41,17 +41,17 @@ class Int8(DerivedMethod):
             raise UserError(f"Int8 quantises mean-field networks: method must be a MeanFieldVI, not {self.method!r}")
 
     def init(self, model: nn.Module) -> Network:
-        """Return the network's moments, or those that mean-field training would start from, in integers."""
+        """Quantise the network's moments, or the initial ones of mean-field training."""
         network = self.base.init(model)
         assert isinstance(network, Network)
         return quantized(network, self.sigma_bits)
 
     def start(self, model: nn.Module) -> Net:
-        """Return the mean-field network, in floats."""
+        """Return the mean-field network in floats."""
         return self.base.start(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return mean-field training with quantisation at its end; a Network that has stds is only quantised."""
+        """Return mean-field training followed by quantisation; a Network with stds is only quantised."""
         if isinstance(model, Network) and model.has_stds:
             return (Stage("quantize", epochs=0, end=self._end),)
         *first, last = self.base.stages(model)
@@ -63,7 +63,7 @@ class Int8(DerivedMethod):
 
 
 def quantized(network: Network, sigma_bits: int = 8) -> Network:
-    """Return the network with the moments of its posterior in integers; it takes over the network's model."""
+    """Quantise the moments of a network's posterior; the result takes over its model."""
     with torch.no_grad():
         mean, std = network.posterior.moments()
     posterior = Quantized.quantize(network.layout, mean, std, sigma_bits)

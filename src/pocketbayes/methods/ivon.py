@@ -1,4 +1,4 @@
-"""IVON: variational learning at the cost of Adam; stds come from the curvature that the optimiser estimates."""
+"""IVON: variational learning at the cost of Adam, with stds from the optimiser's curvature estimate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pocketbayes.posteriors.priors import Empirical, Normal
 from pocketbayes.propagation import find_propagation
 
 LEARNING_RATE = 0.3
-"""Of the run, unless the caller chose another: on the scale of SGD with momentum, not of Adam."""
+"""Default learning rate, on the scale of SGD with momentum, not of Adam."""
 MEMORIES = 3.0
-"""The times that the curvature's average is renewed in a stage, where `hess_decay` is not given."""
+"""Number of times that the curvature's average is renewed in a stage, for the default `hess_decay`."""
 MAX_CHANGE = 0.1
 """The largest relative change of a weight's curvature in one step."""
 PRIOR_EVERY = 10
@@ -36,19 +36,19 @@ class IVON(VariationalMethod):
     `std = 1 / sqrt(c (h + d))` with `c = N / beta`, `d = 1 / (c prior_var)` and h a running average of the Hessian's
     diagonal, estimated from the gradients at drawn weights: `h^ = g (w - mean) / std^2`.
 
-    It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients, and needs no
-    gradient of the KL. Departures: weights outside the posterior (biases, normalisation) take the step of a weight
-    whose curvature stays at its start; the first curvature follows from `std_init`; the prior may be empirical; a step
-    moves a mean by one std at most and changes a curvature by a tenth at most; under local reparameterisation and
-    flipout `h^` is the same expectation with less noise.
+    It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients without a
+    gradient of the KL. Departures: parameters outside the posterior (biases, normalisation) take the step of a weight
+    whose curvature stays at its initial value; the initial curvature follows from `std_init`; the prior may be
+    empirical; a step moves a mean by at most one std and changes a curvature by at most a tenth; under local
+    reparameterisation and flipout `h^` has the same expectation with less noise.
 
     Attributes:
         propagation: "sample" (the paper), "local" or "flipout".
-        std_init: The first stds, as in `MeanFieldVI`; a network that has stds keeps them.
+        std_init: The initial stds, as in `MeanFieldVI`; a network with stds keeps them.
         std_scale: See `std_init`.
         momentum: The decay of the gradients' average (the paper's beta_1).
         hess_decay: The decay of the curvature's average (beta_2); None for `1 - 3 / steps`, at least 0.99. The paper
-            has 0.99999 for about 10^5 steps.
+            uses 0.99999 for about 10^5 steps.
     """
 
     name = "ivon"
@@ -89,25 +89,25 @@ class IVON(VariationalMethod):
         )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return one stage, at a rate on SGD's scale."""
+        """Return one stage, with a learning rate on SGD's scale."""
         return (Stage("train", begin=stds_at_begin(self.std_init, model), settings={"lr": LEARNING_RATE}),)
 
     def kl_weight(self, progress: float) -> float:
-        """Return 0: the KL acts through the optimiser's own step."""
+        """Return 0: the optimiser's step includes the KL."""
         return 0.0
 
     def make_optimizer(self, network: Network, lr: float, steps: int, examples: int) -> torch.optim.Optimizer:
-        """Build the optimiser that moves the means and sets the stds."""
+        """Build the optimiser of means and stds."""
         assert self.beta is not None
         decay = 1 - min(MEMORIES / max(steps, 1), 0.01) if self.hess_decay is None else self.hess_decay
         return VariationalNewton(network, lr=lr, momentum=self.momentum, hess_decay=decay, count=examples / self.beta)
 
 
 class VariationalNewton(torch.optim.Optimizer):
-    """The optimiser of IVON over a mean-field posterior, whose gradients come from drawn weights as usual."""
+    """The optimiser of IVON for a mean-field posterior."""
 
     def __init__(self, network: Network, *, lr: float, momentum: float, hess_decay: float, count: float) -> None:
-        """Take the network, the decays, and `count`, the examples over beta."""
+        """Take the network, the decays, and `count`, the number of examples divided by beta."""
         posterior, prior = network.posterior, network.prior
         if not isinstance(posterior, MeanField):
             raise UserError(f"ivon trains a mean and a std for each weight, not the storage {posterior.name!r}")
@@ -149,7 +149,7 @@ class VariationalNewton(torch.optim.Optimizer):
         mean, rho, state = self.posterior.mean, self.posterior.rho, self.state[self.posterior.rho]
         assert mean.grad is not None
         assert rho.grad is not None
-        drawn = stds["decay"]  # that of the stds which the gradients belong to
+        drawn = stds["decay"]  # the decay of the stds that the gradients belong to
         if not drawn or (isinstance(self.prior, Empirical) and stds["steps"] % PRIOR_EVERY == 0):
             stds["decay"] = self._prior_decay(mean, softplus(rho))
             drawn = drawn or stds["decay"]
@@ -190,7 +190,7 @@ class VariationalNewton(torch.optim.Optimizer):
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of the weights of one layer, in place; its attributes hold for all of them."""
+    """An in-place step of one layer's weights."""
 
     count: float
     drawn_decay: float
@@ -214,21 +214,21 @@ class _Step:
         std = (total * self.count).rsqrt_()
         # The chain rule gives rho the gradient g (w - mean) / std dstd/drho, and dstd/drho = sigmoid(rho).
         change = torch.addcdiv(hess, rho_gradient, rho.sigmoid().mul_(std), value=-1)
-        bound = total * (MAX_CHANGE / self.lag)  # a tenth of the curvature a step: single estimates have heavy tails
+        bound = total * (MAX_CHANGE / self.lag)  # single estimates have heavy tails
         change.clamp_(bound.neg(), bound)
         hess.sub_(change, alpha=self.lag).addcdiv_(change.square_(), total, value=0.5 * self.lag * self.lag)
-        # A negative curvature must stay above -d, also where d falls as an empirical prior widens.
+        # A negative curvature must stay above -d, even if d falls as an empirical prior widens.
         torch.add(hess.clamp_(min=-0.5 * self.decay), self.decay, out=total)
         average.lerp_(gradient, 1 - self.momentum)
         step = ((mean if centre is None else mean - centre) * self.decay).add_(average, alpha=1 / self.correction)
         step.mul_(self.rate).div_(total)
         torch.rsqrt(total.mul_(self.count), out=std)
-        mean.sub_(step.clamp_(std.neg(), std))  # a noisy curvature near 0 would throw a weight out of its own posterior
+        mean.sub_(step.clamp_(std.neg(), std))  # a noisy curvature near 0 would cause a huge step
         rho.copy_(_inverse_softplus(std))
 
 
 def _inverse_softplus(std: Tensor) -> Tensor:
-    """Return rho with softplus(rho) = std; small stds by a series, whose error is below 1e-7 and time a quarter."""
+    """Return rho with softplus(rho) = std; small stds by a series, four times faster, error below 1e-7."""
     if float(std.max()) > 0.5:
         return softplus_inverse(std)
     square = std.square()

@@ -1,4 +1,4 @@
-"""The Laplace approximation, through laplace-torch: a Gaussian with the curvature of the loss at its minimum."""
+"""The Laplace approximation by laplace-torch: a Gaussian with the curvature of the loss at its minimum."""
 
 from __future__ import annotations
 
@@ -27,33 +27,31 @@ from pocketbayes.posteriors.lowrank import LowRank
 from pocketbayes.posteriors.priors import Normal
 
 MAX_DENSE = 2**14
-"""The most weights with a dense covariance: 1 GiB."""
+"""Largest number of weights with a dense covariance (1 GiB)."""
 TOLERATED_NLL = 0.1
-"""How far the NLL may rise by drawing, in units of log(classes), before a larger prior precision is tried."""
+"""Rise of the NLL by drawing, in units of log(classes), above which a larger prior precision is tried."""
 MAX_PRECISION = 1e8
 MAX_JACOBIAN = 2**26
-"""Entries of a Jacobian held at once: 256 MiB."""
+"""Largest number of entries of a Jacobian in memory (256 MiB)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Method):
-    """A Gaussian around trained weights, as wide as the loss is flat there (Daxberger et al. 2021).
+    """A Laplace approximation, a Gaussian around trained weights (Daxberger et al. 2021).
 
-    w ~ N(w_MAP, (H + a I)^-1), H the generalised Gauss-Newton matrix of the NLL.
+    `w ~ N(w_MAP, (H + a I)^-1)` with H the generalised Gauss-Newton matrix of the NLL.
 
-    A deterministic network is trained first, unless `fit` is given a trained Network. The posterior covers weights of
-    the layout only; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given
-    the bias. Prediction draws weights and runs the network; laplace-torch's default linearises it, which is the same
-    for a last layer and not for a subnetwork. Processes that train together share out the examples and add up their
-    matrices.
+    A deterministic network is trained first, unless `fit` is given a trained Network. The posterior covers only the
+    layout's weights; with `bayesian_bias=False` the last layer's bias stays a point, and H is that of its weight given
+    the bias. Prediction draws weights and runs the network; laplace-torch linearises it by default, which is equal for
+    a last layer but not for a subnetwork. Several processes divide the examples and add their matrices.
 
     Attributes:
         subset: "last-layer", or "subnetwork": the weights with the largest variance under a diagonal Laplace
-            approximation (Daxberger et al. 2021b); weights on which no output depends at all are left out, though
-            their variance, the prior's, is the largest.
+            approximation (Daxberger et al. 2021b), except weights that no output depends on.
         hessian: "full", "kron" (last layer only) or "diag".
-        subnetwork_size: Weights in the subnetwork.
-        prior_precision: a; "marglik" for the value with the largest marginal likelihood.
+        subnetwork_size: The number of weights in the subnetwork.
+        prior_precision: a, or "marglik" for the value with the largest marginal likelihood.
     """
 
     name = "laplace"
@@ -78,11 +76,11 @@ class Laplace(Method):
             raise UserError(f"prior_precision must be positive or 'marglik', not {precision!r}")
 
     def init(self, model: nn.Module) -> Network:
-        """Return the model's own weights, as a point."""
+        """Return a point estimate with the model's weights."""
         return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return training, if it is still to be done, and the approximation at its end."""
+        """Return training, if still needed, followed by the approximation."""
         if importlib.util.find_spec("laplace") is None:
             raise UserError("Laplace needs laplace-torch: pip install 'pocketbayes[laplace]'")
         if isinstance(model, Network):
@@ -93,7 +91,7 @@ class Laplace(Method):
         assert isinstance(net, Network)
         problem = _Problem.of(net, run)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # laplace-torch and what it imports warn of their own affairs
+            warnings.simplefilter("ignore")  # laplace-torch and its imports raise unrelated warnings
             if self.subset == "last-layer":
                 fitted, index = self._fit_last_layer(problem)
             else:
@@ -111,7 +109,7 @@ class Laplace(Method):
         if precision > chosen:
             warn(
                 f"the marginal likelihood of these {run.examples} examples chose prior precision {chosen:.3g}, with "
-                f"which draws answer far worse than the weights themselves: {precision:.3g} is taken; the network may "
+                f"which draws predict far worse than the weights themselves: {precision:.3g} is used; the network may "
                 "have been trained on more data, so set prior_precision by validation"
             )
         run.note(random_weights=len(index), prior_precision=precision)
@@ -124,7 +122,7 @@ class Laplace(Method):
         return Network(net.model, posterior, prior=prior, likelihood=net.likelihood).eval()
 
     def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
-        """Return the approximation for a linear head on the features it gets, on the CPU, where the head is small."""
+        """Return the approximation of a linear head on its input features, on the CPU."""
         layer, head, index = problem.last_layer()
         self._check_dense(len(index))
         closed = problem.kind == "classification" and self.hessian != "full"
@@ -134,7 +132,7 @@ class Laplace(Method):
         return fitted, index
 
     def _fit_subnetwork(self, problem: _Problem) -> tuple[Any, Tensor]:
-        """Return the approximation for the chosen weights, on the whole network."""
+        """Return the approximation for the chosen weights of the whole network."""
         positions = problem.train_layout_only()
         size = min(self.subnetwork_size, len(positions))
         self._check_dense(size)
@@ -167,7 +165,7 @@ class Laplace(Method):
 
 @torch.no_grad()
 def _drawn_nll(network: Network, run: TrainingContext, batches: int = 4, samples: int = 8) -> float:
-    """Return the NLL of the probabilities that draws of the weights average to, on some training batches."""
+    """Return the NLL of the mean probabilities over weight draws on some training batches."""
     total, count = 0.0, 0
     with evaluating(network):
         for x, y in itertools.islice(run.batches(), batches):
@@ -230,15 +228,15 @@ class _Problem:
                 return cls(module, network, run, "classification", 1.0, output.shape[1])
             if isinstance(likelihood, GaussianNoise) and likelihood.noise != "predicted":
                 return cls(module, network, run, "regression", float(likelihood.moments(output)[1].flatten()[0]))
-        raise UserError("Laplace knows classes without class weights, and Gaussian noise that is learned or given")
+        raise UserError("Laplace needs classes without class weights, or Gaussian noise that is learned or given")
 
     @property
     def team(self) -> Team:
-        """The processes that share out the examples, if there are enough for all."""
+        """The processes that divide the examples, if there are enough for all."""
         return self.run.team if self.run.examples >= self.run.team.size else ALONE
 
     def fit(self, fitted: Any, make: Callable[[], Iterator[tuple[Tensor, Tensor]]]) -> None:
-        """Fit to the examples of all processes; `make` gives those of this one."""
+        """Fit to the examples of all processes; `make` returns those of this one."""
         fitted.fit(_Loader(make, self.run.examples))
         if self.team.size == 1:
             return
@@ -267,7 +265,7 @@ class _Problem:
         return match_target(output, y) if self.kind == "regression" else y
 
     def last_layer(self) -> tuple[nn.Linear, nn.Module, Tensor]:
-        """Return the layer that makes the output, a head with its weights, and the positions of these in the layout."""
+        """Return the output layer, a head with its weights, and their positions in the layout."""
         names = {slot.name for slot in self.network.layout.slots}
         called: list[tuple[str, nn.Module, Tensor]] = []
         hooks = [
@@ -290,7 +288,7 @@ class _Problem:
         return layer, head, torch.cat([torch.arange(slot.start, slot.stop) for slot in slots])
 
     def features(self, layer: nn.Linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return what the layer gets for every batch, and the targets, on the CPU."""
+        """Yield the layer's inputs and the targets of every batch, on the CPU."""
         seen: list[Tensor] = []
         hook = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
@@ -302,7 +300,7 @@ class _Problem:
             hook.remove()
 
     def train_layout_only(self) -> Tensor:
-        """Freeze all but the layout's weights; their positions in the layout, in the module's order."""
+        """Freeze all but the layout's weights, and return their positions in the module's order."""
         slots = {id(self.module.get_parameter(slot.name)): slot for slot in self.network.layout.slots}
         positions = []
         for parameter in self.module.parameters():
@@ -313,18 +311,18 @@ class _Problem:
         return torch.cat(positions)
 
     def batches(self, weights: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return the data in batches so small that their Jacobian fits in memory."""
+        """Yield the data in batches whose Jacobian fits memory."""
         for x, y in self.examples():
             with torch.no_grad():
                 output = self.module(x[:1])
-            # laplace-torch goes back through the whole batch for each of its outputs: small batches cost less.
+            # laplace-torch runs a backward pass per output over the whole batch, so small batches cost less.
             size = min(8, max(1, MAX_JACOBIAN // (weights * output.shape[1])))
             for part, target in zip(x.split(size), y.split(size)):
                 yield part, self.targets(output.expand(len(part), -1), target)
 
 
 class _Head(nn.Module):
-    """The last layer by itself, its bias a parameter only if it is random."""
+    """The last layer alone; its bias is a parameter only if it is random."""
 
     def __init__(self, layer: nn.Linear, random_bias: bool) -> None:
         super().__init__()
@@ -341,7 +339,7 @@ class _Head(nn.Module):
 
 
 class _Loader:
-    """As much of a DataLoader as laplace-torch looks at."""
+    """The parts of a DataLoader that laplace-torch uses."""
 
     def __init__(self, make: Callable[[], Iterator[tuple[Tensor, Tensor]]], examples: int) -> None:
         self.make, self.dataset = make, range(examples)

@@ -1,4 +1,4 @@
-"""Masked Bayesian networks: whole units leave by Metropolis-Hastings moves of a mask."""
+"""Masked Bayesian networks: units are removed by Metropolis-Hastings moves of a mask."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from pocketbayes.posteriors.sparse import Sparse
 class MaskedVI(MeanFieldVI):
     """A mean-field network with a binary mask over its hidden units, drawn by Metropolis-Hastings (Kong et al. 2023).
 
-    p(mask | data) ~ p(data | mask) exp(-penalty |mask|). Mean-field VI is trained first; then a chain proposes to take
-    a unit away or to bring one back, and the weights of the units that are absent at its end are exactly 0.
+    `p(mask | data) ~ p(data | mask) exp(-penalty |mask|)`. Mean-field VI is trained first; then a chain proposes to
+    remove or restore units, and the weights of units removed at its end are exactly 0.
 
-    Departures from mBNN: the weights are those of variational inference, where the paper draws them by Hamiltonian
-    Monte Carlo between the moves; the likelihood of a move is estimated on one batch, at the posterior mean; proposals
-    are uniform; the chain ends in one mask, which is stored sparsely, with its stds.
+    Departures from mBNN: weights come from variational inference, in the paper from Hamiltonian Monte Carlo between
+    moves; the likelihood of a move is estimated on one batch at the posterior mean; proposals are uniform; the chain
+    ends in one mask, which is stored sparsely with its stds.
 
     Attributes:
-        penalty: Nats that a hidden unit costs; None for the logarithm of the number of examples.
-        moves: Proposals; None for four per hidden unit.
+        penalty: Cost per hidden unit in nats; None for the logarithm of the number of examples.
+        moves: The number of proposals; None for four per hidden unit.
     """
 
     propagation: Literal["sample", "local", "flipout"] = "local"
@@ -48,11 +48,11 @@ class MaskedVI(MeanFieldVI):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """As the registry knows it."""
+        """The registry name."""
         return "mbnn"
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return mean-field training, at whose end the mask is drawn."""
+        """Return mean-field training followed by the draw of the mask."""
         (train,) = super().stages(model)
         return (Stage(train.name, begin=train.begin, end=self._mask),)
 
@@ -73,7 +73,7 @@ class MaskedVI(MeanFieldVI):
 
 
 def hidden_units(layout: Layout) -> Tensor:
-    """Return for every weight the number of the unit whose input it is, -1 for those of the last layer, (n,)."""
+    """Return the hidden unit of every weight, -1 for those of the last layer, (n,)."""
     parts, first = [], 0
     last = layout.slots[-1].name.rpartition(".")[0]
     for slot in layout.slots:
@@ -95,23 +95,23 @@ def draw_mask(
     moves: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Return which weights are present after a chain of moves that each take away or bring back one unit.
+    """Return which weights are present after a chain of moves that each remove or restore one unit.
 
     Args:
         net: The network, in evaluation mode.
-        mean: The weights that it runs at, (n,).
-        unit: Of every weight, see `hidden_units`.
-        batch: On which the likelihood is estimated.
-        examples: The number of training examples, which the estimate is scaled to.
-        penalty: Nats per unit.
-        moves: Proposals; None for four per unit.
-        seed: Of the proposals.
+        mean: The weights, (n,).
+        unit: The unit of every weight (see `hidden_units`).
+        batch: The batch for estimating the likelihood.
+        examples: The number of training examples, to which the estimate is scaled.
+        penalty: Cost per unit in nats.
+        moves: The number of proposals; None for four per unit.
+        seed: Seed of the proposals.
     """
     likelihood = net.likelihood
     assert isinstance(likelihood, Likelihood), "a mask needs a likelihood"
     x, y = batch
     units = int(unit.max()) + 1 if len(unit) else 0
-    alive = torch.ones(units + 1, dtype=torch.bool, device=mean.device)  # the last entry: weights without a unit
+    alive = torch.ones(units + 1, dtype=torch.bool, device=mean.device)  # the last entry is for weights without a unit
 
     def loss(mask: Tensor) -> float:
         return examples * float(likelihood.nll(net.run_at(mean * mask[unit], x), y)) + penalty * float(mask.sum())

@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: dropout that stays on at prediction."""
+"""Monte Carlo dropout: dropout that stays active in prediction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pocketbayes.posteriors.dropped import Dropped, input_units
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(Method):
-    """Dropout that stays on when the network answers (Gal & Ghahramani 2016).
+    """Dropout that stays active in prediction (Gal & Ghahramani 2016).
 
-    min NLL under dropout of every layer's inputs but the first's: Dropped x local.
+    It minimises the NLL under dropout of the inputs of every layer but the first.
 
-    The prior is the run's `weight_decay`: the KL is 0. Training drops the inputs of each example apart. Prediction
-    draws one mask a pass for all examples, which gives each the same distribution; `propagation="local"` draws apart
-    there too. The model's own dropout layers are no part of this: they are on in training and off at prediction.
+    The prior is the run's `weight_decay`, and the KL is 0. Training drops inputs per example. Prediction draws one mask
+    per pass for all examples, with the same distribution for each; `propagation="local"` draws masks per example there,
+    too. The model's own dropout layers are separate: active in training and off in prediction.
 
     Attributes:
         rate: p, the probability that an input unit is dropped.
@@ -37,7 +37,7 @@ class MCDropout(Method):
             raise UserError("antithetic noise needs weight samples in training: dropout draws masks per example")
 
     def init(self, model: nn.Module) -> Network:
-        """Return the model's own weights."""
+        """Return a network with the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         posterior = Dropped(start.layout, start.mean, self.rate, input_units(start.model, start.layout))
         if not posterior.noise_size:

@@ -20,22 +20,22 @@ from pocketbayes.propagation import find_propagation
 
 StdInit = float | Literal["relative", "curvature", "xavier"]
 CURVATURE_BATCHES = 8
-"""Training batches that the curvature of a start is measured on."""
+"""Number of training batches for stds from curvature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanFieldVI(VariationalMethod):
-    """A mean and a std for every weight, learned by variational inference.
+    """Mean-field variational inference: a mean and a std for every weight.
 
-    min NLL + beta KL(q || prior) / N with q = prod N(mean_i, std_i^2).
+    It minimises `NLL + beta KL(q || prior) / N` with `q = prod N(mean_i, std_i^2)`.
 
     Attributes:
         propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"
             (Wen et al. 2018).
-        std_init: "relative", `std_scale` times the root mean square of each layer's weights; the first std of every
-            weight; "curvature", `1 / sqrt(N h + d)` with h the diagonal Fisher information on some batches and
-            `d^-1/2` as "relative"; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as 2DGBNN starts. A
-            network that has stds keeps them.
+        std_init: The initial stds: "relative", `std_scale` times the root mean square of each layer's weights; a
+            number; "curvature", `1 / sqrt(N h + d)` with h the diagonal Fisher information on some batches and `d^-1/2`
+            as "relative"; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as in 2DGBNN. A network with
+            stds keeps them.
         std_scale: See `std_init`.
     """
 
@@ -56,7 +56,7 @@ class MeanFieldVI(VariationalMethod):
         return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
 
     def init(self, model: nn.Module) -> Network:
-        """Return means at the model's weights."""
+        """Return a network with means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std
         if std is None:
@@ -75,7 +75,7 @@ class MeanFieldVI(VariationalMethod):
 
 
 def stds_at_begin(init: StdInit, model: nn.Module) -> Callable[[Net, TrainingContext], Net] | None:
-    """Return what gives a stage's network its stds from curvature, where that is asked for and it has none."""
+    """Return the function that sets stds from curvature at the start of a stage, if requested and needed."""
     known = isinstance(model, Network) and model.has_stds
     return None if init != "curvature" or known else begin_with_curvature
 
@@ -91,20 +91,19 @@ def begin_with_curvature(net: Net, run: TrainingContext) -> Net:
 
 
 def check_std_init(init: object) -> None:
-    """Reject a start that stds cannot have."""
+    """Reject an invalid `std_init`."""
     if init not in ("relative", "curvature", "xavier") and not (isinstance(init, (int, float)) and init > 0):
         raise UserError(f"std_init must be a positive number, 'relative', 'curvature' or 'xavier', not {init!r}")
 
 
 def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1) -> Tensor:
-    """Return the stds that training starts from, (n,).
+    """Return the initial stds, (n,).
 
     Args:
-        layout: The weights' layout.
-        mean: The first means, (n,).
-        init: One number for all; "relative", `relative` times the root mean square of each layer's weights, from which
-            "curvature" starts too, until there are data; or "xavier", |u| with u uniform in
-            +-0.01 / sqrt(n_in + n_out).
+        layout: The layout of the weights.
+        mean: The initial means, (n,).
+        init: One number for all; "relative", `relative` times the root mean square of each layer's weights, also the
+            start of "curvature" before there are data; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out).
         relative: See `init`.
     """
     if isinstance(init, (int, float)):

@@ -25,25 +25,24 @@ Choice = Literal["gradient", "squared", "output", "curvature", "random", "first-
 
 @dataclass(frozen=True, kw_only=True)
 class PBN(VariationalMethod):
-    """Only the weights to which the output is most sensitive are random.
+    """A partial Bayesian network: only the weights to which the output is most sensitive are random.
 
-    var(y) ~ sum_i (df/dw_i)^2 std_i^2 (Eq. 6): the r n weights with the largest |gradient| get a std.
+    `var(y) ~ sum_i (df/dw_i)^2 std_i^2` (Eq. 6), so the r n weights with the largest |gradient| get a std.
 
     A deterministic network is trained first, unless `fit` is given a trained Network or `pretrain_epochs=0`. Then all
     means and the chosen stds are trained.
 
     Attributes:
         rate: r, the fraction of random weights, from 0 (the deterministic network) to 1 (mean-field VI).
-        sensitivity: What weights are chosen by: a score of `methods.sensitivity`; "curvature", the diagonal of the
-            Fisher information with labels drawn from the network's own answers; or, as controls, "random",
+        sensitivity: The score for choosing weights: one of `methods.sensitivity`; "curvature", the diagonal of the
+            Fisher information with labels drawn from the network's predictions; or, as controls, "random",
             "first-layer" or "last-layer".
         scope: Whether the largest scores are taken over the whole "network" or within each "layer".
-        sensitivity_batches: Training batches that the score is averaged over; None for all.
-        pretrain_epochs: Epochs of the deterministic network that is trained first. None: as many as the second stage
-            has (`epochs=`), so that the run takes twice as long. 0 takes the model as it is: a trained one, or a random
-            start.
-        rho_mean: Mean of the first rho; std = softplus(rho).
-        rho_std: Std of the first rho.
+        sensitivity_batches: Number of training batches for the score; None for all.
+        pretrain_epochs: Epochs of the deterministic network. None for as many as the second stage (`epochs=`), so that
+            the run takes twice as long; 0 uses the given model directly.
+        rho_mean: Mean of the initial rho; std = softplus(rho).
+        rho_std: Std of the initial rho.
         kl_scale: Factor on beta; the paper writes beta KL without 1/N, which is `kl_scale=N`.
     """
 
@@ -71,7 +70,7 @@ class PBN(VariationalMethod):
             raise UnknownNameError("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
-        """Return the chosen fraction at random places: sensitivities need data, which come with the stages."""
+        """Choose random weights, since sensitivities need data, which only stages have."""
         start = Start.of(model, self.bayesian_bias, self.select)
         return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
 
@@ -80,19 +79,19 @@ class PBN(VariationalMethod):
         return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return deterministic training, if it is still to be done, then the partial network."""
+        """Return deterministic training, if still needed, then training of the partial network."""
         partial = Stage("partial", begin=self._begin_partial)
         if isinstance(model, Network) or self.pretrain_epochs == 0:
             return (partial,)
         return (Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()), partial)
 
     def at_most_sensitive(self, model: nn.Module, score: Tensor) -> Network:
-        """Build the partial network of a model whose random weights are those with the largest scores."""
+        """Build the partial network whose random weights have the largest scores."""
         start = Start.of(model, self.bayesian_bias, self.select)
         return self._partial(start, self._choose(score, start.layout))
 
     def kl_weight(self, progress: float) -> float:
-        """Beta from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
+        """Return beta, from 0.2 down to 0.01 over the epochs (the printed formula runs backwards)."""
         return super().kl_weight(progress) * self.kl_scale
 
     def _begin_partial(self, net: Net, run: TrainingContext) -> Network:

@@ -17,15 +17,16 @@ from pocketbayes.posteriors.rank1 import Rank1, count_factors
 class Rank1VI(VariationalMethod):
     """Weights are values times random factors per input and output unit (Dusenberry et al. 2020).
 
-    `W ∘ (s r^T)` with Gaussian s and r; min NLL + beta KL(q(s, r) || N(1, prior_std^2)) / N. Only a + b stds are
-    trained for a layer of a x b weights.
+    `W ∘ (s r^T)` with Gaussian s and r minimises `NLL + beta KL(q(s, r) || N(1, prior_std^2)) / N`. A layer of a x b
+    weights has only a + b stds.
 
-    Departures: one mixture component, as `Ensemble(method="rank1")` gives several; one draw of the factors serves the
-    whole batch, where the paper draws for every example.
+    Departures: one mixture component (`Ensemble(method="rank1")` gives several), and one draw of the factors per batch,
+    in the paper per example.
 
     Attributes:
-        std_init: The first std of every factor.
-        sign_init: Whether factors start at random signs, as the paper's do; else at 1, which keeps a trained network.
+        std_init: The initial std of every factor.
+        sign_init: Whether factors start at random signs, as in the paper; otherwise at 1, which preserves a trained
+            network.
     """
 
     name = "rank1"

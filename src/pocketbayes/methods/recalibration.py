@@ -1,4 +1,4 @@
-"""Running statistics of batch norm for weights that have changed."""
+"""Batch-norm statistics for changed weights."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 Statistics = list[tuple[Tensor, Tensor]]
 """Mean and variance of every batch norm."""
 MIN_IMAGES = 1000
-"""Fewer examples than this estimate running statistics too coarsely to replace those of training."""
+"""Smallest number of examples for estimating running statistics without a warning."""
 MIN_IMAGES_RELATIVE = 64
-"""Both networks see the same examples, so most of the sampling error cancels."""
+"""The same for corrections, where both networks see the same examples and most of the sampling error cancels."""
 SMALLEST_VARIANCE = 1e-10
 
 
 def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net | None = None) -> None:
     """Set the running mean and variance of every batch norm to those of the network at its posterior mean.
 
-    Training records the statistics of drawn or moving weights; a prediction at the mean, and any network whose weights
-    were averaged, rounded or shared, needs its own.
+    Training records the statistics of drawn or changing weights; predictions at the mean, and networks with averaged,
+    rounded or shared weights, need their own.
 
-    With `relative_to`, the network that these weights came from, the stored statistics of that network are corrected
-    instead of replaced: the variance by the ratio, the mean by the difference of both networks' statistics on the same
-    data. What the data at hand miss (augmentation, most of the training set) then cancels: a few hundred examples are
-    enough, where plain estimates from thousands can cost a good network several points.
+    With `relative_to`, the network that these weights were derived from, its stored statistics are corrected instead of
+    replaced: the variance by the ratio and the mean by the difference of both networks' statistics on the same data.
+    Effects missing from the data (augmentation, most of the training set) then cancel: a few hundred examples are
+    enough, while plain estimates from thousands can cost several points of accuracy.
 
     Args:
-        net: A network or mixture, changed in place. Without batch norm nothing happens.
-        data: Training data: a data set or a pair (x, y), visited in a random order, a DataLoader, or an iterator of
-            batches, each of which should be a fair sample of the data.
-        batch_size: Examples per batch, where `data` has none of its own.
+        net: A network or mixture, changed in place; unchanged if it has no batch norm.
+        data: Training data: a data set or a pair (x, y), visited in random order, a DataLoader, or an iterator of
+            batches, each a representative sample of the data.
+        batch_size: Examples per batch, unless `data` sets it.
         relative_to: A network or mixture of the same architecture.
 
     Raises:
@@ -60,12 +60,12 @@ def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net 
 
 
 def correct_statistics(net: Net, own: Statistics, relative_to: Net, old: Statistics) -> None:
-    """Correct the running statistics of `relative_to` by what both networks show on the same data; store them in `net`.
+    """Correct the running statistics of `relative_to` by both networks' statistics on the same data.
 
     Args:
         net: The network with changed weights.
         own: Its statistics.
-        relative_to: The network with the weights before.
+        relative_to: The original network.
         old: Its statistics on the same data.
     """
     for norm, source, (mean, var), (old_mean, old_var) in zip(batch_norms(net), batch_norms(relative_to), own, old):
@@ -93,9 +93,9 @@ def batch_norms(net: nn.Module) -> list[BatchNorm]:
 
 
 def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[int, list[Statistics]]:
-    """Average the mean and variance that every batch norm of some networks sees, all on the same batches.
+    """Average the inputs' mean and variance of every batch norm of some networks on the same batches.
 
-    The networks are as they were afterwards.
+    The networks are not changed.
 
     Returns:
         The number of examples, and for each network its batch norms' statistics.
@@ -118,7 +118,7 @@ def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[i
 
 @contextmanager
 def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
-    """Let batch norms average the statistics of batches within the block; then put everything back."""
+    """Let batch norms average the statistics of batches within the block, and restore them afterwards."""
     norms = batch_norms(net)
     modes = [(module, module.training) for module in net.modules()]
     before = [(norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked) for norm in norms]
@@ -126,7 +126,7 @@ def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
     for norm, (_, mean, var, _) in zip(norms, before):
         assert mean is not None
         assert var is not None
-        norm.training, norm.momentum = True, None  # the plain average of all batches
+        norm.training, norm.momentum = True, None  # a plain average over batches
         norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(var)
         norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=mean.device)
     try:

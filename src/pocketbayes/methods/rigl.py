@@ -1,4 +1,4 @@
-"""RigL (Evci et al. 2020): sparse training of point values, the deterministic twin of SSVI."""
+"""RigL (Evci et al. 2020): sparse training of point values, the deterministic counterpart of SSVI."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from pocketbayes.posteriors.sparse import Sparse
 class RigL(SparseTraining):
     """Sparse training without stds (Evci et al. 2020).
 
-    min NLL over s values and their places: the smallest |values| leave, the largest |gradients| come in with 0.
-    The paper's "erdos-renyi" distribution is the default: a small last layer that keeps a tenth of its weights uses a
-    tenth of its features, and a regression then hangs on which these are.
+    It minimises the NLL over s values and their positions: weights with the smallest |value| are removed, those with the
+    largest |gradient| are added with value 0.
+
+    The paper's "erdos-renyi" distribution is the default, since with "uniform" a small last layer would use only a few
+    of its features.
     """
 
     name = "rigl"
     distribution: Distribution = "erdos-renyi"
 
     def first_std(self, mean: Tensor, counts: Sequence[int]) -> None:
-        """Point values have none."""
+        """Return None: point values have no stds."""
         return None
 
     def scores(self, posterior: Sparse) -> Tensor:
@@ -35,7 +37,7 @@ class RigL(SparseTraining):
         return posterior.mean.detach().abs()
 
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> None:
-        """Point values have none."""
+        """Return None: point values have no stds."""
         return None
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:

@@ -1,4 +1,4 @@
-"""How much the loss or the output changes with each weight, and the choice of the weights that matter."""
+"""Sensitivity of the loss or the output to each weight, and the choice of the most sensitive weights."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def sensitivities(
     Args:
         network: A network with a likelihood.
         batches: Pairs (x, y) on the network's device.
-        kind: Which of the three.
-        chunk: Examples whose gradients are held at once ("squared" only).
-        team: Processes that share out the batches, each of which is given all of them.
+        kind: One of the three.
+        chunk: Examples whose gradients are in memory ("squared" only).
+        team: Processes that divide the batches; each is given all of them.
     """
     if kind not in get_args(Kind):
         raise UnknownNameError("sensitivity", kind, get_args(Kind))
@@ -74,11 +74,11 @@ def sensitivities(
 
 
 def largest(score: Tensor, count: int) -> Tensor:
-    """Return the positions of exactly `count` largest scores, ascending; of equal scores the first ones."""
+    """Return the ascending positions of the `count` largest scores, the first ones among ties."""
     if count <= 0:
         return torch.empty(0, dtype=torch.int64, device=score.device)
     least = score.topk(min(count, len(score)), sorted=False).values.min()
-    if bool(least.isnan()):  # which compares with nothing
+    if bool(least.isnan()):  # NaN compares false with everything
         return torch.sort(score, descending=True, stable=True).indices[:count].sort().values
     above = (~(score <= least)).nonzero().flatten()
     equal = (score == least).nonzero().flatten()[: count - len(above)]
@@ -86,7 +86,7 @@ def largest(score: Tensor, count: int) -> Tensor:
 
 
 def largest_per_slot(score: Tensor, layout: Layout, rate: float) -> Tensor:
-    """Return the same, `rate` of every slot of the layout."""
+    """Return the positions of the largest `rate` of scores in every slot."""
     return torch.cat(
         [slot.start + largest(score[slot.start : slot.stop], round(rate * slot.size)) for slot in layout.slots]
     )

@@ -1,4 +1,4 @@
-"""Training with few weights from the first step to the last: what sparse methods share."""
+"""Sparse training from the first step to the last, shared by SSVI and RigL."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ SWAPS_OF_A_SHORT_RUN, LONGEST_SWAP_INTERVAL = 15, 100
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTraining(Method):
-    """Gradient steps on the present weights, and now and then a swap: some leave, as many others come in with mean 0.
+    """Gradient steps on the present weights, with periodic swaps of present for absent weights.
 
-    The weights with the lowest score leave. Those absent ones come in to which the loss has the largest |gradient|;
-    this dense gradient lives in the swap step only, which takes the place of an optimiser step.
+    A swap removes the weights with the lowest scores and adds, with mean 0, the absent weights with the largest
+    |gradient|. This dense gradient exists only in the swap step, which replaces an optimiser step.
 
     Attributes:
-        density: The fraction of weights that are present, exactly, at every step.
-        distribution: How they are shared out over the layers: "uniform", "erdos-renyi" or "erdos-renyi-kernel", whose
-            layers each keep their number; or "global", where layers compete.
-        dense_first: Keeps the first layer dense, outside the count.
-        dense_last: Keeps the last layer dense, outside the count.
-        first_choice: The weights that are present at first: "random" ones, or the "largest" of a trained model.
-        static: Keeps the first choice for ever: the control.
-        swap_every: Steps from swap to swap; "auto" for a fifteenth of the run, at most 100.
-        swap_until: The fraction of training after which no more are swapped.
+        density: The exact fraction of present weights at every step.
+        distribution: Their distribution over layers: "uniform", "erdos-renyi" or "erdos-renyi-kernel", with a fixed
+            number per layer, or "global", where layers compete.
+        dense_first: Keep the first layer dense, outside the count.
+        dense_last: Keep the last layer dense, outside the count.
+        first_choice: The initially present weights: "random", or the "largest" of a trained model.
+        static: Never swap, as a control.
+        swap_every: Steps between swaps; "auto" for a fifteenth of the run, at most 100.
+        swap_until: The fraction of training after which swaps end.
         swap_fraction: The fraction of present weights in the first swap; it falls by a cosine to 0 at `swap_until`.
-        addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged": the mean of its size
-            over batches with fresh weights each.
-        addition_batches: The batches of "averaged".
-        addition_layerwise: Takes this gradient one layer at a time, in as many passes: for memory, not for time.
-        mean_init: "model" for the model's own values; "scaled" for these over the square root of their layer's density,
-            by which the outputs of an untrained model keep their size (Evci et al. 2022; the largest weights of a
-            trained model keep their values); or the std of normal values around 0, which only networks with
-            normalisation layers can grow from.
+        addition: Where the gradient is taken: at "sampled" weights, at the "mean", or "averaged" over batches with new
+            samples each.
+        addition_batches: The number of batches of "averaged".
+        addition_layerwise: Compute this gradient one layer at a time in separate passes, to save memory.
+        mean_init: "model" for the model's values; "scaled" for these divided by the square root of their layer's
+            density, which preserves the scale of an untrained model's outputs (Evci et al. 2022; the largest weights of
+            a trained model keep their values); or the std of normal values around 0, which only works for networks with
+            normalisation layers.
         kernel: How linear layers multiply: "csr", "dense" or "auto" (see `Sparse`).
     """
 
@@ -87,7 +87,7 @@ class SparseTraining(Method):
         ):
             raise UserError(f"mean_init must be a std, 'model' or 'scaled', not {self.mean_init!r}")
 
-    # -- what a sparse method decides ---------------------------------------------------------------------------------
+    # -- hooks of sparse methods --------------------------------------------------------------------------------------
 
     @abstractmethod
     def first_std(self, mean: Tensor, counts: Sequence[int]) -> Tensor | None:
@@ -95,16 +95,16 @@ class SparseTraining(Method):
 
     @abstractmethod
     def scores(self, posterior: Sparse) -> Tensor:
-        """Return (s,) scores of the present weights; the lowest leave."""
+        """Return the scores (s,) of the present weights; the lowest are removed."""
 
     @abstractmethod
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor | None:
-        """Return the stds that weights come in with; None for point values.
+        """Return the stds of added weights; None for point values.
 
         Args:
             posterior: The posterior before the swap.
-            kept: Places of the present weights that stay.
-            added: Positions of the new ones.
+            kept: Indices of the weights that stay among the present ones.
+            added: Positions of the added weights.
         """
 
     @abstractmethod
@@ -114,7 +114,7 @@ class SparseTraining(Method):
     # -- the start ----------------------------------------------------------------------------------------------------
 
     def init(self, model: nn.Module) -> Network:
-        """Choose the present weights of every layer; a sparse network keeps its choice."""
+        """Choose the present weights of every layer; a sparse network keeps its weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         if isinstance(model, Network) and isinstance(model.posterior, Sparse):
             return self.make_network(start, self._again(model.posterior))
@@ -136,20 +136,20 @@ class SparseTraining(Method):
         return self.make_network(start, Sparse(layout, index, mean, self.first_std(mean, counts), self.kernel))
 
     def _chosen(self, weights: Tensor, count: int) -> Tensor:
-        """Return the places of a layer's first weights."""
+        """Return the positions of a layer's initial weights."""
         if self.first_choice == "largest":
             return largest(weights.abs(), count)
         return torch.randperm(len(weights), device=weights.device)[:count]
 
     def _again(self, trained: Sparse) -> Sparse:
-        """Return the same weights, with stds if the method has stds."""
+        """Return the same weights, with stds if the method has them."""
         mean, std = trained.mean.detach(), trained.present_std()
         first = self.first_std(mean, [stop - start for start, stop in trained.spans()])
         kept = first if first is None or std is None else std
         return Sparse(trained.layout, trained.index, mean, kept, self.kernel)
 
     def _dense(self, layout: Layout) -> list[bool]:
-        """Return the slots of the first and the last layer, if these stay dense."""
+        """Return which slots stay dense: the first and last layer, if requested."""
         owners = [slot.name.rpartition(".")[0] for slot in layout.slots]
         kept = {owners[0]} if self.dense_first else set()
         kept |= {owners[-1]} if self.dense_last else set()
@@ -158,7 +158,7 @@ class SparseTraining(Method):
     # -- swaps --------------------------------------------------------------------------------------------------------
 
     def fraction(self, step: int, steps: int) -> float:
-        """Compute a/2 (1 + cos(pi t / T)) in a swap step, else 0; t the steps that are over, T the end of swapping."""
+        """Compute `a/2 (1 + cos(pi t / T))` in a swap step, else 0, with t finished steps and T the end of swapping."""
         end = self.swap_until * steps
         relative = min(max(steps // SWAPS_OF_A_SHORT_RUN, 1), LONGEST_SWAP_INTERVAL)
         every = relative if self.swap_every == "auto" else self.swap_every
@@ -176,7 +176,7 @@ class SparseTraining(Method):
         steps: int,
         weight: float = 1.0,
     ) -> float | None:
-        """Return a swap, every `swap_every` steps."""
+        """Swap weights every `swap_every` steps."""
         fraction = self.fraction(step, steps)
         if not fraction:
             return None
@@ -192,13 +192,13 @@ class SparseTraining(Method):
         fraction: float,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> int:
-        """Swap a fraction of the present weights; return how many.
+        """Swap a fraction of the present weights, and return their number.
 
         Args:
-            posterior: Changed in place.
-            gradient: (n,) the size of the loss's gradient to every weight, present and absent; or slot by slot.
-            fraction: Of each layer's present weights, or of all, as `distribution` says.
-            optimizer: Its state follows the weights, cleared for new ones.
+            posterior: The posterior, changed in place.
+            gradient: (n,) magnitudes of the loss's gradient for all weights; or slot by slot.
+            fraction: The fraction of present weights, per layer or in total, depending on `distribution`.
+            optimizer: The optimiser, whose state follows the weights and is cleared for new ones.
         """
         layout, index = posterior.layout, posterior.index.long()
         scores, spans, pools = self.scores(posterior), posterior.spans(), self._pools(posterior.layout)
@@ -227,7 +227,7 @@ class SparseTraining(Method):
         return len(new)
 
     def _pools(self, layout: Layout) -> list[list[int]]:
-        """Return the slots, neighbours, within which weights compete."""
+        """Return the groups of slots within which weights compete."""
         if self.distribution != "global":
             return [[number] for number in range(len(layout.slots))]
         free = [number for number, dense in enumerate(self._dense(layout)) if not dense]
@@ -236,7 +236,7 @@ class SparseTraining(Method):
     def _passes(
         self, net: Network, run: TrainingContext, batch: Batch, step: int, weight: float = 1.0
     ) -> DenseGradients:
-        """Return the step's batch, or with others in an order of the step's own."""
+        """Return the step's batch, possibly followed by others in a shuffled order."""
 
         def batches() -> Iterator[Batch]:
             yield batch
@@ -249,10 +249,7 @@ class SparseTraining(Method):
     # -- records ------------------------------------------------------------------------------------------------------
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
-        """Return how many weights have been swapped so far.
-
-        How dense every layer is, and which multiply by sparse kernels.
-        """
+        """Return the number of swapped weights, the density of every layer, and which use sparse kernels."""
         posterior = net.posterior
         assert isinstance(posterior, Sparse)
         return {
@@ -270,10 +267,7 @@ def _scales(layout: Layout, counts: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _best_absent(posterior: Sparse, number: int, gradient: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest gradients to absent weights of a slot.
-
-    (all, if there are fewer), and their positions.
-    """
+    """Return the `count` (or all) largest gradients of a slot's absent weights, and their positions."""
     slot, (first, last) = posterior.layout.slots[number], posterior.spans()[number]
     absent = gradient.flatten().clone()
     absent[posterior.index[first:last].long() - slot.start] = -1

@@ -1,4 +1,4 @@
-"""Where a sparse network keeps its weights, what it would remove, and what it saves: places, bytes, arithmetic."""
+"""The distribution of a sparse network's weights over layers, and the agreement of removal scores."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def layer_counts(
     distribution: Distribution = "uniform",
     dense: Sequence[bool] | None = None,
 ) -> list[int]:
-    """Return how many weights each layer starts with.
+    """Return the number of weights of each layer.
 
     uniform, global: density n. erdos-renyi: e (n_in + n_out), as in a random graph, so that small layers are denser;
     erdos-renyi-kernel: e times the sum of all dimensions; e such that the total is right, no layer above its size (Evci
     et al. 2020).
 
-    The total over the layers that are not `dense` is exactly round(density n), n their weights, but every layer has at
-    least one.
+    The total over layers that are not `dense` is exactly round(density n), n their weights; every layer has at least
+    one.
 
     Args:
         shapes: The layers' shapes.
-        density: The fraction of weights that are present, in (0, 1].
-        distribution: How they are shared out.
-        dense: Layers that keep all their weights, outside the count.
+        density: The fraction of present weights, in (0, 1].
+        distribution: The distribution over layers.
+        dense: Layers that keep all weights, outside the count.
     """
     if not 0 < density <= 1:
         raise UserError(f"density must lie above 0 and not above 1, not {density}")
@@ -54,7 +54,7 @@ def layer_counts(
 def _shares(
     shapes: Sequence[Sequence[int]], sizes: Sequence[int], total: int, distribution: Distribution
 ) -> list[float]:
-    """Count before rounding, none above the layer's size."""
+    """Return the counts before rounding, none above the layer's size."""
     if distribution in ("uniform", "global"):
         return [total * size / sum(sizes) for size in sizes]
     weights = [sum(shape if distribution == "erdos-renyi-kernel" else shape[:2]) for shape in shapes]
@@ -69,7 +69,7 @@ def _shares(
 
 
 def _whole(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[int]:
-    """Whole numbers from 1 to the layer's size, as near the shares as their exact total allows."""
+    """Return integers from 1 to the layer's size with an exact total, close to the shares."""
     counts = [min(max(int(share), 1), size) for share, size in zip(shares, sizes)]
     while sum(counts) != total:
         step = 1 if sum(counts) < total else -1
@@ -83,8 +83,8 @@ def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0
 
     Args:
         posterior: The present weights.
-        fraction: How much of every layer would be removed.
-        scale: l, of the exponential scores.
+        fraction: The fraction of every layer to remove.
+        scale: l of the exponential scores.
     """
     std = posterior.present_std()
     mean = posterior.mean.detach()
@@ -100,7 +100,7 @@ def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0
 
 
 def describe_sparsity(posterior: Posterior) -> dict[str, Any]:
-    """Return how many weights were swapped in training and how far removal scores agree; nothing if none can be."""
+    """Return the number of swapped weights and the agreement of removal scores; empty for dense posteriors."""
     if not isinstance(posterior, Sparse):
         return {}
     overlap = removal_overlap(posterior).tolist() if posterior.noise_size else []

@@ -1,4 +1,4 @@
-"""Sparse subspace variational inference: a Bayesian network that is sparse from the first step to the last."""
+"""Sparse subspace variational inference: a Bayesian network that is sparse throughout training."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
 from pocketbayes.propagation import find_propagation
 
 AUTHORS = {"beta": 0.01, "std_init": 6e-4, "std_spread": 5e-4}
-"""Settings of Li et al. that hold where a prior is given."""
+"""Settings of Li et al., used if a prior is given."""
 RELATIVE_STD = 0.2
 """The first std in units of the present weights' root mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SSVI(SparseTraining, VariationalMethod):
-    """Sparse from the first step to the last: few weights exist, each with a mean and a std, and they are swapped.
+    """Sparse subspace variational inference: few weights with mean and std, swapped during training.
 
-    min NLL + beta KL(q || prior) / N over q = prod N(mean_j, std_j^2) of s weights and over the choice of these s.
+    It minimises `NLL + beta KL(q || prior) / N` over `q = prod N(mean_j, std_j^2)` of s weights and over their choice.
 
     Li et al. 2024. The authors train by SGD with momentum 0.9, rate 0.01, weight decay 5e-4 and a cosine schedule, keep
     the first layer dense, and set mean_init=0.01, prior_std=0.005, and thus std_init=6e-4 and beta=0.01. The pull of
@@ -35,8 +35,8 @@ class SSVI(SparseTraining, VariationalMethod):
     small never learn, so the default is the empirical prior with stds on the scale of the weights.
 
     Attributes:
-        removal: The score by which weights leave (see `removal_score`).
-        removal_scale: l, of the scores exp-mean and exp-snr.
+        removal: The score for removing weights (see `removal_score`).
+        removal_scale: l of the scores exp-mean and exp-snr.
         std_init: The first stds are |N(std_init, std_spread^2)|; "relative", 0.2 of the root mean square of a
             layer's present weights. None for "relative" with the empirical prior, else for the authors' 6e-4.
         std_spread: See `std_init`; None for the authors' 5e-4, of relative stds for a tenth of them.
@@ -93,10 +93,7 @@ class SSVI(SparseTraining, VariationalMethod):
         return float(self.std_init), AUTHORS["std_spread"] if self.std_spread is None else self.std_spread
 
     def scores(self, posterior: Sparse) -> Tensor:
-        """Return the log of the removal score in double precision.
-
-        Close scores and large exponentials keep their order.
-        """
+        """Return the log of the removal score in double precision, which keeps the order of close or large scores."""
         with torch.no_grad():
             std = posterior.present_std()
             assert std is not None
@@ -130,7 +127,7 @@ class SSVI(SparseTraining, VariationalMethod):
         )
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
-        """Beside swaps and densities, how far the criteria agree on what to remove."""
+        """Return swaps, densities and the agreement of removal scores."""
         figures = super().after_epoch(net, stage, epoch)
         assert isinstance(net.posterior, Sparse)
         overlap = removal_overlap(net.posterior, scale=self.removal_scale)

@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian of the weights that SGD passes at a constant learning rate."""
+"""SWAG: a Gaussian fitted to the weights that SGD visits at a constant learning rate."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pocketbayes.posteriors.trajectory import Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class SWAG(Method):
-    """A Gaussian over the weights that SGD passes through after training (Maddox et al. 2019).
+    """SWAG: a Gaussian fitted to the weights that SGD visits after training (Maddox et al. 2019).
 
-    w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2) over the collected weights.
+    `w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2)` over the collected weights.
 
-    A normal training, unless `fit` is given a trained Network, then `swag_epochs` at a constant rate, after each of
-    which the weights are collected. Departures: the paper's optimiser is SGD, ours the run's; point parameters
-    (biases, normalisation) take their average and have no variance; batch norm is recalibrated once, at the average
-    weights, where the paper does it for every draw.
+    Normal training, unless `fit` is given a trained Network, is followed by `swag_epochs` at a constant rate, and
+    weights are collected after each. Departures: the optimiser is the run's, in the paper SGD; point parameters
+    (biases, normalisation) are averaged and have no variance; batch norm is recalibrated once at the average weights,
+    in the paper for every draw.
 
     Attributes:
-        swag_epochs: Epochs of the collection, and how many weights are collected.
+        swag_epochs: The number of epochs of collection, and of collected weights.
         swag_lr: Its learning rate; None for the run's `lr`.
-        rank: K, how many of the last deviations are kept.
+        rank: K, the number of stored deviations.
         scale: A factor on the covariance.
     """
 
@@ -51,11 +51,11 @@ class SWAG(Method):
             raise UserError(f"scale must be positive, not {self.scale}")
 
     def init(self, model: nn.Module) -> Network:
-        """Return the model's own weights, as a point."""
+        """Return a point estimate with the model's weights."""
         return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return training, if it is still to be done, then the collection."""
+        """Return training, if still needed, then the collection."""
         fixed = {"schedule": "constant", "warmup_epochs": 0.0, "keep_best": False}
         if self.swag_lr is not None:
             fixed["lr"] = self.swag_lr
@@ -85,7 +85,7 @@ def _collect(net: Network, epoch: int) -> None:
 
 
 def _flat_points(model: nn.Module, like: Tensor) -> Tensor:
-    """Return the parameters outside the posterior, flat."""
+    """Return the parameters outside the posterior as a vector."""
     return torch.cat([like.new_zeros(0), *(parameter.detach().flatten() for parameter in model.parameters())])
 
 

@@ -1,4 +1,4 @@
-"""Sparse variational dropout: a log-uniform prior that removes weights which carry no signal."""
+"""Sparse variational dropout: a log-uniform prior that removes weights without signal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pocketbayes.posteriors.sparse import Sparse
 
 @dataclass(frozen=True, kw_only=True)
 class VariationalDropout(VariationalMethod):
-    """Every weight learns its own dropout rate; weights that are mostly noise are removed (Molchanov et al. 2017).
+    """Variational dropout with a learned rate per weight; noisy weights are removed (Molchanov et al. 2017).
 
-    `alpha = std^2 / mean^2`; min NLL + beta KL(q || log-uniform) / N by local reparameterisation. After training the
-    weights with log alpha above `threshold` are dropped and the rest is stored sparsely, with its stds.
+    With `alpha = std^2 / mean^2`, it minimises `NLL + beta KL(q || log-uniform) / N` by local reparameterisation. After
+    training, weights with log alpha above `threshold` are removed, and the rest is stored sparsely with its stds.
 
     Attributes:
-        std_init: The first std of every weight; the paper starts at exp(-5).
-        threshold: The largest log alpha of a weight that is kept.
+        std_init: The initial std of every weight, exp(-5) in the paper.
+        threshold: The largest log alpha of a kept weight.
     """
 
     name = "sparse-vd"
@@ -37,7 +37,7 @@ class VariationalDropout(VariationalMethod):
 
     def __post_init__(self) -> None:
         if self.prior is not None or self.prior_std is not None:
-            raise UserError("sparse-vd has a log-uniform prior: prior and prior_std are not its settings")
+            raise UserError("sparse-vd always has a log-uniform prior: omit prior and prior_std")
         super().__post_init__()
         if not self.std_init > 0:
             raise UserError(f"std_init must be positive, not {self.std_init}")
@@ -59,11 +59,11 @@ class VariationalDropout(VariationalMethod):
         )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return one stage of training, at whose end weights are removed."""
+        """Return one stage of training, followed by the removal of weights."""
         return (Stage("train", end=self._prune),)
 
     def _prune(self, net: Net, run: TrainingContext) -> Network:
-        """Keep the weights whose log alpha is at most the threshold; a layer keeps at least its clearest weight."""
+        """Keep the weights whose log alpha is at most the threshold, at least one per layer."""
         assert isinstance(net, Network)
         with torch.no_grad():
             mean, std = net.posterior.moments()

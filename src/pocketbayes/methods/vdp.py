@@ -23,17 +23,17 @@ PROPAGATION = {"taylor": "moments", "exact": "moments-exact"}
 
 @dataclass(frozen=True, kw_only=True)
 class DensityPropagation(VariationalMethod):
-    """min loss(moments of the output) + beta KL(q || prior) / N, one pass and no draw a step.
+    """Training on the moments of the output, `loss(moments) + beta KL(q || prior) / N`, with one pass per step.
 
     Attributes:
-        loss: "gaussian-nll", the density of the one-hot label under the moments of the softmax, or "cross-entropy",
-            which the paper took for ImageNet: the expected NLL to second order.
-        variance: "weight", one per weight, or "row", one for each row of a weight (each output of a layer), as the
-            paper's Eq. 12 has it; then every row starts from the mean of its stds.
-        std_init: The first stds, as in `MeanFieldVI`; a network that has stds keeps them.
+        loss: "gaussian-nll", the density of the one-hot label under the moments of the softmax, or "cross-entropy", the
+            expected NLL to second order, which the paper used for ImageNet.
+        variance: "weight", one per weight, or "row", one per row of a weight (output of a layer), as in the paper's Eq.
+            12; then every row starts from the mean of its stds.
+        std_init: The initial stds, as in `MeanFieldVI`; a network with stds keeps them.
         std_scale: See `std_init`.
         input_var: The variance of noise in the inputs.
-        beta: The weight of the KL: too large and the network collapses, too small and it stops being Bayesian.
+        beta: The weight of the KL: if it is too large the network collapses, if too small it is no longer Bayesian.
     """
 
     loss: GaussianLoss = "cross-entropy"
@@ -51,15 +51,15 @@ class DensityPropagation(VariationalMethod):
         if self.input_var < 0:
             raise UserError(f"input_var must not be negative, not {self.input_var}")
         if self.train_samples != 1:
-            raise UserError(f"{self.name} draws nothing: train_samples must be 1, not {self.train_samples}")
+            raise UserError(f"{self.name} does not sample: train_samples must be 1, not {self.train_samples}")
 
     @property
     @abstractmethod
     def propagation(self) -> str:
-        """How moments go through the network."""
+        """The propagation of moments."""
 
     def init(self, model: nn.Module) -> Network:
-        """Return means at the model's weights."""
+        """Return a network with means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init, self.std_scale)
         return Network(
@@ -72,7 +72,7 @@ class DensityPropagation(VariationalMethod):
         )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return one stage, its likelihood told which loss a Gaussian output has."""
+        """Return one stage that sets the likelihood's loss for Gaussian outputs."""
         measure = stds_at_begin(self.std_init, model)
 
         def begin(net: Net, run: TrainingContext) -> Net:
@@ -89,12 +89,12 @@ class DensityPropagation(VariationalMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class VDP(DensityPropagation):
-    """Mean and variance of every activation go through the network ("Efficient Scaling of Bayesian Neural Networks").
+    """VDP++: mean and variance are propagated through the network ("Efficient Scaling of Bayesian Neural Networks").
 
     Attributes:
         activation: "taylor", to first order as in the paper, or "exact", the Gaussian moments of ReLU, leaky ReLU and
             GELU.
-        covariance: "diagonal", or "full" for small networks: what `FullCovarianceVDP` does.
+        covariance: "diagonal", or "full" for small networks, as in `FullCovarianceVDP`.
     """
 
     name = "vdp"
@@ -112,5 +112,5 @@ class VDP(DensityPropagation):
 
     @property
     def propagation(self) -> str:
-        """By the activation, or with full covariance."""
+        """The propagation for the activation and covariance."""
         return MOMENTS_FULL.name if self.covariance == "full" else PROPAGATION[self.activation]

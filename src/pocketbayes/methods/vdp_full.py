@@ -1,4 +1,4 @@
-"""VDP with full covariance: the ancestor of VDP++, for small networks."""
+"""VDP with full covariance, the predecessor of VDP++, for small networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pocketbayes.propagation import MOMENTS_FULL
 
 @dataclass(frozen=True, kw_only=True)
 class FullCovarianceVDP(DensityPropagation):
-    """Mean and full covariance of every activation go through the network: d^2 numbers for d activations.
+    """VDP: mean and full covariance are propagated through the network, d^2 numbers for d activations.
 
     For chains of linear layers, convolutions, activations, batch norm and pooling; the rest is refused by name, and so
     are covariances beyond a gigabyte. Ten times the time and memory of `VDP` on LeNet-5; there to compare with.
@@ -20,5 +20,5 @@ class FullCovarianceVDP(DensityPropagation):
 
     @property
     def propagation(self) -> str:
-        """Every correlation."""
+        """The full-covariance propagation."""
         return MOMENTS_FULL.name

@@ -1,4 +1,4 @@
-"""2DGBNN: share weight distributions, so that a weight is the number of its Gaussian (arXiv 2505.17856)."""
+"""2DGBNN: weights share Gaussians, so that a weight is the number of its Gaussian (arXiv 2505.17856)."""
 
 from __future__ import annotations
 
@@ -33,39 +33,40 @@ SMALLEST_STD = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class WeightSharing(VariationalMethod):
-    """Weights share few Gaussians (2DGBNN).
+    """Weights that share a few Gaussians (2DGBNN).
 
-    Each weight's (mean, std) is a point of a plane; K << n Gaussians cover the cloud; a weight keeps its Gaussian.
+    Each weight's (mean, std) is a point in a plane, K << n Gaussians cover the cloud, and a weight stores the number of
+    its Gaussian.
 
-    Stages: a deterministic network (left out if `fit` is given a trained Network, or with `pretrain_epochs=0`); a
-    mean-field network around it (left out if the Network has stds, or with `meanfield_epochs=0`, when the stds stay
-    at their start); the plane, and training of the shared network.
+    Stages: a deterministic network (skipped if `fit` is given a trained Network, or with `pretrain_epochs=0`); a
+    mean-field network around it (skipped if the Network has stds, or with `meanfield_epochs=0`, when the stds keep
+    their initial values); the plane, and training of the shared network.
 
     Attributes:
-        k: Gaussians to fit; "auto" for the square root of the number of weights, at most 2000; "bic" lets the Bayesian
-            information criterion choose.
-        bits_per_weight: In place of `k`: as many Gaussians as this index entropy allows.
-        iterations: EM steps after the K-means start. 0 stays with K-means, which keeps the means closer: the better
-            choice for few Gaussians, where EM spends one on the weights with odd stds.
-        tau_w: |mean| above it makes an outlier; "auto" for 4 times the means' root mean square; None for none.
-        gradient_fraction: The fraction of weights with the largest gradients, outliers too; 0 for none.
+        k: The number of Gaussians; "auto" for the square root of the number of weights, at most 2000; "bic" for the
+            Bayesian information criterion.
+        bits_per_weight: Instead of `k`, as many Gaussians as this index entropy allows.
+        iterations: EM steps after K-means. 0 keeps K-means, which represents means better with few Gaussians, where EM
+            spends one on weights with unusual stds.
+        tau_w: Weights with a larger |mean| are outliers; "auto" for 4 times the means' root mean square; None for none.
+        gradient_fraction: The fraction of weights with the largest gradients, which are also outliers; 0 for none.
         n_min: Smaller clusters are dissolved into outliers; "auto" for a tenth of the mean cluster, from 3 to 30.
         ellipse: "nearest" or "own", the test for ellipse points; None for none.
-        neighbours: Gaussians that an ellipse point is blended from.
-        keep: The best of these that are kept; None for all.
+        neighbours: Number of Gaussians that an ellipse point is blended from.
+        keep: Number of the best of these to keep; None for all.
         merge: "moments", "barycenter" or "paper"; None for no merging.
-        tau_d: Largest squared W2 distance of Gaussians that merge; None for relative to the cloud's own scale.
-        tau_g: Largest mean gradient of theirs; None for twice the mean over all weights.
-        tau_v: Largest variance of theirs; None for relative to the cloud.
+        tau_d: Largest squared W2 distance of Gaussians to merge; None for relative to the cloud's scale.
+        tau_g: Largest mean gradient of Gaussians to merge; None for twice the mean over all weights.
+        tau_v: Largest variance of Gaussians to merge; None for relative to the cloud.
         reading: Whether tau_g and tau_v bound "value"s or "difference"s.
-        scope: One plane for the whole "network", or one for each "layer".
+        scope: One plane for the whole "network", or one per "layer".
         draw: "shared", "shared-noise" or "independent"; see `Shared`.
         blend: "convex" or, for evaluation, "mixture".
-        std_init: The first stds of the mean-field network.
+        std_init: The initial stds of the mean-field network.
         pretrain_epochs: Epochs of the deterministic network; None for the run's.
         meanfield_epochs: Epochs of the mean-field network.
-        gradient_batches: Training batches that gradients are averaged over; None for all.
-        refresh_epochs: Epochs after which weights may change their Gaussian; None for never.
+        gradient_batches: Number of training batches for averaging gradients; None for all.
+        refresh_epochs: Epochs between reassignments of weights to Gaussians; None for never.
     """
 
     name = "2dgbnn"
@@ -107,7 +108,7 @@ class WeightSharing(VariationalMethod):
             raise UnknownNameError("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
-        """Return the shared network of a model as it is: without data there are no gradient outliers."""
+        """Return the shared network of the given model, without gradient outliers, which need data."""
         return self._share(Start.of(self._mean_field().init(model)), None, seed=0)[0]
 
     def start(self, model: nn.Module) -> Network:
@@ -115,7 +116,7 @@ class WeightSharing(VariationalMethod):
         return deterministic_start(self, model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return the deterministic, mean-field and shared stages that are still to be done."""
+        """Return the deterministic, mean-field and shared stages that are still needed."""
         stages = []
         if not isinstance(model, Network) and self.pretrain_epochs != 0:
             stages.append(Stage("deterministic", epochs=self.pretrain_epochs, method=Deterministic()))
@@ -144,7 +145,7 @@ class WeightSharing(VariationalMethod):
         return stages
 
     def _refresh(self, net: Network, epoch: int) -> None:
-        """Let weights change to the Gaussian under which their old mean and std are most probable."""
+        """Reassign weights to the Gaussian under which their original mean and std are most probable."""
         posterior = net.posterior
         assert isinstance(posterior, Shared)
         due = self.refresh_epochs is not None and (epoch + 1) % self.refresh_epochs == 0
@@ -175,7 +176,7 @@ class WeightSharing(VariationalMethod):
         gradient = None
         if self.gradient_fraction > 0 or self.merge is not None:
             gradient = sensitivities(net, itertools.islice(run.batches(), self.gradient_batches), team=run.team)
-        # An empirical prior follows each layer's own weights, and Gaussians serve several layers.
+        # An empirical prior is per layer, but Gaussians are shared between layers.
         kept = net.prior if net.prior.complete and not isinstance(net.prior, Empirical) else None
         network, planes = self._share(start, gradient, run.seed, kept, run.team)
         posterior = network.posterior
@@ -225,7 +226,7 @@ def shared_posterior(
     *,
     keep_points: bool = False,
 ) -> Shared:
-    """Return the storage that one plane over all weights, or one per consecutive part of them, describes."""
+    """Build the posterior from one plane over all weights, or one per consecutive part."""
     gaussians = [len(p.mixture) for p in planes]
     first = [0, *itertools.accumulate(gaussians)]
     index = torch.cat([torch.where(p.index >= 0, p.index + k, -1) for p, k in zip(planes, first)])
@@ -254,7 +255,7 @@ def shared_posterior(
 
 @torch.no_grad()
 def refresh(posterior: Shared, neighbours: int, keep: int | None = None) -> None:
-    """Reassign weights, and blends anew, under the Gaussians as they are now trained; see `plane.blend`."""
+    """Reassign weights and blends under the current Gaussians (see `plane.blend`)."""
     assert posterior.points is not None
     weights = posterior.counts.double() / posterior.counts.sum()
     centres = torch.stack([posterior.centre_mean, posterior.centre_std], 1).double()
@@ -276,5 +277,5 @@ def _drop_points(net: Net, run: TrainingContext) -> Net:
 
 
 def _widen(rows: Tensor, width: int) -> Tensor:
-    """Return rows padded to a common width by Gaussian 0 of their plane, with share 0."""
+    """Pad rows to a common width with Gaussian 0 of their plane and share 0."""
     return F.pad(rows, (0, width - rows.shape[1]))
