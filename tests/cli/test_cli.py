@@ -726,7 +726,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "nan.npy"], "nan"),
         (["predict", "RUN", "wide.npy"], "(2, 1, 9, 9)"),
         (["predict", "RUN", "normalised.npy"], "from 0 to 1"),
-        (["predict", "RUN", "none.npy"], "nothing"),
+        (["predict", "RUN", "none.npy"], "is empty"),
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
         (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
         (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "below 1, not 2"),

@@ -18,8 +18,8 @@ from pocketbayes.posteriors.sparse import Sparse
 class RigL(SparseTraining):
     """Sparse training without stds (Evci et al. 2020).
 
-    It minimises the NLL over s values and their positions: weights with the smallest |value| are removed, those with the
-    largest |gradient| are added with value 0.
+    It minimises the NLL over s values and their positions: weights with the smallest |value| are removed, those
+    with the largest |gradient| are added with value 0.
 
     The paper's "erdos-renyi" distribution is the default, since with "uniform" a small last layer would use only a few
     of its features.
