@@ -100,3 +100,14 @@ def test_hold_reads_the_lock_file_without_system_locks(
     else:
         with hold(tmp_path):
             pass
+
+
+@pytest.mark.skipif(not hasattr(os, "O_NOFOLLOW"), reason="this system follows links")
+def test_hold_refuses_a_lock_that_links_elsewhere(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK_FILE).symlink_to(other)
+    with pytest.raises(pb.UserError, match=r"cannot write .*\.lock"), hold(tmp_path / "run"):
+        pass
+    assert other.read_text() == "precious"

@@ -60,7 +60,8 @@ def _take(path: Path, folder: Path) -> int:
     with atomic.writing(path):
         folder.mkdir(parents=True, exist_ok=True)
         while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # Never follow a link: the file behind it would be overwritten.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
             try:
                 _lock(file, folder)
                 with contextlib.suppress(FileNotFoundError):
