@@ -728,7 +728,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "RUN", "normalised.npy"], "from 0 to 1"),
         (["predict", "RUN", "none.npy"], "is empty"),
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
-        (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give one"),
+        (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give only one"),
         (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "below 1, not 2"),
         (["corruptions", "text.png"], "text.png"),
         (["corruptions", "--data", "digits", "--index", "9999"], "--index 9999"),
