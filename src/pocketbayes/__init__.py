@@ -25,7 +25,6 @@ from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
 from pocketbayes.methods import (
     IVON,
-    METHODS,
     PBN,
     SSVI,
     SWAG,
@@ -65,6 +64,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pocketbayes.ship.estimator import PocketClassifier, PocketRegressor
+
+    def methods() -> tuple[str, ...]:
+        """Return the registry names of all methods."""
 else:
 
     def __getattr__(name: str) -> Any:
@@ -74,11 +76,6 @@ else:
 
             return getattr(estimator, name)
         raise AttributeError(f"module 'pocketbayes' has no attribute {name!r}")
-
-
-def methods() -> tuple[str, ...]:
-    """Return the registry names of all methods."""
-    return tuple(METHODS)
 
 
 def kl(net: Net) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +78,15 @@ def test_storages_are_found_in_a_module(line: str) -> None:
 def test_comparisons_are_found_in_a_module(line: str) -> None:
     assert len([*propagations_compared(ast.parse(line))]) == 1
     assert [*propagations_compared(ast.parse('how == "moments" or role in ("mean", "std")'))] == []
+
+
+def test_modules_are_not_hidden_by_what_they_hold() -> None:
+    """`import a.b as m` looks `b` up in `a`, where a function of that name would hide the module."""
+    hidden = []
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(("pocketbayes", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        parent, _, last = name.rpartition(".")
+        if last != "__main__" and parent and importlib.import_module(name) is not getattr(sys.modules[parent], last):
+            hidden.append(name)
+    assert hidden == []
+    assert pocketbayes.methods() == tuple(pocketbayes.methods.METHODS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import Any
+
+from pocketbayes.base.plain import finite
 
 PIPE_WIDTH = 160
 """Width of lines that do not go to a terminal."""
@@ -29,7 +30,7 @@ def styled(style: str, text: object, rest: str = "") -> Any:
 
 def show_json(value: Any) -> None:
     """Print the JSON object of a command on stdout, with null for NaN and infinity."""
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -51,13 +52,3 @@ def _line(label: str, text: str, style: str) -> None:
 
     line = Text.assemble((label, "bold red"), (text, style))
     SafeConsole(stderr=True, highlight=False).print(line, soft_wrap=True)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from pocketbayes.base.errors import UserError
@@ -47,6 +49,17 @@ OWN: dict[str, Any] = {
     "vdp-full": FullCovarianceVDP,
 }
 METHODS.update(OWN)
+
+
+class _Callable(ModuleType):
+    """This package, which is also the public function `pb.methods()`."""
+
+    def __call__(self) -> tuple[str, ...]:
+        """Return the registry names of all methods."""
+        return tuple(METHODS)
+
+
+sys.modules[__name__].__class__ = _Callable
 
 __all__ = [
     "IVON",

@@ -34,17 +34,9 @@ def render(document: dict[str, Any], title: str) -> str:
 
 def as_data(value: Any) -> str:
     """Return JSON that cannot close its HTML tag, with null for NaN and infinity."""
-    text = json.dumps(_plain(value), allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value, digits=7), allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _read(*path: str) -> str:
     return resources.files(__package__).joinpath(*path).read_text(encoding="utf-8")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return finite(value, digits=7) if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -33,48 +33,32 @@ Array = npt.NDArray[Any]
 MakeModel = Callable[[int, int], nn.Module]
 
 
+@dataclass(repr=False, eq=False)
 class _PocketEstimator(BaseEstimator):
     """What both estimators share.
 
     Features, and the targets of a regression, are standardised within: priors N(0, 1) mean little otherwise.
     """
 
-    def __init__(
-        self,
-        method: str | Method = "bbb",
-        model: str | MakeModel | None = None,
-        *,
-        epochs: int = 100,
-        batch_size: int = 32,
-        lr: float = 1e-2,
-        samples: int = 30,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.model = model
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.samples = samples
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.verbose = verbose
-
-    net_: Net
-    n_features_in_: int
+    method: str | Method = "bbb"
+    model: str | MakeModel | None = None
+    _: KW_ONLY
+    epochs: int = 100
+    batch_size: int = 32
+    lr: float = 1e-2
+    samples: int = 30
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool = False
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the parameters, and with `deep` those of the method as `method__beta` and so on."""
         params: dict[str, Any] = super().get_params(deep=False)
         if deep and (isinstance(self.method, Method) or (isinstance(self.method, str) and self.method in METHODS)):
             method = self._method()
-            params |= {f"method__{field.name}": getattr(method, field.name) for field in fields(method)}
+            params |= {f"method__{each.name}": getattr(method, each.name) for each in fields(method)}
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -82,7 +66,7 @@ class _PocketEstimator(BaseEstimator):
         nested = {name: params.pop(name) for name in list(params) if name.startswith("method__")}
         super().set_params(**params)
         if nested:
-            known = {f"method__{field.name}" for field in fields(self._method())}
+            known = {f"method__{each.name}" for each in fields(self._method())}
             for name in nested.keys() - known:
                 raise ValueError(
                     f"{name} is not a parameter of method {self._method().name!r}: {', '.join(sorted(known))}"
@@ -122,7 +106,7 @@ class _PocketEstimator(BaseEstimator):
         before = checkpoint.random_state()  # of torch, numpy and Python, which the caller may go on with
         try:
             torch.manual_seed(self._seed)
-            self.net_ = fit(
+            self.net_: Net = fit(
                 self._method(),
                 self._make_model(outputs),
                 train,
@@ -156,7 +140,7 @@ class _PocketEstimator(BaseEstimator):
         return count
 
     def _make_model(self, outputs: int) -> nn.Module:
-        features = self.n_features_in_
+        features: int = self.n_features_in_
         if self.model is None or isinstance(self.model, str):
             return models.build_for(self.model or "mlp", (features,), outputs)
         return self.model(features, outputs)
@@ -170,6 +154,7 @@ class _PocketEstimator(BaseEstimator):
         return predict(self.net_, self._inputs(checked), self.samples, seed=self._seed)
 
 
+@dataclass(repr=False, eq=False)
 class PocketClassifier(ClassifierMixin, _PocketEstimator):
     """A Bayesian neural network as a classifier of scikit-learn.
 
@@ -195,28 +180,7 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         n_features_in_: The number of features.
     """
 
-    def __init__(
-        self,
-        method: str | Method = "bbb",
-        model: str | MakeModel | None = None,
-        *,
-        epochs: int = 100,
-        batch_size: int = 32,
-        lr: float = 1e-2,
-        samples: int = 30,
-        class_weight: Mapping[Any, float] | str | None = None,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            method, model, epochs=epochs, batch_size=batch_size, lr=lr, samples=samples, early_stopping=early_stopping,
-            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, random_state=random_state,
-            verbose=verbose,
-        )  # fmt: skip
-        self.class_weight = class_weight
+    class_weight: Mapping[Any, float] | str | None = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on features (n, features) and labels (n,), each row with a weight if there are any."""
@@ -255,6 +219,7 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         return self._predict(X)
 
 
+@dataclass(repr=False, eq=False)
 class PocketRegressor(RegressorMixin, _PocketEstimator):
     """A Bayesian neural network as a regressor of scikit-learn, with Gaussian noise.
 
@@ -280,28 +245,7 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
         n_features_in_: The number of features.
     """
 
-    def __init__(
-        self,
-        method: str | Method = "bbb",
-        model: str | MakeModel | None = None,
-        *,
-        epochs: int = 100,
-        batch_size: int = 32,
-        lr: float = 1e-2,
-        samples: int = 30,
-        noise: Literal["learned", "predicted"] | float = "learned",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
-    ) -> None:
-        super().__init__(
-            method, model, epochs=epochs, batch_size=batch_size, lr=lr, samples=samples, early_stopping=early_stopping,
-            validation_fraction=validation_fraction, n_iter_no_change=n_iter_no_change, random_state=random_state,
-            verbose=verbose,
-        )  # fmt: skip
-        self.noise = noise
+    noise: Literal["learned", "predicted"] | float = field(default="learned", kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on features (n, features) and targets (n,) or (n, targets), each row with a weight if there are any."""

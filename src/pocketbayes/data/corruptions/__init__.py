@@ -14,6 +14,6 @@ The parameters are those published (`parameters.py`). Differences from the publi
 """
 
 from pocketbayes.data.corruptions.functions import FUNCTIONS
-from pocketbayes.data.corruptions.parameters import parameters
+from pocketbayes.data.corruptions.severities import parameters
 
 __all__ = ["FUNCTIONS", "parameters"]
