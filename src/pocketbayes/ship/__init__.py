@@ -1,1 +1,1 @@
-"""Networks on their way to users: compression, ONNX, the hub, scikit-learn."""
+"""Deployment of networks: compression, ONNX, the Hugging Face Hub, scikit-learn."""

@@ -35,9 +35,9 @@ MakeModel = Callable[[int, int], nn.Module]
 
 @dataclass(repr=False, eq=False)
 class _PocketEstimator(BaseEstimator):
-    """What both estimators share.
+    """The base of both estimators.
 
-    Features, and the targets of a regression, are standardised within: priors N(0, 1) mean little otherwise.
+    Features and regression targets are standardised internally.
     """
 
     method: str | Method = "bbb"
@@ -85,13 +85,13 @@ class _PocketEstimator(BaseEstimator):
         """Train on features and on targets that are class numbers (n,) or real numbers (n, targets).
 
         Args:
-            X: Features as they are.
+            X: The original features.
             y: Targets, standardised.
             outputs: Of the model.
             likelihood: The noise model.
-            sample_weight: One positive weight a row, or None. Rows are drawn in proportion to their weights: the
-                expected loss is the weighted one.
-            **known: What else the network shall know of its data, by the names of `Info`.
+            sample_weight: One positive weight per row, or None. Rows are drawn in proportion to their weights, so that
+                the expected loss is the weighted one.
+            **known: Further fields of `Info` for the network.
         """
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._mean, self._std = X.mean(axis=0), _spread(X)
@@ -103,7 +103,7 @@ class _PocketEstimator(BaseEstimator):
             made = torch.Generator().manual_seed(self._seed)
             sampler = WeightedRandomSampler(sample_weight[kept].tolist(), len(kept), generator=made)
             train = DataLoader(train, self.batch_size, sampler=sampler, collate_fn=collate)
-        before = checkpoint.random_state()  # of torch, numpy and Python, which the caller may go on with
+        before = checkpoint.random_state()  # of torch, numpy and Python, restored for the caller
         try:
             torch.manual_seed(self._seed)
             self.net_: Net = fit(
@@ -123,13 +123,13 @@ class _PocketEstimator(BaseEstimator):
             )
         finally:
             checkpoint.set_random_state(before)
-        for network in members(self.net_):  # a saved network is asked in the original units too
+        for network in members(self.net_):  # a saved network also takes the original units
             assert network.info is not None
             mean, std = (tuple(values.tolist()) for values in (self._mean, self._std))
             network.info = replace(network.info, mean=mean, std=std, **known)
 
     def _held_out(self, rows: int) -> int:
-        """Return how many rows are kept for validation."""
+        """Return the number of validation rows."""
         if not self.early_stopping:
             return 0
         if not 0 < self.validation_fraction < 1:
@@ -283,7 +283,7 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
 
 
 def _weighted_rows(X: Array, y: Array, weight: Any) -> tuple[Array, Array, Array | None]:
-    """Check the weights, and leave out rows without any, which must not move means and stds either."""
+    """Check the weights and drop rows of weight zero, which must not affect means and stds either."""
     if weight is None:
         return X, y, None
     checked: Array = _check_sample_weight(weight, X, dtype=np.float64)

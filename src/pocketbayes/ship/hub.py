@@ -1,6 +1,6 @@
-"""Networks on the Hugging Face Hub, or in a folder laid out like one: the file, its facts, and a card that states them.
+"""Networks on the Hugging Face Hub or in a folder: the network's file, a description and a model card.
 
-The file is the same as `save`'s, without pickle: nothing that is downloaded is executed.
+The file is that of `save`, without pickle, so nothing downloaded is executed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TASKS = {"segmentation": "image-segmentation", "regression": "tabular-regression
 
 
 def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float] | None = None) -> Path:
-    """Write the network, its facts and a model card into a folder; return the folder.
+    """Write the network, its description and a model card to a folder, and return the folder.
 
     Args:
         net: A network or mixture.
-        folder: Made if it does not exist; the three files in it are replaced.
-        figures: What the card shall state, such as `evaluate`'s measures.
+        folder: The folder, created if needed; the three files in it are replaced.
+        figures: Measures for the card, such as those of `evaluate`.
     """
     folder = Path(folder)
     checked = _checked(figures or {})
@@ -54,16 +54,16 @@ def push_to_hub(
     token: str | None = None,
     message: str = "A network and its figures",
 ) -> str:
-    """Upload what `save_pretrained` writes as one commit; return its address.
+    """Upload the files of `save_pretrained` as one commit, and return its URL.
 
     Args:
         net: A network or mixture.
-        repo_id: "user/name"; made if it does not exist.
-        figures: What the card shall state, such as `evaluate`'s measures.
-        private: Whether a new repository is private; None: as the account has it.
-        revision: The branch; None: main.
-        token: None: that of `hf auth login`.
-        message: Of the commit.
+        repo_id: "user/name", created if needed.
+        figures: Measures for the card, such as those of `evaluate`.
+        private: Whether a new repository is private; None for the account's default.
+        revision: The branch; None for main.
+        token: The access token; None for that of `hf auth login`.
+        message: The commit message.
     """
     api = _library().HfApi(token=_checked_token(token))
     with TemporaryDirectory() as folder:
@@ -82,15 +82,15 @@ def from_pretrained(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> Net:
-    """Return the network of a folder that `save_pretrained` wrote, or of a repository on the Hub.
+    """Load a network from a folder of `save_pretrained`, or from a repository on the Hub.
 
     Args:
         name: The folder, or "user/name".
-        model: As in `load`: a model of the same architecture, if it is not one known by name.
+        model: A model of the same architecture, if it has no name in `pb.models`, as in `load`.
         revision: A branch, tag or commit.
-        token: None: that of `hf auth login`.
-        cache_dir: Where downloads are kept; None: the library's own place.
-        local_files_only: Takes what was downloaded before, and asks nobody.
+        token: The access token; None for that of `hf auth login`.
+        cache_dir: The folder for downloads; None for the library's default.
+        local_files_only: Use earlier downloads only, without network access.
     """
     if Path(name).is_dir():
         return load(Path(name) / MODEL_FILE, model)
@@ -111,7 +111,7 @@ def from_pretrained(
 
 
 def _checked_token(token: str | None) -> str | None:
-    """Reject a token that no request can carry: errors from further down would spell it out."""
+    """Reject an invalid token here, since errors of the library would print it."""
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise UserError("the Hub's token holds a space, a line's end or another character that none has: copy it again")
     return token
@@ -133,7 +133,7 @@ def _checked(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def _facts(net: Net, size: int) -> dict[str, Any]:
-    """Return what the network is, counted."""
+    """Return the description of the network."""
     networks = members(net)
     first, census = networks[0], net.census()
     spec = models.spec_of(first.model)
@@ -153,7 +153,7 @@ def _facts(net: Net, size: int) -> dict[str, Any]:
 
 
 def _card(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, float]) -> str:
-    """Return the card: a head that the Hub reads, then the facts and the figures for people."""
+    """Return the model card: metadata for the Hub, then description and measures."""
     import yaml
 
     data = "unknown data" if info is None else f"{info.name} ({info.task})"
@@ -166,7 +166,7 @@ def _card(facts: Mapping[str, Any], info: Info | None, figures: Mapping[str, flo
         "",
         f"# {facts['model']} with a {facts['storage']} posterior",
         "",
-        f"A Bayesian neural network ({networks}{facts['model']}, trained on {data}) that answers with its uncertainty.",
+        f"A Bayesian neural network ({networks}{facts['model']}, trained on {data}) that predicts with uncertainty.",
         "",
         "| | |",
         "|---|---:|",

@@ -1,4 +1,4 @@
-"""`mixture`: one predictor from networks that were trained apart."""
+"""`mixture`: one predictor from separately trained networks."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def mixture(
     data: Any = None,
     samples: int = 10,
 ) -> Mixture:
-    """Make one predictor of several trained networks of one task: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
+    """Combine trained networks of one task: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
 
     Args:
         parts: Trained models, networks, mixtures, or paths of run folders, checkpoints and .pocket files. Their
-            architectures may differ. Networks are used as they are, plain models are copied.
-        weights: The share of each part, a sum of 1; None for equal shares of all networks.
+            architectures may differ. Networks are used directly, plain models are copied.
+        weights: The weight of each part, with sum 1; None for equal weights of all networks.
         model: The architecture of files that do not name it, and of checkpoints of plain weights.
         data: Data to compare the members on; a member that is far worse than the rest raises a warning.
         samples: Passes per member of that comparison.
@@ -90,7 +90,7 @@ def _read(part: Part, model: nn.Module | None) -> Net:
             return network_file.load(finished, model)
         if not (begun := checkpoint.files(path)):
             raise UserError(f"{path} holds neither {MODEL_FILE} nor a checkpoint: give a run's folder")
-        warn(f"{path} is an unfinished run: its last checkpoint is taken")
+        warn(f"{path} is an unfinished run: its last checkpoint is used")
         path = begun[0]
     if path.suffix == ".pocket" or not path.is_file():
         return network_file.load(path, model)
@@ -104,7 +104,7 @@ def _read(part: Part, model: nn.Module | None) -> Net:
 
 
 def _names(part: Part, net: Net) -> list[str]:
-    """Return what messages call the members of a part."""
+    """Return the names of a part's members in messages."""
     name = str(part) if isinstance(part, (str, Path)) else type(members(net)[0].model).__name__
     return [name] if isinstance(net, Network) else [f"{name}, {number}" for number in range(1, len(net) + 1)]
 
@@ -119,7 +119,7 @@ def _flat_weights(nets: Sequence[Net], weights: Sequence[float] | None) -> list[
 
 
 def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[Network]:
-    """Return the networks, with the data description that others have where one has none.
+    """Give networks without a data description that of the others.
 
     Raises:
         UserError: If two descriptions disagree, or likelihoods do.
@@ -151,10 +151,10 @@ def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[
 
 
 def _without_own_temperatures(networks: Sequence[Network]) -> list[Network]:
-    """Return the networks, without their calibration where it is not the same for all."""
+    """Remove the networks' calibration unless it is the same for all."""
     if all(network.calibration == networks[0].calibration for network in networks):
         return list(networks)
-    warn("the members' own temperatures do not hold for a mixture: pb.calibrate(net, val) fits one")
+    warn("the members' temperatures are not valid for a mixture and were removed: fit one with pb.calibrate(net, val)")
     plain = []
     for network in networks:
         if network.calibration is not None:
@@ -165,7 +165,7 @@ def _without_own_temperatures(networks: Sequence[Network]) -> list[Network]:
 
 
 def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
-    """Return what two data descriptions disagree about, and both values."""
+    """Return the first difference of two data descriptions, and both values."""
     compared = {
         "task": "task",
         "classes": "number of classes",
@@ -188,10 +188,10 @@ def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
 
 
 def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
-    """Raise UserError if a member does not take the inputs of the others, or answers in another shape."""
+    """Reject members that do not accept the inputs of the others or have other output shapes."""
     info = members(net)[0].info
     if info is None and data is None:
-        return  # predictions will tell
+        return  # checked in predictions
     x = as_inputs(next(iter(batches(as_source(data), 1)))[0] if info is None else torch.zeros(1, *info.input_shape))
     shapes: dict[tuple[int, ...], int] = {}
     for number, network in enumerate(members(net)):

@@ -1,4 +1,4 @@
-"""A network as an ONNX graph that answers with its uncertainty, for runtimes without PyTorch."""
+"""Export to ONNX graphs that predict with uncertainty, for runtimes without PyTorch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 METADATA = "pocketbayes"
 PASSED_OVER = ("hardswish", "hardsigmoid")
-"""Functions of torch that its tracer does not hand to a subclass of Tensor."""
+"""Functions of torch that its tracer does not dispatch to subclasses of Tensor."""
 FOLDED = 64
 """Entries of the largest tensor that is computed while the graph is made: what follows from a codebook stays a node."""
 
@@ -48,7 +48,7 @@ def export_onnx(
     example: Any = None,
     readout: Readout = "probit",
 ) -> int:
-    """Write a graph x -> answer with its uncertainty; return the file's size in bytes.
+    """Write an ONNX graph that predicts with uncertainty, and return the file's size in bytes.
 
     The graph takes a batch of any size. For classes its outputs are `probs`, `var` (of each probability over the
     posterior), `entropy` = `epistemic` + `aleatoric`, `logits` and `logits_var`; for a regression `mean`, `var`,
@@ -57,15 +57,14 @@ def export_onnx(
     Args:
         net: A network or mixture, of any storage. Codebooks and indices stay such in the graph, indices as small
             integers, absent weights absent.
-        path: The file, replaced as one step.
-        mode: "sample": weights are drawn inside the graph; it has two more inputs, `samples` and `seed`, which may be
-            left out. The same seed gives the same answer, on any runtime. "moments": mean and variance go through the
-            network, in one pass that draws nothing. "mean": one pass at the posterior mean, which knows no epistemic
-            uncertainty.
+        path: The file, replaced atomically.
+        mode: "sample": weights are drawn inside the graph, which has two further optional inputs, `samples` and `seed`;
+            a seed gives the same prediction on any runtime. "moments": mean and variance in one pass without draws.
+            "mean": one pass at the posterior mean, without epistemic uncertainty.
         samples: The default of the input `samples`.
         seed: The default of the input `seed`.
-        example: Inputs (n, ...) that the network takes; needed only if it does not know its data, or takes tokens.
-            A mapping of names to tensors where the model takes several: the graph's inputs have these names.
+        example: Inputs (n, ...), needed only if the network has no data description or takes tokens. For several inputs
+            a mapping of names to tensors, which also names the graph's inputs.
         readout: For "moments": how Gaussian logits become probabilities, "probit" or "taylor".
 
     Raises:
@@ -84,9 +83,9 @@ def export_members(
     example: Any = None,
     readout: Readout = "probit",
 ) -> list[Path]:
-    """Write a graph per member, `NAME-01.onnx`, `NAME-02.onnx`, ..., to be asked one after another.
+    """Write one graph per member, `NAME-01.onnx`, `NAME-02.onnx`, ..., for running them one after another.
 
-    The first graph's description has the members' shares and the rule of `fit_stopping`, if there is one.
+    The first graph's description has the members' weights and the rule of `fit_stopping`, if any.
 
     Args:
         net: A mixture.
@@ -175,10 +174,10 @@ def _ready(network: Network) -> Network:
 
 
 def _example(network: Network, example: Any) -> ModelInput:
-    """Return two inputs: a batch of one would be taken for a constant."""
+    """Return two inputs, since a batch of one would be traced as a constant."""
     if example is None:
         if network.info is None:
-            raise UserError("the network does not know its data: pass some inputs (n, ...) as example=")
+            raise UserError("the network has no data description: pass some inputs (n, ...) as example=")
         if network.info.inputs:
             return accepted(network.model, made_up(network.info.inputs))
         return torch.rand(2, *network.info.input_shape, generator=_generator())
@@ -276,7 +275,7 @@ def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return one line for what the exporter says in a hundred."""
+    """Summarise the exporter's long error in one line."""
     chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None:
@@ -289,7 +288,7 @@ def _reason(error: BaseException) -> str:
             "mode"
         )
     if "Constraints violated" in text or "ConstraintViolation" in type(error).__name__:
-        return "the model fixes its batch size: write it so that it takes any (x.shape[0] in place of a number)"
+        return "the model fixes its batch size: use x.shape[0] instead of a number"
     if UNTRACEABLE in text:
         return f"nn.MultiheadAttention: {UNTRACEABLE} (F.scaled_dot_product_attention's it can): use mode='sample'"
     first = next((line.strip() for line in str(chain[-1]).splitlines() if line.strip()), type(error).__name__)
@@ -299,7 +298,7 @@ def _reason(error: BaseException) -> str:
 def _assemble(
     model: onnx_ir.Model, passes: OnePass, shapes: list[torch.Size], noise_size: int, samples: int, seed: int
 ) -> None:
-    """Pass in a loop where they draw, and what their outputs say."""
+    """Assemble the graph: a loop over passes if they draw, and the summary of their outputs."""
     from pocketbayes.ship import onnx_graph
 
     graph = model.graph
@@ -359,7 +358,7 @@ def _step_by_step() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's remarks on its own inner workings."""
+    """Suppress the exporter's internal messages."""
     loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir", "torch.onnx")]
     levels = [logger.level for logger in loggers]
     try:

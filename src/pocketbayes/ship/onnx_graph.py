@@ -1,6 +1,6 @@
-"""The ONNX side of an export: passes in a loop, each with noise of its own, and indices kept small.
+"""The ONNX graph of an export: a loop over passes with separate noise, and small integers for indices.
 
-Imported only where a graph is made: it needs the extra `onnx`.
+Import it only for export, since it needs the extra `onnx`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INTEGERS = 64
 
 
 class Nodes:
-    """Nodes in the order they were asked for, and the constants that they use."""
+    """A builder of nodes and their constants."""
 
     def __init__(self, graph: ir.Graph) -> None:
         """Take the graph whose initializers the constants become."""
@@ -50,7 +50,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What passes of a network leave behind, per quantity.
+    """Statistics over passes, per quantity.
 
     Attributes:
         means: The means over passes of the quantities that vary.
@@ -173,14 +173,14 @@ def summarise_real(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) ->
 
 
 def set_default(graph: ir.Graph, name: str, value: int) -> None:
-    """Make an input one that a caller may leave out."""
+    """Make an input optional."""
     made = next(each for each in graph.inputs if each.name == name)
     made.const_value = ir.tensor(np.asarray(value, np.int64), name=name)
     graph.register_initializer(made)
 
 
 def shrink_integers(graph: ir.Graph) -> None:
-    """Keep indices as small integers, widened by nodes that a runtime runs once, when it loads the graph."""
+    """Store indices as small integers, widened by nodes that a runtime folds when it loads the graph."""
     op = Nodes(graph)
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
@@ -196,7 +196,7 @@ def shrink_integers(graph: ir.Graph) -> None:
 
 
 def tidy(model: ir.Model) -> None:
-    """Leave out what nothing uses, what says the same twice, and what the tracer wrote beside the nodes."""
+    """Remove unused and duplicate nodes and the tracer's annotations."""
     for step in (
         common.RemoveUnusedNodesPass(),
         common.CommonSubexpressionEliminationPass(),
@@ -237,8 +237,8 @@ def _mix(op: Nodes, z: ir.Value) -> ir.Value:
 def _normal(op: Nodes, stream: ir.Value, number: ir.Value, counters: ir.Value, size: int) -> ir.Value:
     """Compute standard normal numbers (size,) of a pass: SplitMix64 by position, then Box and Muller.
 
-    ONNX's own RandomNormal goes on where its last call stopped, so that no seed repeats an answer, and every runtime
-    draws others. These numbers are a function of seed, pass and position.
+    ONNX's RandomNormal continues from its last call and differs between runtimes, so a seed does not reproduce a
+    prediction. These numbers are a function of seed, pass and position.
     """
     own = _mix(op, op("Add", stream, op("Mul", op("Cast", number, to=ir.DataType.UINT64), _GOLDEN)))
     bits = _mix(op, op("Add", own, counters))

@@ -20,7 +20,7 @@ Mode = Literal["sample", "moments", "mean"]
 
 
 class OnePass(nn.Module):
-    """One pass of every network: the means and variances, over the networks, of what it answers."""
+    """One pass of every network, with means and variances over the networks."""
 
     def __init__(
         self,
@@ -117,6 +117,6 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def propagation_of(network: Network, mode: Mode) -> str:
-    """Return the mode; a network that was trained with exact moments of its activations keeps these."""
+    """Return the propagation of a mode; networks trained with exact activation moments keep these."""
     trained, asked = find_propagation(network.propagation), find_propagation(mode)
     return trained.name if isinstance(trained, type(asked)) else asked.name

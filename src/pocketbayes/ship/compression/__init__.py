@@ -1,4 +1,4 @@
-"""The best network within a budget: codes that pay for their length, traced from fine to coarse."""
+"""Compression of networks to a budget by entropy-constrained codes, from fine to coarse."""
 
 from __future__ import annotations
 

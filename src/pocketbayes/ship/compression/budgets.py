@@ -24,7 +24,7 @@ PRECISIONS = (
     Precision("int6", "int3", "bfloat16"),
     Precision("int4", "int2", "bfloat16"),
 )
-"""For storages that codes cannot stand for: dropout, low-rank and Kronecker-factored covariances."""
+"""Precisions for posteriors that codes cannot represent: dropout, low-rank and Kronecker-factored covariances."""
 
 
 def compress(
@@ -46,30 +46,30 @@ def compress(
 ) -> Compressed:
     """Find the network with the lowest validation NLL within a size, or the smallest file within a loss.
 
-    Weights become entries of one codebook. Each takes the entry that is best by distance and by the length of its code
-    in the file; the error of one is made good by others, as far as the inputs of their layer allow; batch norm is
-    corrected relative to the network as it was. `result.pick(...)` chooses for another budget without another sweep.
+    Weights become entries of one codebook, chosen by distance and code length. Later weights compensate the errors of
+    earlier ones, as far as the layer's inputs allow, and batch norm is corrected relative to the original network.
+    `result.pick(...)` chooses for another budget without another sweep.
 
     Args:
         net: A trained network or mixture, or a plain model.
-        train: Training data, of which some hundred examples are used.
+        train: Training data, of which a few hundred examples are used.
         val: Validation data.
-        bits: The budget in bits per weight, the whole file counted.
+        bits: The budget in bits per weight, for the whole file.
         max_bytes: The budget in bytes.
         max_nll_loss: The budget in nats: the smallest file whose NLL is at most this much above the network's own;
             0.01 if no budget is given.
         max_accuracy_loss: The budget in accuracy, likewise.
-        precision: Only this precision of the network's own storage, in place of codes.
+        precision: Keep the network's storage at this precision instead of coding.
         count: The number of members that a mixture keeps; None chooses it.
-        steps: Trains the coded networks near the budget for so many steps, with the network itself as teacher; a
-            trained file is chosen only where it is better on the validation data.
-        samples: Passes for a measurement, where there are stds.
-        seed: Of all that is drawn.
-        out: A folder that keeps every file that was measured: a sweep that is started again resumes from it.
-        progress: Shows a bar; None for yes if stderr is a terminal.
+        steps: Training steps of coded networks near the budget, with the original network as teacher; a trained file is
+            chosen only if it is better on the validation data.
+        samples: Passes per measurement, if there are stds.
+        seed: Seed of all draws.
+        out: A folder for all measured files, from which an interrupted sweep resumes.
+        progress: Whether to show a bar; None for only on a terminal.
 
     Raises:
-        UserError: If nothing that was tried fits the budget, or the network cannot be measured.
+        UserError: If no file fits the budget, or the network cannot be measured.
     """
     budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
     if not isinstance(net, (Network, Mixture)):

@@ -1,4 +1,4 @@
-"""A network's weights as codes: one codebook, chosen by rate and distortion, errors fed back."""
+"""Coding of a network's weights by one codebook with rate, distortion and error feedback."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ AnyCodebook = Codebook | PlaneCodebook
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is coded.
+    """The settings of a coding.
 
     Attributes:
-        lam: The squared distance, relative to the weights' variance, that a bit is worth: large for small files.
-        units: What the codebook is scaled to: the whole network, each layer, or each filter.
-        std_units: Where stds are kept: for each layer or filter, with each code, or nowhere.
+        lam: The squared distance per bit, relative to the weights' variance; large for small files.
+        units: The scaling of the codebook: by network, layer or filter.
+        std_units: The storage of stds: per layer or filter, per code, or none.
     """
 
     lam: float
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def can_be_coded(net: Net) -> bool:
-    """Tell whether means and stds say all that the posterior does."""
+    """Return whether means and stds determine the posterior."""
     posteriors = [network.posterior for network in members(net)]
     return all((p.independent or p.noise_size == 0) and not p.drops_units for p in posteriors)
 
@@ -65,7 +65,7 @@ def code(net: Net, recipe: Recipe, shares: Sequence[Shares | None]) -> Result:
     Args:
         net: A network or mixture.
         recipe: How to code it.
-        shares: For each member what `error_shares` found, or None: then no error is fed back.
+        shares: The result of `error_shares` for each member, or None for no feedback.
     """
     networks = members(net)
     with torch.no_grad():
@@ -79,7 +79,7 @@ def code(net: Net, recipe: Recipe, shares: Sequence[Shares | None]) -> Result:
 
 
 def codebook_of(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
-    """Fit one codebook to the weights of all members, rounded to what a file keeps."""
+    """Fit one codebook to the weights of all members, rounded to the file's precision."""
     return _rounded(_fit(weights, recipe))
 
 
@@ -93,7 +93,7 @@ def _fit(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
 
 
 def _rounded(codebook: AnyCodebook) -> AnyCodebook:
-    """Round a codebook to what a file keeps."""
+    """Round a codebook to the file's precision."""
     centres = round_mantissa(codebook.centres, BFLOAT16_BITS)
     if isinstance(codebook, PlaneCodebook):
         return replace(codebook, centres=centres, stds=round_mantissa(codebook.stds, POINT_BITS))
@@ -101,7 +101,7 @@ def _rounded(codebook: AnyCodebook) -> AnyCodebook:
 
 
 def round_mantissa(values: Tensor, bits: int) -> Tensor:
-    """Round floats to so many bits behind the leading one, which an entropy coder then need not keep."""
+    """Round floats to a number of mantissa bits, which an entropy coder then stores in fewer bytes."""
     fraction, exponent = torch.frexp(values)
     scale = 2.0 ** (bits + 1)
     return torch.ldexp((fraction * scale).round() / scale, exponent)
@@ -191,7 +191,7 @@ class Weights:
         return torch.cat(index), torch.cat(coded)
 
     def build(self, codebook: AnyCodebook, index: Tensor) -> Network:
-        """Return a copy of the network with these codes; entries out of use vanish from its codebook."""
+        """Return a copy of the network with these codes, without unused entries of the codebook."""
         codes, index = torch.unique(index, return_inverse=True)
         units, std_units = self.recipe.units, self.recipe.std_units
         std = codebook.stds[codes] if isinstance(codebook, PlaneCodebook) else None
@@ -227,7 +227,7 @@ def with_posterior(network: Network, posterior: Posterior) -> Network:
 
 @torch.no_grad()
 def round_points(net: Net) -> None:
-    """Round parameters and buffers outside the posteriors to what a small file keeps, in place."""
+    """Round parameters and buffers outside the posteriors to the precision of a small file, in place."""
     for network in members(net):
         for tensor in [*network.model.parameters(), *network.model.buffers()]:
             if tensor.is_floating_point():

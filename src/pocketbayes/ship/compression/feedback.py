@@ -1,4 +1,4 @@
-"""Coding with error feedback: what one weight loses, weights that are coded later make good.
+"""Coding with error feedback: weights that are coded later compensate the errors of earlier ones.
 
 For a layer with inputs of second moment H, the output error of codes Q is tr((W - Q) H (W - Q)^T). Columns are coded
 one after another, each by the codebook's rate and distortion; the error of a column is then spread over those still to

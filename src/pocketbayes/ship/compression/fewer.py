@@ -1,4 +1,4 @@
-"""What members of a mixture are worth: their order, and every prefix from one pass of each member."""
+"""The value of a mixture's members: their order, and measures of every prefix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Prefixes:
 
     Attributes:
         losses: NLL and accuracy of each.
-        disagreement: The share of answers in which two members differ, the mean over all pairs; None without classes.
+        disagreement: The fraction of predictions in which two members differ, averaged over pairs; None without
+            classes.
     """
 
     losses: list[Loss]
@@ -39,10 +40,10 @@ class Prefixes:
 
 
 def best_first(net: Mixture, data: Any, samples: int, seed: int, count: int | None) -> Mixture:
-    """Return the mixture in the order in which members may be dropped from its end, or as it is where all are kept.
+    """Order the members so that the last can be dropped first; unchanged if all are kept.
 
     Raises:
-        UserError: If the members do not answer one question.
+        UserError: If the members do not fit together.
     """
     predict(net, next(iter(batches(as_source(data), 1)))[0], samples=1)  # names members that do not fit together
     if count == len(net):
@@ -52,7 +53,7 @@ def best_first(net: Mixture, data: Any, samples: int, seed: int, count: int | No
 
 
 def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int]:
-    """Return the members' places, worst last: each is the one that the mixture of those before it misses least.
+    """Return the members' indices, the least valuable last.
 
     Args:
         net: The mixture.

@@ -1,4 +1,4 @@
-"""A mixture within a size: for every number of members the codes that fill it."""
+"""Filling a size with a mixture: the finest codes for each number of members."""
 
 from __future__ import annotations
 

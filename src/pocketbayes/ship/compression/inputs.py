@@ -1,4 +1,4 @@
-"""Second moments of the inputs that each weight meets: how an error in one weight can be made good by others."""
+"""Second moments of each weight's inputs, which determine how weights can compensate errors of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pocketbayes.posteriors.layout import evaluating, weights_in_place
 ROWS = 8192
 """Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""
 MAX_COLUMNS = 2304
-"""A layer with more inputs is cut into blocks of input channels that do not help one another."""
+"""A layer with more inputs is split into independent blocks of input channels."""
 CALIBRATION_VALUES = 1 << 22
 CALIBRATION_EXAMPLES = (128, 1024)
 """Least and most examples that moments and batch norm are measured on."""
@@ -147,7 +147,7 @@ def _each(value: Any, dimensions: int) -> list[int]:
 
 
 def calibration_batches(train: Any, seed: int) -> list[ModelInput]:
-    """Return batches of some hundred inputs."""
+    """Return batches of a few hundred inputs."""
     source = as_source(train)
     least, most = CALIBRATION_EXAMPLES
     first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]

@@ -15,9 +15,9 @@ from pocketbayes.ship.compression.trials import Trial
 
 
 class Store:
-    """A folder of measured files, or nothing.
+    """A folder of measured files, or none.
 
-    A trial is found again by what was done, to which network, and how it was measured.
+    A trial is identified by its coding, the network, and the settings of the measurement.
     """
 
     def __init__(self, folder: str | Path | None, origin: Packed, settings: Mapping[str, Any]) -> None:
@@ -31,14 +31,14 @@ class Store:
         self.origin = digest.hexdigest()
 
     def path(self, how: Mapping[str, Any], suffix: str) -> Path | None:
-        """Return where a trial's file of this kind lies."""
+        """Return the path of a trial's file."""
         if self.folder is None:
             return None
         text = self.origin + json.dumps(how, sort_keys=True)
         return self.folder / (hashlib.blake2b(text.encode(), digest_size=12).hexdigest() + suffix)
 
     def find(self, how: Mapping[str, Any]) -> Trial | None:
-        """Return a trial that was measured before."""
+        """Return an earlier trial, if any."""
         record, file = self.path(how, ".json"), self.path(how, ".pocket")
         if record is None or file is None or not (record.is_file() and file.is_file()):
             return None

@@ -1,4 +1,4 @@
-"""The front of file size and validation loss, traced once; every budget picks from it."""
+"""The trade-off between file size and validation loss, measured once for all budgets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CHECK_SAMPLES = 30
 
 
 class Sweep:
-    """The network coded in ever fewer bits, each file measured."""
+    """A sweep of codings from many to few bits, with each file measured."""
 
     def __init__(
         self, net: Net, train: Any, val: Any, samples: int, seed: int, out: str | Path | None, bar: Display
@@ -82,7 +82,7 @@ class Sweep:
 
     @property
     def is_large(self) -> bool:
-        """Whether a point takes so long that fewer are measured."""
+        """Whether the network is so large that fewer points are measured."""
         return self.weights > LARGE
 
     @property
@@ -128,7 +128,7 @@ class Sweep:
         if isinstance(net, Mixture):
             found = measure_prefixes(net, self.val, self.samples, self.seed)
             if not self.trials and not math.isfinite(found.losses[-1][0]):
-                raise NotFiniteAnswersError("the answers of the mixture are not finite")
+                raise NotFiniteAnswersError("the outputs of the mixture are not finite")
             return found.losses, found.disagreement
         try:
             measures = evaluate(net, self.val, samples=self.samples, seed=self.seed)
@@ -314,7 +314,7 @@ class Sweep:
         return math.exp(one + share * (two - one))
 
     def is_finite(self, net: Net) -> bool:
-        """Tell whether other draws than those it was measured with give finite answers."""
+        """Return whether other draws than the measured ones give finite outputs."""
         if not any(network.has_stds for network in members(net)):
             return True
         try:

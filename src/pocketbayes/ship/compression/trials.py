@@ -1,4 +1,4 @@
-"""What a sweep has measured, and the choice of a file for a budget."""
+"""The trials of a sweep, and the choice of a file for a budget."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOISE = 0.01
 
 @dataclass(frozen=True)
 class Budget:
-    """What a file may cost: a size, or a loss on the validation data.
+    """A budget: a size, or a loss on the validation data.
 
     Attributes:
         bits: Bits per weight, the whole file counted.
@@ -51,8 +51,8 @@ class Trial:
     """A file that was made and measured.
 
     Attributes:
-        how: What was done to the network, as plain values.
-        bytes: The size of the file, everything counted.
+        how: The settings of the coding, as JSON values.
+        bytes: The size of the whole file.
         bits: The same in bits per weight.
         nll: On the validation data, for the network that was read from this file.
         accuracy: Likewise; None for regression.
@@ -124,7 +124,7 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
 
 
 def fits_budget(trial: Trial, budget: Budget, before: Trial, weights: int) -> bool:
-    """Tell whether a trial keeps to a budget."""
+    """Return whether a trial fits a budget."""
     limit = budget.limit(weights)
     if limit is not None:
         return trial.bytes <= limit
@@ -133,15 +133,15 @@ def fits_budget(trial: Trial, budget: Budget, before: Trial, weights: int) -> bo
 
 @dataclass(frozen=True)
 class Compressed:
-    """What `compress` found.
+    """The result of `compress`.
 
     Attributes:
-        net: The chosen network, as its file gives it back.
+        net: The chosen network, as read from its file.
         chosen: Its measurements.
-        before: Those of the network as it was.
-        trials: Everything that was measured.
-        weights: The number of weights, of all members.
-        models: The architectures, which files do not hold.
+        before: The measurements of the original network.
+        trials: All measured files.
+        weights: The number of weights of all members.
+        models: The architectures, which files do not contain.
     """
 
     net: Net
@@ -169,7 +169,7 @@ class Compressed:
         max_nll_loss: float | None = None,
         max_accuracy_loss: float | None = None,
     ) -> Compressed:
-        """Return the choice for another budget, out of what has been measured.
+        """Choose for another budget among the measured files.
 
         Raises:
             UserError: If nothing fits.
@@ -187,7 +187,7 @@ class Compressed:
         return self.chosen.packed.write(path)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all measurements as plain values."""
+        """Return all measurements as JSON values."""
         return {
             "weights": self.weights,
             "before": self.before.to_json(),

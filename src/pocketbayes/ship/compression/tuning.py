@@ -1,4 +1,4 @@
-"""Training of coded networks: code a part of the weights, train the rest to make good what was lost, code more.
+"""Training of coded networks: code some of the weights, train the rest to compensate, and code more.
 
 A share of each layer's columns is coded, errors fed back within the layer; the weights that are still free then learn,
 by exact gradients, to make good what their layer alone could not (as in incremental network quantisation, Zhou et al.
@@ -66,7 +66,7 @@ def tune(
     checkpoint: Path | None = None,
     on_step: Callable[[float], object] = lambda loss: None,
 ) -> Network:
-    """Code a network step by step and train it to answer like the one it came from.
+    """Code a network step by step and train it to match the original.
 
     Args:
         weights: The weights of the network, which is the teacher.
