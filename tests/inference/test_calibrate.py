@@ -63,7 +63,7 @@ def test_variance_scale_needs_a_variance() -> None:
     net = pb.bayesianize(tiny_model(), pb.VDP())
     with pytest.raises(pb.UserError, match="variance_scale"):
         pb.predict(net, tiny_data()[0], propagation="sample", variance_scale=2.0)
-    with pytest.raises(pb.UserError, match="no variance"):
+    with pytest.raises(pb.UserError, match="no output variance"):
         fit_variance_scale(pb.bayesianize(tiny_model(), pb.Deterministic()), tiny_data())
 
 
@@ -105,7 +105,7 @@ def test_beta_search_refuses_criteria_that_do_not_fit() -> None:
         search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), by="luck", **settings)
     with pytest.raises(pb.UserError, match="given together"):
         search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), by="ood_auroc", **settings)
-    with pytest.raises(pb.UserError, match="is for classifiers"):
+    with pytest.raises(pb.UserError, match="needs a classifier"):
         search_beta(pb.MeanFieldVI(), torch.nn.Linear(1, 1), (x, x), (x, x), by="calibrated_nll", **settings)
 
 
@@ -119,7 +119,7 @@ def test_beta_search_takes_regressions() -> None:
 
 
 def test_beta_search_needs_a_variational_method() -> None:
-    with pytest.raises(pb.UserError, match="'map' has no weight"):
+    with pytest.raises(pb.UserError, match="'map' has no KL weight"):
         search_beta(pb.Deterministic(), tiny_model(), tiny_data(), tiny_data())
     with pytest.raises(pb.UserError, match="keep"):
         search_beta(pb.VDP(), tiny_model(), tiny_data(), tiny_data(), keep=1.0)
@@ -152,7 +152,7 @@ def test_beta_search_needs_validation_data_and_a_kl(tmp_path: Path) -> None:
     data = {"name": str(tmp_path / "tiny.npz"), "val_fraction": 0.0}
     with pytest.raises(pb.UserError, match="val_fraction"):
         run(recipe(tmp_path, data=data), tmp_path / "run", progress=False)
-    with pytest.raises(pb.UserError, match="'map' has no weight"):
+    with pytest.raises(pb.UserError, match="'map' has no KL weight"):
         run(recipe(tmp_path, method="map"), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
     with pytest.raises(pb.UserError, match="keep"):

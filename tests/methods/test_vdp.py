@@ -84,7 +84,7 @@ def test_vdp_names_an_unknown_loss() -> None:
         pb.VDP(loss="hinge")  # type: ignore[arg-type]
     with pytest.raises(pb.UserError, match="unknown activation"):
         pb.VDP(activation="sampled")  # type: ignore[arg-type]
-    with pytest.raises(pb.UserError, match="draws nothing"):
+    with pytest.raises(pb.UserError, match="does not sample"):
         pb.VDP(train_samples=2)
 
 

@@ -232,7 +232,7 @@ def test_report_refuses_what_is_not_a_run(tmp_path: Path) -> None:
             pb.report(path, tmp_path / "report.html")
     with pytest.raises(UserError, match="nothing to report"):
         pb.report([], tmp_path / "report.html")
-    with pytest.raises(UserError, match=r"ends in \.html"):
+    with pytest.raises(UserError, match=r"must end in \.html"):
         pb.report(tmp_path, tmp_path / "report.pdf")
     assert not (tmp_path / "report.html").exists()
 
