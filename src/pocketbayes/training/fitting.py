@@ -27,6 +27,7 @@ from pocketbayes.training.checks import Signals, TrainingError
 from pocketbayes.training.posthoc import with_curvature_stds
 from pocketbayes.training.run import FitRun
 from pocketbayes.training.settings import Training
+from pocketbayes.training.tuning import tune_steps
 
 
 def fit(
@@ -43,6 +44,7 @@ def fit(
     info: Info | None = None,
     training: Training | None = None,
     progress: Show = None,
+    tune: bool = False,
     **settings: Any,
 ) -> Net:
     """Train a model with all stages of a method.
@@ -62,6 +64,8 @@ def fit(
         training: The settings of training.
         progress: False for none. By default a bar and a line per epoch on a terminal, lines with the time left
             elsewhere; "bar" for the bar only.
+        tune: Measure a few steps with and without `channels_last`, bfloat16 where the processor has it, and a compiled
+            model; take the fastest and report it. Without it, results do not depend on the machine's speed.
         **settings: Single settings of `Training`, such as `lr=1e-3`.
 
     Returns:
@@ -80,6 +84,11 @@ def fit(
     chosen = set(settings) | (set(vars(base)) if training else set())
     _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
     _check_likelihood(likelihood)
+    if tune:
+        with display(progress) as bar:
+            choice, line = tune_steps(method, model, as_source(train), base, folder, resume)
+            bar.line(line)
+        settings, base = {**settings, **choice}, base.but(choice)
     if isinstance(method, methods.Ensemble) and method.workers:
         from pocketbayes.training.workers import fit_members
 

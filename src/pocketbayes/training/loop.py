@@ -26,6 +26,7 @@ from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
 from pocketbayes.training.checks import NotFiniteError, gradient_norm, not_finite, warn_of_odd_model
+from pocketbayes.training.compiling import calling, compiled_call
 from pocketbayes.training.figures import Number, StepFigures, read, steps_between_reads
 from pocketbayes.training.settings import Training
 
@@ -62,9 +63,10 @@ class Loop:
     unread: list[StepFigures] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Read each step's numbers at once where it is free, or where processes exchange them anyway."""
+        """Compile the model if asked; read numbers at once where it is free, or processes exchange them anyway."""
         several = self.run.team.size > 1
         self.steps_between_reads = 1 if several else steps_between_reads(self.run.fabric.device)
+        self.compiled = compiled_call(self.network) if self.training.compile else None
 
     def epoch(self) -> None:
         """Train from the current step to the end of the epoch."""
@@ -200,7 +202,8 @@ class Loop:
 
     def _output(self, inputs: Tensor) -> Any:
         try:
-            return self.wrapped(inputs)
+            with calling(self.network, self.compiled):
+                return self.wrapped(inputs)
         except ValueError as error:
             if LONELY not in str(error):
                 raise

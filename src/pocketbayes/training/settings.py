@@ -88,6 +88,7 @@ class Training:
     accumulate: int = 1
     precision: str = "32-true"
     channels_last: bool = False
+    compile: bool = False
     accelerator: str = "auto"
     devices: int = 1
     strategy: Literal["ddp"] = "ddp"

@@ -98,12 +98,12 @@ def mish_slope(x: Tensor) -> Tensor:
 
 def inside(x: Tensor, low: float | None, high: float | None) -> Tensor:
     """Return 1 between the bounds, 0 beyond."""
-    within = torch.ones_like(x, dtype=torch.bool)
-    if low is not None:
-        within = within & (x > low)
-    if high is not None:
-        within = within & (x < high)
-    return within.to(x.dtype)
+    above = None if low is None else x > low
+    below = None if high is None else x < high
+    if above is not None and below is not None:
+        return (above & below).to(x.dtype)
+    within = below if above is None else above
+    return torch.ones_like(x) if within is None else within.to(x.dtype)
 
 
 def _elu_slope(x: Tensor, alpha: float = 1.0) -> Tensor:
