@@ -53,6 +53,7 @@ class Training:
         precision: Lightning Fabric's name for it, such as "32-true", "bf16-mixed" or "16-mixed".
         channels_last: Use this memory format for images. On a CPU, convolutions with few channels are up to 20 %
             faster, with many a little slower (docs/cost.md); models that call `view` on their outputs fail.
+        compile: Compile the model by `torch.compile`, which takes a minute and may speed up steps.
         accelerator: "auto", "cpu", "cuda", ...
         devices: Number of devices on this machine; torchrun's number if it launched the process.
         strategy: "ddp", where every process holds the whole network; "fsdp" is not supported.
