@@ -93,7 +93,8 @@ def test_best_first_answers_the_same(mixture: Mixture) -> None:
 
 def test_compress_names_members_that_do_not_fit() -> None:
     x, y = torch.randn(20, 6), torch.arange(20) % 3
-    for other, words in ((torch.nn.Linear(6, 4), "3 and 4 outputs"), (torch.nn.Linear(5, 3), "member 2 does not accept")):
+    wrong = ((torch.nn.Linear(6, 4), "3 and 4 outputs"), (torch.nn.Linear(5, 3), "member 2 does not accept"))
+    for other, words in wrong:
         net = pb.mixture([torch.nn.Linear(6, 3), other])
         for ask in (lambda net=net: pb.predict(net, x), lambda net=net: pb.compress(net, (x, y), (x, y), count=2)):
             with pytest.raises(pb.UserError, match=words):
