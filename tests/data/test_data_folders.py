@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from pocketbayes import data
 from pocketbayes.base.errors import UserError
+from pocketbayes.data import folders
 
 CLASSES = ("cat", "dog", "emu")
 
@@ -208,3 +209,12 @@ def test_image_folder_keeps_one_square_size(tmp_path: Path) -> None:
     Image.new("RGB", (48, 30)).save(tmp_path / "a" / "9.png")
     with pytest.warns(UserWarning, match="enlarged"):
         assert data.load("imagefolder", "train", tmp_path).info.input_shape == (3, 224, 224)
+
+
+def test_require_explains_a_torchvision_that_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(UserError, match=r"torchvision does not work with this torch .* from the same index"):
+        folders.require("torchvision.transforms.v2")

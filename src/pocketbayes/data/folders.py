@@ -216,10 +216,16 @@ def require(module: str) -> ModuleType:
     """Import an optional module, or raise an error that says how to install it."""
     import importlib
 
+    name, _, _ = module.partition(".")
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"this needs {module.split('.')[0]}: pip install 'pocketbayes[vision]'") from None
+        raise UserError(f"this needs {name}: pip install 'pocketbayes[vision]'") from None
+    except RuntimeError as error:  # torchvision's for a build that does not match torch's
+        raise UserError(
+            f"{name} does not work with this torch ({error}): install both from the same index, such as "
+            "https://download.pytorch.org/whl/cpu"
+        ) from None
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
