@@ -139,5 +139,5 @@ def test_adaptive_prediction_refuses_unsupported_networks(mixture: Mixture) -> N
     real = pb.bayesianize(nn.Linear(64, 1), pb.Ensemble(members=2))
     for network in real:
         network.likelihood = pb.GaussianNoise(1.0)
-    with pytest.raises(pb.UserError, match="for classifiers"):
+    with pytest.raises(pb.UserError, match="need a classifier"):
         pb.fit_stopping(real, (x, torch.randn(len(x), 1)))
