@@ -38,7 +38,7 @@ from pocketbayes.ship.compression.coding import (
 
 BATCH_SIZE = 96
 RATE = 1e-3
-"""Learning rate of the weights, in standard deviations of all of them; ten times as much costs more than is gained."""
+"""Learning rate of the weights, in standard deviations of all of them: larger ones lose what feedback gained."""
 CENTRE_RATE = 1e-2
 """Learning rate of the centres, in the same units."""
 POINT_RATE = 1e-3
