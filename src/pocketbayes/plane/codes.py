@@ -109,13 +109,6 @@ def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codeboo
     return Codebook(codebook.centres.to(values), codebook.bits.to(values), lam)
 
 
-def renew_codebook(codebook: Codebook, values: Tensor) -> Codebook:
-    """Assign values, update centres and code lengths, and drop unused codes."""
-    line = _Line(_some(values.detach().flatten()))
-    renewed = line.renew(Codebook(codebook.centres.double(), codebook.bits.double(), codebook.lam))
-    return Codebook(renewed.centres.to(values), renewed.bits.to(values), codebook.lam)
-
-
 def entropy(counts: Tensor) -> float:
     """Return the bits per symbol of the empirical distribution."""
     share = counts[counts > 0].double() / counts.sum()
