@@ -221,13 +221,14 @@ class VariationalMethod(Method):
             "scale-mixture"; or "pretrained", normal and centred on the initial weights. None for "normal" if
             `prior_std` is given, else "empirical".
         prior_std: The std of the normal prior, and of the mixture's wide component; None for 1.
-        beta: The weight of the KL. None for 1, the evidence lower bound, with a given prior, and 0.02 with the
-            empirical one, chosen on validation data (docs/learning.md).
+        beta: The weight of the KL. None for 1, the evidence lower bound, with a given prior, and
+            `empirical_beta` with the empirical one, chosen on validation data (docs/learning.md).
         annealing: The schedule of beta; None for "warm-up" with the default beta, else "constant".
         beta_start: The initial value of linear schedules.
     """
 
     learns: ClassVar[str] = "means and stds, by gradients"
+    empirical_beta: ClassVar[float] = EMPIRICAL_BETA
     prior: str | None = None
     prior_std: float | None = None
     beta: float | None = None
@@ -238,7 +239,7 @@ class VariationalMethod(Method):
         super().__post_init__()
         prior = self.prior or ("empirical" if self.prior_std is None else "normal")
         warm = self.beta is None and prior == "empirical"
-        beta = self.beta if self.beta is not None else EMPIRICAL_BETA if warm else 1.0
+        beta = self.beta if self.beta is not None else self.empirical_beta if warm else 1.0
         resolved: dict[str, Any] = {
             "prior": prior,
             "prior_std": 1.0 if self.prior_std is None else self.prior_std,

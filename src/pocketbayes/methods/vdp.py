@@ -36,10 +36,11 @@ class DensityPropagation(VariationalMethod):
         beta: The weight of the KL: if it is too large the network collapses, if too small it is no longer Bayesian.
     """
 
+    empirical_beta = 0.05
     loss: GaussianLoss = "cross-entropy"
     variance: Literal["weight", "row"] = "weight"
     std_init: StdInit = "relative"
-    std_scale: float = 0.2
+    std_scale: float = 0.6
     input_var: float = 0.0
 
     def __post_init__(self) -> None:
