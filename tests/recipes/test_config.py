@@ -343,7 +343,7 @@ def test_other_data_take_the_size_of_the_networks_own(tmp_path: Path) -> None:
     assert torch.allclose(x, (small.round() / 255 - mean[0]) / std[0], atol=1e-6)
     assert torch.equal(other.take(torch.tensor([4, 1]))[:][0], x[[4, 1]])
     np.savez(tmp_path / "colour.npz", x=images.repeat(3, axis=1), y=np.arange(6))
-    with pytest.raises(UserError, match="data set 'npz' has 3 channels, 'digits' has 1"):
+    with pytest.raises(UserError, match="data set 'npz' has 3 channels, but 'digits' has 1"):
         config.load_like(own, str(tmp_path / "colour.npz"))
 
 
