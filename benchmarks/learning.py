@@ -182,7 +182,8 @@ def _line(name: str, case: list[dict[str, Any]]) -> str:
     cells += ["" if name == "map" else f"{100 * ratio:+.1f} %", f"{100 * mean('epistemic_share'):.1f} %"]
     cells += [f"{100 * mean('ood_epistemic_share'):.1f} %", f"{mean('ood_auroc'):.3f}"]
     cells += ["" if name == "map" else f"{further:+.3f}"]
-    cells += ["" if name == "map" else f"{mean('ood_auroc_information'):.3f}"]
+    known = name != "map" and all("ood_auroc_information" in row for row in rows)
+    cells += [f"{mean('ood_auroc_information'):.3f}" if known else ""]
     health = [row["health"] for row in rows]
     if health[0]["learned"] is None:
         cells += ["-", "-", "-"]
