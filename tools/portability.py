@@ -1,6 +1,6 @@
 """Run the tests as other machines would: instruction sets, kernels, threads, orders, data, Python versions.
 
-python tools/portability.py [PATH ...] [--quick] [--only NAME ...] [--again] [-n 1]
+python tools/portability.py [PATH ...] [--quick] [--only NAME] [--again] [-n 1]
 
 Three settings cover every factor, each with another of torch's seeds; factors that this machine does not offer are left
 out. `--only` with the name of a factor runs that one alone, which tells what a failure hangs on. `--quick` runs the
@@ -131,7 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="test folders, instead of all")
     parser.add_argument("--quick", action="store_true", help="only the tests marked numerics")
-    parser.add_argument("--only", nargs="*", help="these settings or single factors, by name")
+    parser.add_argument("--only", action="append", help="this setting or single factor, by name; may be repeated")
     parser.add_argument("--again", action="store_true", help="also folders that have a result")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("-n", type=int, default=1, help="processes; folders are kept as they end if 1")
