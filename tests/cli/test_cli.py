@@ -858,7 +858,7 @@ def test_predict_refuses_a_folder_without_images(trained: Trained, tmp_path: Pat
     (tmp_path / "pics").mkdir()
     result = call("train", "--method", "map", "--model", "lenet5", "--data", tmp_path / "pics", "--out", tmp_path / "r")
     assert result.exit_code == 2
-    assert "data set 'imagefolder': no folder" in result.stderr
+    assert "holds nothing; expected one folder of images per class" in result.stderr
     assert "is a folder: name the files in it" in call("predict", trained.folder, tmp_path / "pics").stderr
 
 

@@ -131,7 +131,7 @@ def test_study_row_is_compressed_or_calibrated_first(tmp_path: Path) -> None:
     assert pb.load(work_of(tmp_path, "small", "map") / "tempered.pocket").calibration is not None
     assert result["rows"]["coded"]["settings"]["compress"] == {"max_bytes": 1600}
     both = merged(tree, {"rows": {"coded": {"calibrate": True}}})
-    with pytest.raises(ValueError, match="not both"):
+    with pytest.raises(ValueError, match="both compressed and calibrated"):
         studies.Study.model_validate(both)
 
 
