@@ -71,6 +71,16 @@ def _full(name: str) -> int | None:
     return int(count) if rest == ["in", "FP32"] else None
 
 
+def seconds(result: Result) -> str:
+    """One line on the time that a choice of members and bits takes."""
+    row = result["rows"]["compress"]
+    return (
+        f"`pb.compress` of {row['members']} ResNet-20s within {row['max_bytes']:,} bytes took {row['cpu_seconds']:.0f} "
+        f"seconds of CPU on one core, with {row['val']:,} validation images and {row['files']} files measured. "
+        f"The members had seen these images, and it kept {row['kept']} of them.\n"
+    )
+
+
 def trained(result: Result) -> Table:
     """Members trained by our recipes: one in FP32, all in FP32, all in one coded file."""
     rows = []
@@ -133,6 +143,7 @@ TABLES: Tables = {
     "coded-members": ("coded-members", coded),
     "coded-members-shift": ("coded-members", shift),
     "trained-members": ("ensembles", trained),
+    "compress-seconds": ("coded-members", seconds),
     "cheap-modes": ("cheap-modes", cheap),
     "adaptive-passes": ("coded-members", adaptive),
 }
