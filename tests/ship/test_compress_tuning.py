@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import pocketbayes as pb
 from pocketbayes.network import Network
@@ -33,7 +35,9 @@ def trained() -> Network:
     return net
 
 
-def tuned(net: Network, steps: int, stop_after: int = 1000, **settings: Any) -> tuple[Network, list[float]]:
+def tuned(
+    net: Network, steps: int, stop_after: int = 1000, train: Any = None, **settings: Any
+) -> tuple[Network, list[float]]:
     recipe = Recipe(0.6)
     losses: list[float] = []
 
@@ -44,8 +48,8 @@ def tuned(net: Network, steps: int, stop_after: int = 1000, **settings: Any) -> 
 
     weights = Weights.of(net, recipe)
     made = tune(
-        weights, codebook_of([weights], recipe), [None] * len(net.layout), points(300, 0), [points(300, 0)[0]], steps,
-        on_step=see, **settings,
+        weights, codebook_of([weights], recipe), [None] * len(net.layout), train or points(300, 0),
+        [points(300, 0)[0]], steps, on_step=see, **settings,
     )  # fmt: skip
     return made, losses
 
@@ -59,6 +63,24 @@ def test_tuning_restores_the_teachers_answers(trained: Network) -> None:
         assert difference(made(x), wanted, y) < difference(start.eval()(x), wanted, y)
     assert len(losses) == 80
     assert len(made.posterior.centres) < 20
+
+
+class Reseeding(TensorDataset):
+    """Data during whose reading another thread seeds torch's global generator, each time with another number."""
+
+    reads = 0
+
+    def __getitem__(self, place: int) -> tuple[Tensor, ...]:
+        type(self).reads += 1
+        thread = threading.Thread(target=torch.manual_seed, args=(self.reads,))
+        thread.start()
+        thread.join()
+        return super().__getitem__(place)
+
+
+def test_tuning_is_independent_of_other_threads_seeds(trained: Network) -> None:
+    first, second = (tuned(trained, 5, train=Reseeding(*points(300, 0)))[1] for _ in range(2))
+    assert first == second
 
 
 def test_tuning_resumes_where_it_stopped(trained: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

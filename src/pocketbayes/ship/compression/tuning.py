@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.batch_norm import batch_norms_to_eval
+from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.seeds import derive_seed
 from pocketbayes.data.augment import random_crop
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.data.model_inputs import Inputs, ModelInput
@@ -90,7 +92,8 @@ def tune(
     optimizer = torch.optim.Adam([{"params": group} for group in groups], betas=(0.9, 0.99))
     first = student.load(checkpoint, optimizer)
     old = batch_norm_statistics([teacher], calibration)[1][0] if batch_norms(teacher) else []
-    with torch.random.fork_rng(devices=[]):
+    randomness = Randomness(seed)
+    with randomness.redirected():
         stream = _stream(train, seed, first)
         for step in range(first, steps):
             while student.stage < len(SHARES) and step >= steps * student.stage // len(SHARES):
@@ -98,7 +101,7 @@ def tune(
                 if old:
                     own = batch_norm_statistics([student.net], calibration)[1][0]
                     correct_statistics(student.net, own, teacher, old)
-            torch.manual_seed(hash((seed, step)))  # also for data sets that augment
+            randomness.manual_seed(derive_seed(seed, step))  # also for data sets that augment
             x, y = next(stream)
             x = _varied(x.to(target.device), train)
             factor = _rate_factor(step, steps)
