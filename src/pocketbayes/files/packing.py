@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import zlib
@@ -18,6 +17,15 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.files import codec
 from pocketbayes.files.damage import MIXTURE_SETTINGS, member_checksums, mixture_settings
 from pocketbayes.files.pocket import Buffer
+from pocketbayes.files.slots import (
+    MOST_LAYERS,
+    checked_shape,
+    checked_size,
+    edges_of,
+    layout_size,
+    long_slots,
+    short_slots,
+)
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.posteriors.coding import PLACES, UNDECLARED
 
@@ -32,7 +40,6 @@ reject false sizes before it allocates memory."""
 DEFLATED_VALUES = 1 << 22
 """So many floats or more are coded by deflate, which reads ten times as fast: a large network loads in a second."""
 LARGEST_TREE = 1 << 22
-MOST_LAYERS = 1 << 13
 LONGEST_PLAIN_LAYOUT = 1200
 """Characters; a longer layout goes into the compressed tree."""
 DTYPES = {
@@ -85,7 +92,7 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
     for number, network in enumerate(networks):
         packer.prefix = f"{number}." if "networks" in tree else ""
         layout = network["layout"]
-        heads.append({"model": network["model"], "layout": _short_slots(layout["slots"])})
+        heads.append({"model": network["model"], "layout": short_slots(layout["slots"])})
         bodies.append({**packer.network(network), "points": layout["points"]})
     for head in heads[1:]:
         if head["layout"] == heads[0]["layout"]:
@@ -103,7 +110,7 @@ def pack(tree: Mapping[str, Any], precision: str | Precision) -> tuple[dict[str,
         raise UserError(f"too many networks or layers for one file: their description takes {len(body)} bytes")
     body = zlib.compress(body, 9)
     parts = {"tree": body, **packer.parts}
-    need = sum(_layout_size(network["layout"]["slots"]) for network in networks) + packer.values - FREE_VALUES
+    need = sum(layout_size(network["layout"]["slots"]) for network in networks) + packer.values - FREE_VALUES
     missing = -(-need // VALUES_A_BYTE) - sum(map(len, parts.values()))
     parts |= {"padding": bytes(missing)} if missing > 0 else {}
     if "networks" in tree and (checksums := member_checksums(parts, len(networks))) is not None:
@@ -143,8 +150,8 @@ def unpack(
     if len(bodies) != len(heads) or not bodies:
         raise UserError(f"the text names {len(heads)} networks, but the tree describes {len(bodies)}")
     layouts = [(head if "layout" in head else entry)["layout"] for head, entry in zip(heads, bodies)]
-    slots = [_long_slots(layouts[0] if layout is None else layout) for layout in layouts]
-    claimed = sum(map(_layout_size, slots)) + sum(math.prod(_checked_shape(node["shape"])) for node in _nodes(bodies))
+    slots = [long_slots(layouts[0] if layout is None else layout) for layout in layouts]
+    claimed = sum(map(layout_size, slots)) + sum(math.prod(checked_shape(node["shape"])) for node in _nodes(bodies))
     if claimed > FREE_VALUES + VALUES_A_BYTE * sum(map(len, parts.values())):
         raise UserError("it claims to hold more numbers than a file of its size can")
     unpacker = _Unpacker(parts)
@@ -199,7 +206,7 @@ class _Packer:
         return packed
 
     def posterior(self, tree: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        edges = _edges(slots)
+        edges = edges_of(slots)
         kind, tensors = POSTERIORS[tree["name"]], tree["tensors"]
         codings = {name: kind.tensors.get(name, UNDECLARED) for name in tensors}
         nodes: dict[str, Any] = {}
@@ -297,7 +304,7 @@ class _Unpacker:
         if sum(len(group["names"]) for group in groups) > 4 * MOST_LAYERS:
             raise UserError("it claims to have too many points")
         for group in groups:
-            shapes = [_checked_shape(shape) for _, shape in group["names"]]
+            shapes = [checked_shape(shape) for _, shape in group["names"]]
             sizes = [math.prod(shape) for shape in shapes]
             flat = self.tensor(group["values"], sizes)
             for (name, _), shape, part in zip(group["names"], shapes, flat.split(sizes)):
@@ -305,7 +312,7 @@ class _Unpacker:
         return state
 
     def posterior(self, nodes: Mapping[str, Any], slots: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        edges = _edges(slots)
+        edges = edges_of(slots)
         tensors: dict[str, Tensor] = {}
         spans: list[int] | None = None
         for name, node in nodes.items():
@@ -322,14 +329,14 @@ class _Unpacker:
         return {name: tensors[name] for name in nodes}
 
     def codes(self, node: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> Tensor:
-        dtype, shape = DTYPES[node["dtype"]], _checked_shape(node["shape"])
+        dtype, shape = DTYPES[node["dtype"]], checked_shape(node["shape"])
         values = codec.unpack_codes(self.parts.pop(node["part"]), math.prod(shape), shapes)
         return torch.from_numpy(values).to(dtype).view(shape)
 
     def tensor(
         self, node: Mapping[str, Any], segments: Sequence[int] | None = None, edges: Sequence[int] = ()
     ) -> Tensor:
-        dtype, shape = DTYPES[node["dtype"]], _checked_shape(node["shape"])
+        dtype, shape = DTYPES[node["dtype"]], checked_shape(node["shape"])
         count = math.prod(shape)
         if "values" in node:
             return torch.tensor(node["values"], dtype=dtype).view(shape)
@@ -338,7 +345,7 @@ class _Unpacker:
             return torch.from_numpy(codec.unpack_positions(data, count, edges)).to(dtype).view(shape)
         if how == "ints":
             values = codec.unpack_ints(data, count, segments)
-            if runs := [(_whole(first), _whole(number)) for first, number in node.get("runs", ())]:
+            if runs := [(checked_size(first), checked_size(number)) for first, number in node.get("runs", ())]:
                 values = codec.unfold(values, runs)
             return torch.from_numpy(values).to(dtype).view(shape)
         if how == "steps":
@@ -368,38 +375,3 @@ def _ascends(index: Tensor, size: int) -> bool:
     if index.ndim != 1 or not len(index):
         return False
     return int(index[0]) >= 0 and int(index[-1]) < size and bool((index.diff() > 0).all())
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 40:
-        raise UserError(f"{value!r} is no size")
-    return value
-
-
-def _checked_shape(shape: Any) -> list[int]:
-    sizes = [_whole(size) for size in shape]
-    if len(sizes) > 16 or math.prod(sizes) >= 1 << 40:
-        raise UserError(f"{sizes} is no shape")
-    return sizes
-
-
-def _edges(slots: Sequence[Mapping[str, Any]]) -> list[int]:
-    return [0, *itertools.accumulate(math.prod(slot["shape"]) for slot in slots)]
-
-
-def _layout_size(slots: Sequence[Mapping[str, Any]]) -> int:
-    return _edges(slots)[-1]
-
-
-def _short_slots(slots: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return `[name, shape]` for every slot, with its sites if they differ from the name."""
-    return [[s["name"], s["shape"], *([s["sites"]] if list(s["sites"]) != [s["name"]] else [])] for s in slots]
-
-
-def _long_slots(slots: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    if len(slots) > MOST_LAYERS:
-        raise UserError(f"it claims to have {len(slots)} layers")
-    return [
-        {"name": name, "shape": _checked_shape(shape), "sites": list(sites[0]) if sites else [name]}
-        for name, shape, *sites in slots
-    ]
