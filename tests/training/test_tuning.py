@@ -79,6 +79,15 @@ def test_tune_is_not_repeated_by_a_resumed_run(tmp_path: Path, monkeypatch: pyte
     assert json.loads((tmp_path / "tuning.json").read_text()) == {**tuning.USUAL, "channels_last": True}
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"precision": "32-true"}'])
+def test_tune_names_a_damaged_record_of_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    prefer(monkeypatch, channels_last=True)
+    fitted(tune=True, out=tmp_path)
+    (tmp_path / "tuning.json").write_text(text)
+    with pytest.raises(pb.UserError, match=r"tuning\.json: not readable choices .*remove it to measure again"):
+        fitted(tune=True, out=tmp_path, epochs=2, resume=True)
+
+
 def test_tune_compiles_only_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     prefer(monkeypatch, compile=True)
     settings = pb.Training(epochs=1000, batch_size=8)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.run_folder import TUNING_FILE
 from pocketbayes.data.batches import Source, batches, steps_per_epoch
 from pocketbayes.methods import Method
@@ -46,7 +46,9 @@ def tune_steps(
         raise UserError("tune=True measures one process: set channels_last, precision and compile for several")
     known = None if folder is None else folder / TUNING_FILE
     if known is not None and resume and known.is_file():
-        choice = json.loads(known.read_text())
+        with refusing(known, "readable choices of tune=True", "; remove it to measure again"):
+            choice = json.loads(known.read_text())
+            choice = {name: choice[name] for name in USUAL}
         return choice, f"tuned before: {_text(choice)}"
     before = random_state()
     try:
