@@ -16,7 +16,7 @@ def coarseness(result: Result) -> Table:
         [level, *(f"{found[f'{part} {level}'][key]:{form}}" for part in ("means", "stds") for key, form in KEYS)]
         for level in levels
     ]
-    return ["kept in", "NLL by the means", "bytes", "NLL by the stds", "bytes"], rows
+    return ["precision", "means: NLL", "bytes", "stds: NLL", "bytes"], rows
 
 
 def sizes(result: Result) -> Table:
@@ -32,7 +32,7 @@ def sizes(result: Result) -> Table:
 
 def curve(result: Result) -> Table:
     rows = sorted(result["rows"].items(), key=lambda item: item[1]["bytes"])
-    return ["", "bytes", "bits a weight", "accuracy", "NLL", "ECE", "Gaussians", "samples"], [
+    return ["", "bytes", "bits per weight", "accuracy", "NLL", "ECE", "Gaussians", "samples"], [
         [
             name,
             f"{row['bytes']:,}",
@@ -54,10 +54,10 @@ def codes(result: Result) -> Table:
         key = (
             f"at most {row['budget'] / 1000:g} kB" + (f", {row['steps']} steps" if row["steps"] else "")
             if "budget" in row
-            else what
+            else what.replace("as it was", "uncompressed")
         )
         groups.setdefault((row["network"], key), []).append(row)
-    head = ["network", "", "bytes", "bits a weight", "accuracy", "NLL", "calibrated NLL", "CPU seconds", "seeds"]
+    head = ["network", "", "bytes", "bits per weight", "accuracy", "NLL", "calibrated NLL", "CPU seconds", "seeds"]
     return head, [
         [
             network,
@@ -75,7 +75,7 @@ def codes(result: Result) -> Table:
 
 
 def adapt(result: Result) -> Table:
-    """The time and the sizes of `pocketbayes adapt`."""
+    """Return the times and sizes of `pocketbayes adapt`."""
     rows = [
         [
             f"`{name}`",
