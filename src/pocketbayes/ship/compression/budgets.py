@@ -91,7 +91,7 @@ def compress(
                 sweep.trace(budget)
                 sweep.refine(budget)
             if steps:
-                sweep.tune(budget, steps)
+                sweep.retrain(budget, steps)
         else:
             for each in PRECISIONS:
                 sweep.keep_as(each, each.means)

@@ -32,9 +32,9 @@ from pocketbayes.ship.compression.feedback import error_shares
 from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
 from pocketbayes.ship.compression.filling import CLOSE, COARSEST, fill, recipe_of_size
 from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
+from pocketbayes.ship.compression.retraining import retrain
 from pocketbayes.ship.compression.store import Store
 from pocketbayes.ship.compression.trials import Budget, Trial, choose, fits_budget
-from pocketbayes.ship.compression.tuning import tune
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
@@ -192,7 +192,7 @@ class Sweep:
         round_points(made)
         return made
 
-    def tuned(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
+    def retrained(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
         """Code and train the network, or the first members of a mixture, and measure it."""
         how = {**self.how(recipe, count), "steps": steps}
 
@@ -203,7 +203,7 @@ class Sweep:
             for number, (own, shares) in enumerate(zip(weights, self.error_shares())):
                 self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
                 trained.append(
-                    tune(
+                    retrain(
                         own, codebook, shares, self.train, self.calibration, steps,
                         seed=self.seed, checkpoint=self.store.path(how, f".{number}.tuning"),
                         on_step=lambda loss: self.bar.advance(1, loss=loss),
@@ -217,14 +217,14 @@ class Sweep:
 
         return self.measure(make, how)
 
-    def tune(self, budget: Budget, steps: int) -> None:
+    def retrain(self, budget: Budget, steps: int) -> None:
         """Train where the budget chooses: at a size until it fits, at a loss as coarse as it allows."""
         before = self.trials[0]
         limit = budget.limit(self.weights)
         chosen = choose(self.of_recipe(), budget, before, self.weights)
         lam = chosen.how.get("lam", self.recipe.lam) * (1 if limit is None else TUNED_MARGIN)
         for _ in range(TUNINGS):
-            trial = self.tuned(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
+            trial = self.retrained(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
             fits = fits_budget(trial, budget, before, self.weights)
             if limit is not None:
                 if fits:

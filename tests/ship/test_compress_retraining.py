@@ -15,7 +15,7 @@ import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.ship.compression import compress, sweep
 from pocketbayes.ship.compression.coding import Recipe, Weights, code, codebook_of
-from pocketbayes.ship.compression.tuning import difference, tune
+from pocketbayes.ship.compression.retraining import difference, retrain
 
 
 def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -47,14 +47,14 @@ def tuned(
             raise InterruptedError
 
     weights = Weights.of(net, recipe)
-    made = tune(
+    made = retrain(
         weights, codebook_of([weights], recipe), [None] * len(net.layout), train or points(300, 0),
         [points(300, 0)[0]], steps, on_step=see, **settings,
     )  # fmt: skip
     return made, losses
 
 
-def test_tuning_restores_the_teachers_answers(trained: Network) -> None:
+def test_retraining_restores_the_teachers_answers(trained: Network) -> None:
     x, y = points(300, 1)
     made, losses = tuned(trained, 80)
     start = code(trained, Recipe(0.6), [None]).net
@@ -78,13 +78,13 @@ class Reseeding(TensorDataset):
         return super().__getitem__(place)
 
 
-def test_tuning_is_independent_of_other_threads_seeds(trained: Network) -> None:
+def test_retraining_is_independent_of_other_threads_seeds(trained: Network) -> None:
     first, second = (tuned(trained, 5, train=Reseeding(*points(300, 0)))[1] for _ in range(2))
     assert first == second
 
 
-def test_tuning_resumes_where_it_stopped(trained: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pocketbayes.ship.compression.tuning.SAVING", 5)
+def test_retraining_resumes_where_it_stopped(trained: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pocketbayes.ship.compression.retraining.SAVING", 5)
     whole, losses = tuned(trained, 20)
     place = tmp_path / "state"
 
@@ -102,7 +102,7 @@ def test_sweep_resumes_from_its_folder(trained: Network, tmp_path: Path, monkeyp
         raise AssertionError("measured again")
 
     monkeypatch.setattr(sweep.Sweep, "losses", refuse)
-    monkeypatch.setattr(sweep, "tune", refuse)
+    monkeypatch.setattr(sweep, "retrain", refuse)
     again = compress(trained, points(300, 0), points(90, 1), max_bytes=2500, steps=4, out=tmp_path, progress=False)
     assert again.to_json() == first.to_json()
     assert any(trial.how.get("steps") == 4 for trial in again.trials)

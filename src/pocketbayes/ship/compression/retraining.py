@@ -56,7 +56,7 @@ SAVING = 50
 KIND = "tuning"
 
 
-def tune(
+def retrain(
     weights: Weights,
     codebook: AnyCodebook,
     shares: Shares,
