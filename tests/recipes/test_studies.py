@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,21 @@ def test_study_row_is_compressed_or_calibrated_first(tmp_path: Path) -> None:
     both = merged(tree, {"rows": {"coded": {"calibrate": True}}})
     with pytest.raises(ValueError, match="both compressed and calibrated"):
         studies.Study.model_validate(both)
+
+
+def test_study_row_keeps_the_first_members(tmp_path: Path) -> None:
+    tree: dict[str, Any] = merged(SMALL, {"seeds": [0]})
+    tree["rows"] = {
+        "three": {"recipe": {"method": {"name": "ensemble", "members": 3}}},
+        "two": {"of": "three", "members": 2},
+        "four": {"of": "three", "members": 4},
+    }
+    study = studies.Study.model_validate(tree)
+    run = functools.partial(studies.reproduce, "small", study, tmp_path, tmp_path / "work", progress=False)
+    three, two = (row["seeds"]["0"] for row in run(rows=("three", "two"))["rows"].values())
+    assert two["values"] * 3 == three["values"] * 2
+    with pytest.raises(pb.UserError, match="'three' is not an ensemble of 4"):
+        run(rows=("four",))
 
 
 def test_study_file_holds_a_study_per_data_set() -> None:

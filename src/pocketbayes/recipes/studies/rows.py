@@ -15,17 +15,19 @@ import torch
 from torch import nn
 
 from pocketbayes import data
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.calibrating import calibrate
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import Deterministic
-from pocketbayes.network import Net, members
+from pocketbayes.network import Mixture, Net, members
 from pocketbayes.recipes import Recipe, check, load_like
 from pocketbayes.recipes.experiment import run
 from pocketbayes.recipes.studies.study import Study
 from pocketbayes.ship.compression import compress
+from pocketbayes.ship.compression.fewer import prefix
 from pocketbayes.training import checkpoint
 from pocketbayes.training.fitting import fit
 
@@ -96,17 +98,23 @@ class RowMaker:
     def _prepared(self, row: str, recipe: Recipe, folder: Path) -> Path:
         """Return the file that a row measures: the trained network, or one derived from it."""
         chosen = self.study.rows[row]
-        if chosen.compress is None and not chosen.calibrate:
+        if chosen.members is None and chosen.compress is None and not chosen.calibrate:
             return folder / MODEL_FILE
         path = folder / f"{_slug(row)}.pocket"
         if path.is_file():
             return path
         net = artifact.load(folder / MODEL_FILE)
-        train, val = (data.load(recipe.data.name, s, self.data_dir, **recipe.data.settings) for s in ("train", "val"))
+        if chosen.members is not None:
+            if not isinstance(net, Mixture) or len(net) < chosen.members:
+                raise UserError(f"row {row!r}: {chosen.of or row!r} is not an ensemble of {chosen.members} or more")
+            net = prefix(net, chosen.members)
+        load = functools.partial(data.load, recipe.data.name, data_dir=self.data_dir, **recipe.data.settings)
         if chosen.compress is not None:
-            compress(net, train, val, progress=self.progress, **chosen.compress).save(path)
-        else:
-            artifact.save(calibrate(net, val, propagation=chosen.propagation), path)
+            compress(net, load(split="train"), load(split="val"), progress=self.progress, **chosen.compress).save(path)
+            return path
+        if chosen.calibrate:
+            net = calibrate(net, load(split="val"), propagation=chosen.propagation)
+        artifact.save(net, path)
         return path
 
     def _evaluation(self, row: str, net: Net, recipe: Recipe, folder: Path) -> dict[str, Any]:

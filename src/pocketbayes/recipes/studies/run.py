@@ -159,6 +159,7 @@ def _settings(study: Study, row: str, seed: int, quick: bool) -> dict[str, Any]:
         "start": study.rows[chosen.of or row].start,
         "test_images": study.test_images,
         "shift_images": study.shift_images,
+        "members": chosen.members,
         "compress": chosen.compress,
         "calibrate": chosen.calibrate or None,
     }

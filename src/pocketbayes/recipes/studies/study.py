@@ -23,6 +23,7 @@ class Row(BaseModel):
         of: The row whose network is used.
         propagation: The propagation of predictions.
         samples: Passes per example; None for the study's.
+        members: The number of the ensemble's first members to keep; None for all.
         compress: Settings of `pb.compress`, applied before measuring.
         calibrate: Whether to calibrate the network on the validation data before measuring.
     """
@@ -33,6 +34,7 @@ class Row(BaseModel):
     of: str | None = None
     propagation: str | None = None
     samples: int | None = Field(default=None, ge=1)
+    members: int | None = Field(default=None, ge=1)
     compress: dict[str, Any] | None = None
     calibrate: bool = False
 
