@@ -1,4 +1,4 @@
-"""The table of docs/papers.md: what the four papers claim, beside what the result files here say."""
+"""The table of docs/papers.md: the claims of the four papers, compared with our result files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from table_parts import Group, Table, Tables, grouped, mean
 
 
 class Results(dict[str, Any]):
-    """The documents in results/ by name, and how many seeds each row that was asked for has."""
+    """The documents in results/ by name, and the number of seeds of each row that was read."""
 
     def __init__(self, documents: Mapping[str, Any]) -> None:
         super().__init__(documents)
@@ -17,7 +17,7 @@ class Results(dict[str, Any]):
 
 
 class MissingError(Exception):
-    """A figure that is not measured yet."""
+    """Raised for a figure that has not been measured yet."""
 
 
 def rows(results: Results, file: str, name: str) -> Group:
@@ -59,11 +59,11 @@ def _at(curve: list[dict[str, float]], key: str, value: float) -> float:
 
 ENOUGH_SEEDS = 3
 CLEAR_NLL = 0.001
-"""The least difference in calibrated NLL that counts."""
+"""The smallest difference in calibrated NLL that counts."""
 Answer = tuple[str, bool]
 """Our figures, and whether the claim held in them."""
 Claim = tuple[str, str, Callable[[Results], Answer], str]
-"""What the paper claims, its figures, ours, and what differs."""
+"""The claim, the paper's figures, a function that computes ours, and the difference in setting."""
 
 
 def sharing_accuracy(r: Results) -> Answer:
@@ -184,7 +184,7 @@ def partial_values(r: Results) -> Answer:
 def partial_camvid(r: Results) -> Answer:
     names = ("PBN 1%", "VI", "deterministic", "deterministic, trained on")
     ours, dense, plain, longer = (figure(r, "pbn-camvid", name, "miou") for name in names)
-    text = f"{100 * ours / plain:.0f} % (of a network trained as long {100 * ours / longer:.0f} %), VI "
+    text = f"{100 * ours / plain:.0f} % (of a network trained equally long {100 * ours / longer:.0f} %), VI "
     return text + f"{100 * dense / plain:.0f} %", ours > 0.95 * longer and dense < 0.8 * plain
 
 
@@ -223,36 +223,36 @@ def moments_cost(r: Results) -> Answer:
 
 CLAIMS: dict[str, list[Claim]] = {
     "2DGBNN": [
-        ("keeps the accuracy", "ResNet-20: 91.84 -> 91.04", sharing_accuracy, "100 steps a stage, K = 64"),
-        ("the NLL of the deterministic network", "ResNet-20: .246 -> .303", sharing_nll, "before a temperature"),
+        ("keeps the accuracy", "ResNet-20: 91.84 -> 91.04", sharing_accuracy, "100 steps per stage, K = 64"),
+        ("NLL near the deterministic network's", "ResNet-20: .246 -> .303", sharing_nll, "without temperature scaling"),
         ("outliers matter", "ResNet-20: NLL .265, without .308", sharing_outliers, "LeNet-300-100, learned stds"),
         ("ellipses matter", "ResNet-20: NLL .265, without .304", sharing_ellipses, "LeNet-300-100, learned stds"),
         ("merging helps", "ResNet-20: NLL .379 -> .307", sharing_merging, "LeNet-300-100, learned stds"),
         ("stds need few bits", "MNIST INT8: NLL .020 (4 bits), .027 (1)", sharing_bits, "LeNet-300-100, learned stds"),
-        ("MNIST", "ResNet-20: 99.52, .403 MB", sharing_mnist, "LeNet-5"),
+        ("small and accurate on MNIST", "ResNet-20: 99.52, .403 MB", sharing_mnist, "LeNet-5"),
         ("detects SVHN", "ResNet-18: AUROC .887", sharing_ood, "ResNet-20"),
     ],
     "SSVI": [
         ("5 % of the weights suffice", "ResNet-18: 95.13, 93.74", sparse_accuracy, "MLP 1200-400, 1200 steps"),
         ("10 % of the weights suffice", "ResNet-18: 95.13, 94.58", sparse_tenth, "MLP 1200-400, 1200 steps"),
-        ("the same, a small network", "ResNet-18: 95.13, 94.58", sparse_resnet, "0.17 million weights, 30 epochs"),
+        ("10 % suffice in a small network", "ResNet-18: 95.13, 94.58", sparse_resnet, "0.17 million weights, 30 epochs"),
         ("better than RigL", "accuracy at every density", sparse_rigl, "MLP 1200-400, density 5 %"),
-        ("wide and sparse beats small and dense", "not tested", sparse_small, "as many weights"),
-        ("memory falls with the density", "0.05x values", sparse_state, "state of a training step, Adam"),
+        ("wide and sparse beats small and dense", "not tested", sparse_small, "same number of weights"),
+        ("memory falls with the density", "0.05x values", sparse_state, "bytes of the training state, Adam"),
         ("training FLOPs fall with the density", "0.10x", sparse_flops, "convolutions stay dense on a CPU"),
         ("a training step gets faster", "not measured", sparse_time, "MLP 1200-400, 5 %, one CPU thread, dense VI"),
     ],
     "PBN": [
-        ("10 % detect strangers as an ensemble does", "on par, MNIST", partial_ensemble, "4 + 4 epochs, 3 seeds"),
-        ("the largest gradients choose well", "not compared", partial_selection, "LeNet-5, 5 % random, learned stds"),
-        ("fewer values than VI and five networks", "45 % and 80 %", partial_values, "counted"),
+        ("10 % random: OOD detection like an ensemble", "on par, MNIST", partial_ensemble, "4 + 4 epochs, 3 seeds"),
+        ("selecting by gradient beats random selection", "not compared", partial_selection, "LeNet-5, 5 % random, learned stds"),
+        ("fewer values than VI and than five networks", "45 % and 80 %", partial_values, "counted"),
         ("1 % keeps the IoU where VI loses it", "within 5 %, VI -40 %", partial_camvid, "CamVid, small UNet, 1 seed"),
     ],
     "VDP++": [
-        ("the accuracy is the deterministic one's", "ANOVA, alpha .01", moments_anova, "LeNet-5, 6000 images"),
-        ("90 % can be pruned", "no loss below 90 %", moments_pruning, "LeNet-5 from scratch, by size"),
+        ("same accuracy as the deterministic network", "ANOVA, alpha .01", moments_anova, "LeNet-5, 6000 images"),
+        ("90 % can be pruned", "no loss below 90 %", moments_pruning, "LeNet-5 from scratch, smallest weights"),
         ("robust at -6 dB", "every Bayesian network beats map", moments_noise, "LeNet-5"),
-        ("the variance tells of noise", "falls with the SNR", moments_control, "beside the control"),
+        ("the variance indicates noise", "falls with the SNR", moments_control, "compared with constant stds"),
         ("cheaper than full covariance", "4 times faster, 10 times smaller", moments_cost, "LeNet-5, batch 16"),
     ],
 }
@@ -272,7 +272,7 @@ def papers(documents: Mapping[str, Any]) -> Table:
             if seeds and int(seeds) < ENOUGH_SEEDS:
                 verdict += " (few seeds)"
             lines.append([paper, claim, theirs, text, differs, seeds, verdict])
-    return ["paper", "claim", "its figures", "ours", "what differs", "fewest seeds", "held"], lines
+    return ["paper", "claim", "paper's figures", "ours", "our setting", "seeds", "held"], lines
 
 
 TABLES: Tables = {"papers": ("*", papers)}

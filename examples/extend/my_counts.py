@@ -1,7 +1,7 @@
-"""A likelihood for targets that are neither classes nor real numbers: counts, by a Poisson distribution.
+"""A likelihood for counts: a Poisson distribution.
 
-`nll` is its one duty; `moments` and `measures` say more where there is more to say. Run it:
-python examples/extend/my_counts.py
+Only `nll` is required. `moments` and `measures` improve predictions and evaluation.
+Run it: python examples/extend/my_counts.py
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ class Counts(pb.Likelihood):
     name = "counts"
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean over the batch, in nats."""
+        """Return the negative log-likelihood in nats, averaged over the batch."""
         return (output[:, 0].exp() - target * output[:, 0] + torch.lgamma(target + 1.0)).mean()
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what to expect of a count, and the std of its noise; without it predictions are of the raw output."""
+        """Return mean and std of the count; without this method, predictions describe the raw output."""
         rate = output.exp()
         return rate, rate.sqrt()
 
     def measures(self, mean: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Return what `evaluate` averages beside the NLL."""
+        """Return per-example metrics that `evaluate` averages in addition to the NLL."""
         return {"mae": (mean[:, 0] - target).abs()}
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     net = pb.fit(pb.MeanFieldVI(beta=0.1), model, (x, y), likelihood=Counts(), epochs=30, lr=1e-2, progress=False)
     print({name: round(value, 3) for name, value in pb.evaluate(net, (x, y)).items()})
     answer = pb.predict(net, torch.tensor([[1.0]]))
-    print(f"expected {float(answer.mean):.2f} +- {float(answer.std):.2f}; the truth: 4.48 +- 2.12")
+    print(f"expected {float(answer.mean):.2f} +- {float(answer.std):.2f}; true: 4.48 +- 2.12")
 
 
 if __name__ == "__main__":

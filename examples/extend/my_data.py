@@ -1,4 +1,4 @@
-"""A data set of your own, by name: a loader is a function of a request, and one line puts it into the registry.
+"""A data set of your own, with a name: a loader function, registered in one line.
 
 Run it: python examples/extend/my_data.py
 """
@@ -15,7 +15,7 @@ from pocketbayes.data.request import Request
 
 
 def two_moons(request: Request, *, noise: float = 0.1) -> Arrays:
-    """Two half circles, told apart by a curve; `noise` is an option that recipes may set."""
+    """Return two interleaved half circles; `noise` is an option that recipes may set."""
     count = {"train": 1000, "val": 200, "test": 400}[request.split]
     generator = torch.Generator().manual_seed({"train": 0, "val": 1, "test": 2}[request.split])
     label = torch.randint(0, 2, (count,), generator=generator)

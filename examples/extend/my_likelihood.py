@@ -1,8 +1,8 @@
-"""A likelihood of one's own: labels of which some are known to be wrong.
+"""A likelihood for labels of which a known fraction is wrong.
 
-`p(y | output) = (1 - e) softmax(output)[y] + e / classes`: one label in `1 / e` is anybody's guess, so that no single
-one can pull at the network without bound. A subclass of a known likelihood needs `nll` alone; prediction, evaluation
-and the file go by the class below it. Run it: python examples/extend/my_likelihood.py
+`p(y | output) = (1 - e) softmax(output)[y] + e / classes`: a fraction `e` of the labels is random, which bounds the loss
+of a single example. A subclass of an existing likelihood needs only `nll`; prediction, evaluation and the file format
+are inherited. Run it: python examples/extend/my_likelihood.py
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ WRONG = 0.2
 
 
 class NoisyLabels(pb.Categorical):
-    """Classes, a known fraction of whose labels are drawn at random."""
+    """A categorical likelihood in which a known fraction of the labels is random."""
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean over the batch, in nats."""
+        """Return the negative log-likelihood in nats, averaged over the batch."""
         known = output.log_softmax(1).gather(1, target[:, None])[:, 0] + math.log(1 - WRONG)
         guessed = torch.full_like(known, math.log(WRONG / output.shape[1]))
         return -torch.logaddexp(known, guessed).mean()

@@ -1,4 +1,4 @@
-"""A method in one file: Gaussian dropout as a posterior, `w ~ N(mean, (rate * |mean|)^2)`, with nothing else to learn.
+"""A method in one file: Gaussian dropout as a posterior, `w ~ N(mean, (rate * |mean|)^2)` at the start.
 
 Run it: python examples/extend/my_method.py
 """
@@ -16,18 +16,18 @@ from pocketbayes.posteriors import MeanField
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeNoise(Method):
-    """min E[NLL] under noise in proportion to each weight.
+    """Minimise E[NLL] under noise that is initially proportional to each weight.
 
     Attributes:
-        rate: The std of a weight over its size, when training starts.
+        rate: The ratio of std to |mean| at the start of training.
     """
 
     name = "relative-noise"
     rate: float = 0.1
 
     def init(self, model: nn.Module) -> pb.Network:
-        """A point on the grid: which storage, and how randomness goes through the network."""
-        start = Start.of(model, self.bayesian_bias, self.select)  # the selected weights, taken out of the model
+        """Build the network: choose a storage and a propagation."""
+        start = Start.of(model, self.bayesian_bias, self.select)  # the selected weights, removed from the model
         storage = MeanField(start.layout, start.mean, self.rate * start.mean.abs() + 1e-6)
         return pb.Network(start.model, storage, likelihood=start.likelihood, propagation="sample")
 

@@ -1,6 +1,6 @@
 """A moment rule for an operation that pocketbayes does not know: sinc, to first order.
 
-`mean = sinc(m)`, `var = v sinc'(m)^2`. Without the rule, moment propagation refuses the model and names the operation.
+`mean = sinc(m)`, `var = v sinc'(m)^2`. Without the rule, moment propagation rejects the model and names the operation.
 Run it: python examples/extend/my_rule.py
 """
 
@@ -13,19 +13,19 @@ import pocketbayes as pb
 
 
 class Wave(nn.Module):
-    """A network with an odd activation."""
+    """A network with sinc as its activation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(4, 32), nn.Linear(32, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One hidden layer."""
+        """Apply one hidden layer."""
         return self.last(torch.special.sinc(self.first(x)))
 
 
 def sinc(x: pb.Gaussian) -> pb.Gaussian:
-    """What comes in and what goes out has a mean, `loc`, and a `variance`."""
+    """Return mean (`loc`) and `variance` of sinc(x)."""
     m = x.loc
     angle = torch.pi * m
     slope = torch.where(m.abs() < 1e-4, torch.zeros_like(m), (torch.cos(angle) - torch.sinc(m)) / m)

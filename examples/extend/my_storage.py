@@ -1,7 +1,8 @@
 """A storage in one class: a mean for every weight, and one std for all weights of a layer.
 
-`moments` is its one duty. With it the storage trains, predicts in every propagation, and is saved, loaded, compressed
-and exported. Import this file before loading a network that it made. Run it: python examples/extend/my_storage.py
+Only `moments` is required. The storage then trains, predicts with every propagation, and can be saved, loaded,
+compressed and exported. Import this file before loading such a network.
+Run it: python examples/extend/my_storage.py
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pocketbayes.methods import Start, VariationalMethod
 
 
 class LayerStds(pb.Posterior):
-    """w ~ N(mean, std^2), the std shared by the weights of a layer."""
+    """Weights `w ~ N(mean, std^2)` with one std per layer."""
 
     def __init__(self, layout: pb.Layout, mean: Tensor, std: float) -> None:
         super().__init__(layout)
@@ -32,7 +33,7 @@ class LayerStds(pb.Posterior):
 
 @dataclass(frozen=True, kw_only=True)
 class OneStdALayer(VariationalMethod):
-    """min E[NLL] + beta KL / N with that storage."""
+    """Minimise E[NLL] + beta KL / N with that storage."""
 
     name = "one-std-a-layer"
     std_init: float = 0.02
@@ -53,8 +54,8 @@ def main() -> None:
         size = pb.save(net, Path(folder) / "small.pocket", precision="int8")
     print("stored:", pb.census(net).stored, f"in {size} bytes")
     x = torch.stack([test[number][0] for number in range(100)])
-    for way in ("mean", "sample", "local", "flipout", "moments", "linear"):
-        print(f"{way}: mean entropy {float(pb.predict(net, x, propagation=way).entropy.mean()):.3f}")
+    for propagation in ("mean", "sample", "local", "flipout", "moments", "linear"):
+        print(f"{propagation}: mean entropy {float(pb.predict(net, x, propagation=propagation).entropy.mean()):.3f}")
     small = pb.compress(net, train, val, max_nll_loss=0.05, samples=3, progress=False)
     print("compressed:", {name: round(value, 3) for name, value in pb.evaluate(small.net, test).items()})
 

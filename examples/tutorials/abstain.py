@@ -117,4 +117,4 @@ for name, net in nets.items():
 
 # %% [markdown]
 # On the command line: `pocketbayes predict NET image.png --target-risk 0.02`, or `--abstain-above NATS` for your own
-# threshold. `examples/watch` applies it to a folder of incoming images. More: [Trust it](../trust.md).
+# threshold. `examples/watch` applies it to a folder of incoming images. More: [Check the uncertainty](../trust.md).

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("my_rule", "no rule for torch.special.sinc"),
         ("my_data", "entropy between the moons and far away"),
         ("my_likelihood", "NoisyLabels: 9"),
-        ("my_counts", "the truth: 4.48"),
+        ("my_counts", "true: 4.48"),
     ],
 )
 def test_extension_skeletons_run(
