@@ -1,4 +1,4 @@
-"""A user's own method, storage, propagation and likelihoods, in files outside the package, through every verb."""
+"""A user's own model, method, storage, propagation and likelihoods from files of theirs, through every verb."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ import pocketbayes as pb
 from pocketbayes.cli import app
 from pocketbayes.likelihoods import LIKELIHOODS
 from pocketbayes.methods import METHODS
+from pocketbayes.models.registry import MODELS
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.propagation import PROPAGATIONS
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extend"
-MODULES = ("my_method", "my_storage", "my_propagation", "my_counts", "my_likelihood")
+MODULES = ("my_model", "my_method", "my_storage", "my_propagation", "my_counts", "my_likelihood")
 CASES = ("method", "storage", "propagation", "counts", "labels")
 
 
@@ -37,7 +38,7 @@ class Case(NamedTuple):
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The modules, copied to a folder of their own; what they register is gone afterwards."""
     folder = tmp_path_factory.mktemp("parts")
-    registries: tuple[dict[str, Any], ...] = (METHODS, POSTERIORS, PROPAGATIONS, LIKELIHOODS)
+    registries: tuple[dict[str, Any], ...] = (MODELS, METHODS, POSTERIORS, PROPAGATIONS, LIKELIHOODS)
     before = [dict(registry) for registry in registries]
     for name in MODULES:
         shutil.copy(EXAMPLES / f"{name}.py", folder)
@@ -134,3 +135,30 @@ def test_command_line_knows_imported_parts(cases: dict[str, Case], parts: dict[s
     wrong = runner.invoke(app, ["--import", str(tmp_path / "absent.py"), "list", "methods"])
     assert wrong.exit_code == 2
     assert "absent.py: ModuleNotFoundError" in wrong.output
+
+
+def test_command_line_reads_networks_of_an_own_class(
+    parts: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file saved before its class had a name is refused with the way out, and can be saved again."""
+    monkeypatch.chdir(parts["folder"])
+    parts["my_model"].main()
+    assert "bytes; accuracy 0." in capsys.readouterr().out
+    runner, options = CliRunner(), ["--samples", "2", "--json"]
+    told = runner.invoke(app, ["--import", "my_model.py", "evaluate", "own.pocket", *options])
+    assert told.exit_code == 0, told.output
+    net = pb.load("own.pocket")
+    nameless = pb.load("own.pocket", parts["my_model"].TwoScales(width=16))
+    pb.save(nameless, "nameless.pocket")
+    refused = runner.invoke(app, ["--import", "my_model.py", "evaluate", "nameless.pocket", *options])
+    assert refused.exit_code == 2
+    assert "@pb.models.register" in refused.output
+    pb.save(pb.load("nameless.pocket", pb.models.build("two-scales", width=16)), "named.pocket")
+    x = torch.rand(3, 1, 8, 8)
+    torch.testing.assert_close(pb.predict(pb.load("named.pocket"), x).mean, pb.predict(net, x).mean)
+
+
+def test_register_refuses_names_of_others() -> None:
+    for name, words in (("mlp", "is taken by"), ("timm:mine", "without a colon")):
+        with pytest.raises(pb.UserError, match=words):
+            pb.models.register(name)(torch.nn.Identity)

@@ -1,7 +1,8 @@
-"""Classes, or instances of them, that are registered by name when they are defined, by us or by a user."""
+"""Classes, functions or objects that are registered by name when they are defined, by us or by a user."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 from pocketbayes.base.errors import UnknownNameError, UserError
@@ -42,5 +43,6 @@ class Registry(dict[str, Entry]):
 
 
 def _path(entry: object) -> str:
-    cls = entry if isinstance(entry, type) else type(entry)
-    return f"{cls.__module__}.{cls.__qualname__}"
+    entry = entry.func if isinstance(entry, partial) else entry
+    named = entry if hasattr(entry, "__qualname__") else type(entry)
+    return f"{named.__module__}.{named.__qualname__}"

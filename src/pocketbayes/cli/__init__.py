@@ -107,7 +107,7 @@ def _start(
 
 
 def import_parts(module: str) -> None:
-    """Import a user's methods, storages, propagations, likelihoods and data sets: being defined, they are known.
+    """Import a user's models, methods, storages, propagations, likelihoods and data sets: once defined, they are known.
 
     Args:
         module: A name, looked for in the current folder too, or the path of a file.

@@ -256,9 +256,9 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
         return copy.deepcopy(model)
     if tree["model"] is None:
         raise UserError(
-            f"{source} was made from a {tree['model_class']}, not a model known by name: pass one as model=; "
-            "models of pb.models.build(NAME), including timm:NAME and torchvision:NAME, need none, and only these work "
-            "on the command line (`pocketbayes list models`)"
+            f"{source} was made from a {tree['model_class']}, not a model known by name: pass one as model=; for the "
+            "command line, give your class a name with @pb.models.register(NAME) and save "
+            "pb.load(FILE, pb.models.build(NAME)) again (see `A model` in docs/extend.md)"
         )
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]

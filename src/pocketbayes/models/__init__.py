@@ -1,10 +1,19 @@
-"""Plain networks by name: our own zoo, `torchvision:NAME` and `timm:NAME`.
+"""Plain networks by name: our own zoo, `torchvision:NAME`, `timm:NAME` and what you `register`.
 
 These are the plain architectures of the papers; any other `nn.Module` can be made Bayesian too.
 """
 
 from pocketbayes.models.bounded import build_bounded
-from pocketbayes.models.registry import ModelSpec, argument_names, build, build_for, constructor, names, spec_of
+from pocketbayes.models.registry import (
+    ModelSpec,
+    argument_names,
+    build,
+    build_for,
+    constructor,
+    names,
+    register,
+    spec_of,
+)
 from pocketbayes.models.weights import load_weights
 
 __all__ = [
@@ -16,5 +25,6 @@ __all__ = [
     "constructor",
     "load_weights",
     "names",
+    "register",
     "spec_of",
 ]

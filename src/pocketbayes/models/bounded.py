@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.models.external import VALUES
-from pocketbayes.models.registry import build
+from pocketbayes.models.registry import build, is_built_in
 
 FETCHING = VALUES | {"pretrained_backbone", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 """Arguments that would read other files or download."""
@@ -36,9 +36,9 @@ SECONDS, VALUES_PER_SECOND = 10.0, 5e6
 def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int) -> nn.Module:
     """Build a model of about `tensors` tensors and `values` values, and stop before it takes much more.
 
-    Our own models are built on the meta device, since all their tensors will be replaced. Models of other libraries may
-    compute buffers that no file holds, so they are built for real, but each tensor's size is first determined on the
-    meta device. A file that claims a huge model therefore costs neither memory nor time.
+    Built-in models are built on the meta device, since all their tensors will be replaced. Other models may compute
+    buffers that no file holds, so they are built for real, but each tensor's size is first determined on the meta
+    device. A file that claims a huge model therefore costs neither memory nor time.
 
     Raises:
         UserError: If the arguments would download something, are too large, or make a model larger than the file.
@@ -51,7 +51,7 @@ def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int)
     budget = _Budget(name, tensors, values)
     with budget.of_modules(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the builder already warned when the model was first built
-        if ":" in name:
+        if not is_built_in(name):
             with budget:
                 return build(name, **args)
         with torch.device("meta"), _WithoutRandomNumbers():

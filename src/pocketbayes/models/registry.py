@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.registry import HINT, Registry
 from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model
 from pocketbayes.models.lenet import lenet5, lenet300
 from pocketbayes.models.mlp import mlp
@@ -21,8 +22,9 @@ from pocketbayes.models.unet import UNet
 from pocketbayes.models.vit import VisionTransformer
 from pocketbayes.models.wide_resnet import wide_resnet
 
+Make = TypeVar("Make", bound=Callable[..., nn.Module])
 # A name is a constructor with defaults; `build` may override any of them.
-_OWN: dict[str, Callable[..., nn.Module]] = {
+_BUILT_IN: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "lenet300": lenet300,
     "lenet5": lenet5,
@@ -40,6 +42,9 @@ _OWN: dict[str, Callable[..., nn.Module]] = {
     "unet": partial(UNet, widths=(64, 128, 256, 512, 1024)),
     "unet-small": partial(UNet, widths=(16, 32, 64, 128)),
 }
+MODELS: Registry[Callable[..., nn.Module]] = Registry("model")
+MODELS.update(_BUILT_IN)
+"""The constructors of the built-in and registered models."""
 _SPEC = "_pocketbayes_spec"
 
 
@@ -52,8 +57,33 @@ class ModelSpec:
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of the built-in models; `build` also takes `torchvision:NAME` and `timm:NAME`."""
-    return tuple(_OWN)
+    """Return the names of the built-in and registered models; `build` also takes `torchvision:NAME`, `timm:NAME`."""
+    return tuple(MODELS)
+
+
+def register(name: str) -> Callable[[Make], Make]:
+    """Register your own class or function under a name, as a decorator.
+
+    A network of `build(name, ...)` is saved with the name and the arguments, so that `load` needs no `model=`, and the
+    command line reads its file with `--import MODULE`, the module that registers it.
+
+    Example:
+        >>> @pb.models.register("my-cnn")
+        ... class MyCNN(nn.Module): ...
+    """
+    if not isinstance(name, str) or not name or ":" in name:
+        raise UserError(f"a model's name must be a string without a colon, such as 'my-cnn', not {name!r}")
+
+    def join(make: Make) -> Make:
+        MODELS.join(name, make)
+        return make
+
+    return join
+
+
+def is_built_in(name: str) -> bool:
+    """Return whether a model is one of ours, all of whose tensors a file replaces."""
+    return name in _BUILT_IN
 
 
 def build(name: str, **args: Any) -> nn.Module:
@@ -76,7 +106,7 @@ def build(name: str, **args: Any) -> nn.Module:
         model = build_external(library, external_name, args)
         args = {key: value for key, value in args.items() if key not in VALUES}
     else:
-        model = _build_own(name, args)
+        model = _build_by_constructor(name, args)
     empty = next((key for key, tensor in model.named_parameters() if not tensor.numel()), None)
     if empty is not None:
         raise UserError(f"model {name!r}: {empty} has no values: sizes must be at least 1")
@@ -113,7 +143,7 @@ def spec_of(model: nn.Module) -> ModelSpec | None:
     return model.__dict__.get(_SPEC)
 
 
-def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
+def _build_by_constructor(name: str, args: dict[str, Any]) -> nn.Module:
     make = constructor(name)
     signature = inspect.signature(make)
     try:
@@ -129,11 +159,11 @@ def _build_own(name: str, args: dict[str, Any]) -> nn.Module:
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:
-    """Return the constructor of a built-in model."""
-    if name not in _OWN:
+    """Return the constructor of a built-in or registered model."""
+    if name not in MODELS:
         elsewhere = [f"{library}:{name}" for library in LIBRARIES if has_model(library, name)]
-        raise UnknownNameError("model", name, elsewhere or _OWN)
-    return _OWN[name]
+        raise UnknownNameError("model", name, elsewhere or MODELS, HINT)
+    return MODELS[name]
 
 
 def _jsonable(name: str, key: str, value: Any) -> Any:
