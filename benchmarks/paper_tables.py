@@ -235,7 +235,7 @@ CLAIMS: dict[str, list[Claim]] = {
     "SSVI": [
         ("5 % of the weights suffice", "ResNet-18: 95.13, 93.74", sparse_accuracy, "MLP 1200-400, 1200 steps"),
         ("10 % of the weights suffice", "ResNet-18: 95.13, 94.58", sparse_tenth, "MLP 1200-400, 1200 steps"),
-        ("10 % suffice in a small network", "ResNet-18: 95.13, 94.58", sparse_resnet, "0.17 million weights, 30 epochs"),
+        ("10 % suffice, small network", "ResNet-18: 95.13, 94.58", sparse_resnet, "0.17 million weights, 30 epochs"),
         ("better than RigL", "accuracy at every density", sparse_rigl, "MLP 1200-400, density 5 %"),
         ("wide and sparse beats small and dense", "not tested", sparse_small, "same number of weights"),
         ("memory falls with the density", "0.05x values", sparse_state, "bytes of the training state, Adam"),
@@ -244,7 +244,7 @@ CLAIMS: dict[str, list[Claim]] = {
     ],
     "PBN": [
         ("10 % random: OOD detection like an ensemble", "on par, MNIST", partial_ensemble, "4 + 4 epochs, 3 seeds"),
-        ("selecting by gradient beats random selection", "not compared", partial_selection, "LeNet-5, 5 % random, learned stds"),
+        ("gradients select better than chance", "not compared", partial_selection, "LeNet-5, 5 % random, learned stds"),
         ("fewer values than VI and than five networks", "45 % and 80 %", partial_values, "counted"),
         ("1 % keeps the IoU where VI loses it", "within 5 %, VI -40 %", partial_camvid, "CamVid, small UNet, 1 seed"),
     ],

@@ -14,7 +14,7 @@ def mnist(result: Result) -> Table:
         row = [
             spread([scale * r[key] for r in group], digits) if key in group[0] else "" for key, digits, scale in columns
         ]
-        foreign = "entropy out" in group[0]  # Fashion-MNIST was there
+        foreign = "entropy out" in group[0]  # measured with Fashion-MNIST
         entropy = [f"{mean(group, f'entropy {side}'):.2f}" if foreign else "" for side in ("in", "out")]
         rows.append([name, *row, *entropy, f"{group[0]['trainable']:,}", str(len(group))])
     head = ["", "accuracy", "NLL", "Brier", "AUROC", "entropy, MNIST", "entropy, Fashion", "trained values", "seeds"]
@@ -73,7 +73,7 @@ def camvid(result: Result) -> Table:
         ]
         for name, row in result["rows"].items()
     ]
-    return ["", "mean IoU", "of deterministic", "pixels right", "NLL", "ECE", "trained values"], rows
+    return ["", "mean IoU", "relative to deterministic", "pixel accuracy", "NLL", "ECE", "trained values"], rows
 
 
 def cost(result: Result) -> Table:
@@ -83,7 +83,7 @@ def cost(result: Result) -> Table:
         pairs = [f"{row[f'{what}, {who}']:.2f}" for what in COSTS for who in ("paper", "measured")]
         rows.append([model, label, samples.split()[0], *pairs, f"{row['peak of a step, measured']:.2f}"])
     head = [f"{what}, {who}" for what in COSTS for who in ("paper", "measured")]
-    return ["", "", "samples", *head, "peak of a step"], rows
+    return ["", "", "samples", *head, "peak of a training step"], rows
 
 
 def weights(result: Result) -> Table:
@@ -112,7 +112,7 @@ def weights(result: Result) -> Table:
 def speed(result: Result) -> Table:
     names = ("deterministic", "PBN 1%", "PBN 5%", "VI")
     rows = [[model, *(f"{row[name]:.2f}" for name in names)] for model, row in result["rows"].items()]
-    return ["step over deterministic", *names], rows
+    return ["step time relative to deterministic", *names], rows
 
 
 def cubic(result: Result) -> Table:

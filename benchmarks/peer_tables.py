@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from table_parts import Result, Table, Tables
 
 PEERS = ("bayesian-torch", "torch-uncertainty", "blitz", "ivon", "fastbnns")
-"""Those that draw the weights of a mean-field posterior."""
+"""The libraries that draw the weights of a mean-field posterior."""
 OURS = "pocketbayes"
 
 
 def multiples(section: str) -> Callable[[Result], Table]:
-    """A row a library, a column a model."""
+    """Return a table with a row per library and a column per model."""
 
     def table(result: Result) -> Table:
         models = result["models"]
@@ -34,7 +34,7 @@ def cell(value: float | None) -> str:
 
 
 def absent(result: Result) -> Table:
-    """What does not run, and what it says."""
+    """Return the combinations that do not run, with the error."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for model, part in result["models"].items():
         for what, why in part["not run"].items():
@@ -44,20 +44,20 @@ def absent(result: Result) -> Table:
 
 
 def bars(result: Result) -> Table:
-    """Our time over a peer's, the fastest where there are several, and what doing without samples gains over it."""
+    """Return our time relative to the fastest peer's, and the gain of prediction without samples."""
     questions: dict[str, Callable[[Result], float | None]] = {
-        "training step, ours over the fastest peer's": lambda part: over_fastest(part["training step"]),
-        "30 samples, ours over the fastest peer's": lambda part: over_fastest(part["30 samples"]),
-        "moments, logits only, ours over fastbnns'": lambda part: over(
+        "training step, ours / fastest peer": lambda part: over_fastest(part["training step"]),
+        "30 samples, ours / fastest peer": lambda part: over_fastest(part["30 samples"]),
+        "moments, logits only, ours / fastbnns": lambda part: over(
             part["no samples"], f"{OURS}, moments, logits only", "fastbnns, moments, logits only"
         ),
-        "training step by moments, ours over fastbnns'": lambda part: over(
+        "training step by moments, ours / fastbnns": lambda part: over(
             part["training step"], f"{OURS}, moments", "fastbnns, moments"
         ),
-        "last-layer Laplace, 30 samples, ours over laplace-torch's": lambda part: over(
+        "last-layer Laplace, 30 samples, ours / laplace-torch": lambda part: over(
             part["30 samples"], f"{OURS}, last-layer Laplace", "laplace-torch, last layer"
         ),
-        "last-layer Laplace, linear, ours over laplace-torch's": lambda part: over(
+        "last-layer Laplace, linear, ours / laplace-torch": lambda part: over(
             part["no samples"], f"{OURS}, last-layer Laplace, linear", "laplace-torch, last layer, linear"
         ),
         "times faster than the fastest peer's 30 samples: moments": lambda part: gain(part, "moments"),
@@ -86,7 +86,7 @@ def gain(part: Result, how: str) -> float | None:
 
 
 def growth(result: Result) -> Table:
-    """A row a curve: its ends, and the exponents of all of it and of its far end."""
+    """Return a row per curve: its ends, and the exponents of the full curve and of its last three points."""
     units = {"seconds": " s", "megabytes": " MB"}
     rows = []
     for size, part in result["sweeps"].items():
@@ -96,14 +96,14 @@ def growth(result: Result) -> Table:
                 exponents = [f"{curve[key]:.2f}" for key in ("exponent", "exponent, last three")]
                 span = f"{part['places'][0]:,} to {part['places'][-1]:,}"
                 rows.append([f"{size}: {name} ({part['conditions']})", span, *ends, *exponents])
-    return ["what grows", "from, to", "cost there", "and there", "exponent", "at the far end"], rows
+    return ["variable", "range", "cost at the start", "cost at the end", "exponent", "exponent, last three"], rows
 
 
 def memory_format(result: Result) -> Table:
     first = next(iter(result["rows"].values()))
     ways = [key for key in first if ", " in key]
     rows = [[name, str(row["batch"]), *(f"{row[way]:.2f}" for way in ways)] for name, row in result["rows"].items()]
-    return ["channels_last over the usual format", "batch", *ways], rows
+    return ["channels_last relative to the default format", "batch", *ways], rows
 
 
 TABLES: Tables = {

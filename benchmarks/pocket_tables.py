@@ -54,7 +54,7 @@ def codes(result: Result) -> Table:
         key = (
             f"at most {row['budget'] / 1000:g} kB" + (f", {row['steps']} steps" if row["steps"] else "")
             if "budget" in row
-            else what.replace("as it was", "uncompressed")
+            else what
         )
         groups.setdefault((row["network"], key), []).append(row)
     head = ["network", "", "bytes", "bits per weight", "accuracy", "NLL", "calibrated NLL", "CPU seconds", "seeds"]

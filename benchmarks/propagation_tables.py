@@ -18,7 +18,7 @@ def fidelity(result: Result) -> Table:
         for way, values in found["agreement"].items():
             numbers = [values[key] for key in ("ratio", "ratio, predicted class", "spearman, predicted class")]
             rows.append([network, way, *(f"{number:.2f}" for number in numbers), f"{found['draws']:,}"])
-    head = ["", "", "std over samples", "of the predicted class", "Spearman over images", "draws"]
+    head = ["", "", "std / sampled std", "same, predicted class", "Spearman over images", "draws"]
     return head, rows
 
 
@@ -28,7 +28,7 @@ def layers(result: Result) -> Table:
         for network, found in result.get("fidelity", {}).items()
         for way in found["layers"]
     ]
-    return ["", "", "median std over that of weight samples"], rows
+    return ["", "", "median std / sampled std"], rows
 
 
 def probabilities(result: Result) -> Table:
@@ -55,7 +55,7 @@ def time(result: Result) -> Table:
     for name, found in result.get("time", {}).items():
         if name != "conditions":
             rows += [[name, way, f"{ratio:.2f}"] for way, ratio in found.items()]
-    return ["", "", "times a deterministic pass or step"], rows
+    return ["", "", "cost relative to a deterministic pass or step"], rows
 
 
 def cifar10(result: Result) -> Table:
@@ -88,7 +88,7 @@ def pass_worth(result: Result) -> Table:
             seconds = result.get("time", {}).get(network, {}).get(way)
             cells += ["" if epistemic is None else f"{epistemic:.3f}", "" if seconds is None else f"{seconds:.1f}"]
             rows.append([network, way, *cells])
-    head = ["", "", "accuracy", "NLL", "ECE", "AUROC by entropy", "by epistemic", "times one pass at the mean"]
+    head = ["", "", "accuracy", "NLL", "ECE", "AUROC by entropy", "by epistemic", "cost in passes at the mean"]
     return head, rows
 
 
@@ -117,7 +117,7 @@ TABLES: Tables = {
     "pass-worth": ("pass-worth", pass_worth),
     "figure-propagation-layers": (
         "propagation",
-        figure("propagation-layers", "Propagated over sampled std, layer by layer"),
+        figure("propagation-layers", "Propagated std relative to sampled std, layer by layer"),
     ),
     "figure-pass-worth": (
         "pass-worth",

@@ -18,7 +18,7 @@ def fuzz(result: Result) -> Table:
         ]
         for name, row in sorted(result["readers"].items(), key=lambda item: -item[1]["inputs"])
     ]
-    return ["file", "inputs", "read", "refused", "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
+    return ["file", "inputs", "read", "rejected", "other outcomes", "slowest, CPU seconds", "memory growth, MB"], rows
 
 
 def fuzz_predict(result: Result) -> Table:
@@ -33,7 +33,15 @@ def fuzz_predict(result: Result) -> Table:
         ]
         for name, row in result["storages"].items()
     ]
-    return ["storage", *keys, "anything else", "slowest, CPU seconds", "memory growth, MB"], rows
+    return [
+        "storage",
+        "inputs",
+        "answered",
+        "rejected",
+        "other outcomes",
+        "slowest, CPU seconds",
+        "memory growth, MB",
+    ], rows
 
 
 def service(result: Result) -> Table:
@@ -46,7 +54,7 @@ def service(result: Result) -> Table:
         f"{result['slowest seconds']:.1f}",
         f"{max(result['memory growth in MB'], 0):.0f}",
     ]
-    head = [*keys, "answered as `predict` does", "rubbish refused", "anything else", "slowest, seconds"]
+    head = [*keys, "same answer as `predict`", "malformed, rejected", "other outcomes", "slowest, seconds"]
     return [*head, "memory growth, MB"], [row]
 
 
@@ -75,7 +83,7 @@ def load(result: Result) -> Table:
         ]
         for key in names
     ]
-    return ["", "number", "samples", "growth, MB", "slope, bytes for each"], rows
+    return ["", "items", "samples", "growth, MB", "slope, bytes per item"], rows
 
 
 def mutation(result: Result) -> Table:
@@ -83,7 +91,7 @@ def mutation(result: Result) -> Table:
         [name, str(row["mutants"]), str(row["noticed"] + row["never ends"]), str(row["survived"])]
         for name, row in result.items()
     ]
-    return ["", "mutants", "noticed", "survived"], rows
+    return ["", "mutants", "detected", "survived"], rows
 
 
 def portability(result: Result) -> Table:
@@ -103,7 +111,7 @@ def seeds(result: Result) -> Table:
 
 def conditions(result: Result) -> Table:
     rows = [[name, "yes" if row["ok"] else "no", row["message"]] for name, row in result["rows"].items()]
-    return ["condition", "as it should", "what happened"], rows
+    return ["condition", "as expected", "result"], rows
 
 
 TABLES: Tables = {

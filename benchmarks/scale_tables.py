@@ -15,7 +15,7 @@ def kills(result: Result) -> Table:
         ]
         for name, row in result["rows"].items()
     ]
-    head = ["", "kills", "runs", "of these killed first at a random time", "killed in the stage", "files that differ"]
+    head = ["", "kills", "runs", "first killed at a random time", "stages killed in", "files that differ"]
     return head, rows
 
 

@@ -9,7 +9,7 @@ from table_parts import Result, Table, Tables
 
 def speed(result: Result) -> Table:
     """A row a cost: before, now, the goal, the best peer, and the peak of memory."""
-    head = ["", "before", "now", "goal", "fastest peer", "peak memory over the plain model's"]
+    head = ["", "before", "now", "goal", "fastest peer", "peak memory, relative to the plain model"]
     return head, [cells(row) for row in result["rows"].values()]
 
 

@@ -20,7 +20,7 @@ MEASURES = {
     "ece": ("ECE", 1, 3),
     "calibrated_ece": ("calibrated ECE", 1, 3),
     "brier": ("Brier", 1, 3),
-    "corruption accuracy": ("corrupted", 100, 1),
+    "corruption accuracy": ("accuracy, corrupted", 100, 1),
     "epistemic_share": ("epistemic share", 1, 3),
 }
 """By key: the column's head, a factor, digits."""

@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs from the JSON files in results/: nothing in them is typed.
+"""Generate the tables of README and docs from the JSON files in results/.
 
 python benchmarks/tables.py [--check]
 """
@@ -30,11 +30,30 @@ from table_parts import Group, Result, Table, Tables, grouped, mean, spread
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MARK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LABELS = {
+    r"whole$": "complete",
+    r"as it was$": "uncompressed",
+    r"(deterministic, )?trained on$": r"\1trained longer",
+    r"(.*)means as the model's": r"\1unscaled means",
+    r"(.*)first std": r"\1initial std",
+    r"a picture of": "an image of",
+    r"a folder of another user$": "another user's folder",
+    r"others' weights$": "third-party weights",
+    r"others' safetensors$": "third-party safetensors",
+}
+"""Row names of result files and how the tables show them."""
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *([shown(cell) for cell in row] for row in rows)]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def shown(cell: str) -> str:
+    """Return a cell with the table's name for a row of the result files."""
+    for name, label in LABELS.items():
+        cell = re.sub(f"^{name}", label, cell)
+    return cell
 
 
 def weight_sharing(result: Result) -> Table:
@@ -87,7 +106,7 @@ def ood(result: Result) -> Table:
 
 
 def accuracy_nll(group: Group | None) -> str:
-    """Accuracy with its std over seeds, and NLL."""
+    """Return accuracy with its std over seeds, and NLL."""
     if not group:
         return ""
     return f"{spread([100 * row['accuracy'] for row in group], 2)} / {mean(group, 'nll'):.3f}"
@@ -101,9 +120,7 @@ def ssvi_mnist(result: Result) -> Table:
     )
     if same:
         found = {
-            name.replace("abs-snr", "abs-snr, snr (the same bits)"): row
-            for name, row in found.items()
-            if name not in twins
+            name.replace("abs-snr", "abs-snr, snr (identical)"): row for name, row in found.items() if name not in twins
         }
     groups = grouped(found)
     names = dict.fromkeys(name.split(", density ")[0] for name in groups if ", density " in name)
@@ -154,7 +171,7 @@ def sparse_sizes(result: Result) -> Table:
 def sparse_times(result: Result) -> Table:
     rows = []
     for name, part in result["times"].items():
-        for kernel, title in (("SSVI, auto", "by the rule"), ("SSVI, dense", "dense products")):
+        for kernel, title in (("SSVI, auto", "automatic"), ("SSVI, dense", "dense products")):
             times = [part[key][kernel] for key in ("training step, times faster", "30-sample prediction, times faster")]
             rows.append([name.split(",")[0], str(part["density"]), title, *(f"{value:.2f}" for value in times)])
     head = [
@@ -193,7 +210,7 @@ TABLES: Tables = {
 
 
 def table(name: str) -> str:
-    """The table in Markdown."""
+    """Return a table in Markdown."""
     file, make = TABLES[name]
     found = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{file}.json"))}
     made = make(found if "*" in file else found[file]) if found else ([], [])
@@ -219,7 +236,7 @@ def main() -> None:
     for page in stale:
         if not check:
             page.write_text(renewed(page.read_text()))
-        print(page.relative_to(ROOT), "is not what its results say" if check else "renewed")
+        print(page.relative_to(ROOT), "does not match the results: run benchmarks/tables.py" if check else "updated")
     sys.exit(1 if check and stale else 0)
 
 

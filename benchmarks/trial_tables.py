@@ -54,7 +54,7 @@ def wide(result: Result) -> Table:
         rows.append(
             [title, hidden, f"{group[0]['weights']:,}", *quality(group), health(group), *memory, str(len(group))]
         )
-    head = ["", "hidden units", "weights", *QUALITY, HEALTH, "state, MB", "peak of a step, MB", "seeds"]
+    head = ["", "hidden units", "weights", *QUALITY, HEALTH, "state, MB", "peak of a training step, MB", "seeds"]
     return head, rows
 
 
@@ -79,7 +79,7 @@ def selection(result: Result) -> Table:
         maximum = spread([row["auroc maximum"] for row in group], 3)
         std = f"{mean(group, 'median std'):.3f}" if "median std" in group[0] else ""
         rows.append([name, count, *quality(group), maximum, std, str(len(group))])
-    return ["", "random weights", *QUALITY, "AUROC, maximum", "median std", "seeds"], rows
+    return ["", "random weights", *QUALITY, "AUROC, max probability", "median std", "seeds"], rows
 
 
 def _rate(name: str) -> float:

@@ -1,8 +1,8 @@
 """A likelihood for labels of which a known fraction is wrong.
 
-`p(y | output) = (1 - e) softmax(output)[y] + e / classes`: a fraction `e` of the labels is random, which bounds the loss
-of a single example. A subclass of an existing likelihood needs only `nll`; prediction, evaluation and the file format
-are inherited. Run it: python examples/extend/my_likelihood.py
+`p(y | output) = (1 - e) softmax(output)[y] + e / classes`: a fraction `e` of the labels is random, which bounds the
+loss of a single example. A subclass of an existing likelihood needs only `nll`; prediction, evaluation and the file
+format are inherited. Run it: python examples/extend/my_likelihood.py
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Wave(nn.Module):
 
 
 def sinc(x: pb.Gaussian) -> pb.Gaussian:
-    """Return mean (`loc`) and `variance` of sinc(x)."""
+    """Return the mean (`loc`) and `variance` after the operation."""
     m = x.loc
     angle = torch.pi * m
     slope = torch.where(m.abs() < 1e-4, torch.zeros_like(m), (torch.cos(angle) - torch.sinc(m)) / m)

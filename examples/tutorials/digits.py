@@ -81,8 +81,8 @@ for degrees in (0, 30, 60, 90):
 
 # %% [markdown]
 # Both networks are overconfident on rotated digits. The Bayesian one is less so, and its epistemic uncertainty rises.
-# Uncertainty helps but guarantees nothing. [Check the uncertainty](../trust.md) measures it on out-of-distribution data, on 19
-# corruptions and against ensembles.
+# Uncertainty helps but guarantees nothing. [Check the uncertainty](../trust.md) measures it on
+# out-of-distribution data, on 19 corruptions and against ensembles.
 #
 # ## Save
 #
