@@ -94,8 +94,7 @@ def set_stds(posterior: Posterior, std: Tensor) -> None:
     elif isinstance(posterior, MeanField):
         posterior.rho.copy_(softplus_inverse(std))
     elif isinstance(posterior, RowStds):
-        sums = torch.zeros_like(posterior.rho).index_add(0, posterior.row, std)
-        posterior.rho.copy_(softplus_inverse(sums / torch.bincount(posterior.row)))
+        posterior.rho.copy_(softplus_inverse(posterior.row_means(std)))
     else:
         raise UserError(
             f"the storage {posterior.name!r} cannot take stds from curvature: use mean-field, partial, sparse or shared"

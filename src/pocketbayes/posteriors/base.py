@@ -100,6 +100,9 @@ class Posterior(nn.Module, ABC):
         self.layout = layout
         self._held: list[Tensor] | None = None
 
+    def derive(self) -> None:
+        """Compute what follows from layout, tensors and settings; `restore` calls this, as `__init__` may."""
+
     @abstractmethod
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and std of every weight, each (n,)."""
@@ -277,22 +280,23 @@ class Posterior(nn.Module, ABC):
         """Return the number of stored values by kind."""
         counts: dict[str, int] = {}
         for name, tensor in self.state_dict().items():
-            if kind := KINDS.get(self.tensors.get(name, UNDECLARED).role):
+            coding = self.tensors.get(name, UNDECLARED)
+            if kind := coding.counted or KINDS.get(coding.role):
                 counts[kind] = counts.get(kind, 0) + tensor.numel()
         return counts
 
     def config(self) -> dict[str, Any]:
         """Return the public attributes that, with layout and tensors, rebuild the posterior."""
         plain = {name: value for name, value in vars(self).items() if not _is_reserved(name) and _is_plain(value)}
-        fixed = [name for name, buffer in self.named_buffers() if buffer.is_floating_point()]
+        floats = [name for name, tensor in self.named_buffers() if tensor.is_floating_point()]
+        fixed = [name for name in floats if self.tensors.get(name, UNDECLARED).trained]
         return plain | ({FIXED: fixed} if fixed and self._restored_by_default() else {})
 
     @classmethod
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """Rebuild the posterior from its `state_dict()` and `config()`.
 
-        The tensors are not copied, and `__init__` is not called; a storage with more than tensors and plain attributes
-        must override this.
+        The tensors are not copied, and `__init__` is not called: what else a storage keeps, `derive` computes.
         """
         self = cls.__new__(cls)
         Posterior.__init__(self, layout)
@@ -301,11 +305,14 @@ class Posterior(nn.Module, ABC):
                 raise UserError(f"a {cls.name} posterior with a setting {name!r}, which it cannot have")
             if name != FIXED:
                 setattr(self, name, value)
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and name not in config.get(FIXED, ()):
+        for name in dict.fromkeys([*tensors, *cls.tensors]):
+            tensor = tensors.get(name)
+            trained = cls.tensors.get(name, UNDECLARED).trained and name not in config.get(FIXED, ())
+            if trained and tensor is not None and tensor.is_floating_point():
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
+        self.derive()
         return self
 
     @classmethod

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.base.errors import UnknownNameError
-from pocketbayes.plane.codes import entropy
+from pocketbayes.plane.choose import entropy_bits
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout
@@ -31,8 +30,8 @@ class Coded(Posterior):
     tensors: ClassVar = {
         "index": Coding("codes", ("weights",), low=0, below=("codes",)),
         "centres": Coding("mean", ("codes",)),
-        "scale": Coding("mean", ("units",), low=0),
-        "std": Coding("std", ("std units",), low=0, optional=True),
+        "scale": Coding("mean", ("units",), low=0, trained=False),
+        "std": Coding("std", ("std units",), low=0, optional=True, trained=False),
     }
 
     def __init__(
@@ -48,11 +47,7 @@ class Coded(Posterior):
     ) -> None:
         """Take codes (n,), centres (K,), a scale per unit (1 by default) and, if any, stds."""
         super().__init__(layout)
-        for value, kinds in ((units, Units), (std_units, StdUnits)):
-            if value not in get_args(kinds):
-                raise UnknownNameError("unit", value, get_args(kinds))
         self.units, self.std_units = units, std_units
-        self.packed: PackedCodes | None = None
         self.index: Tensor
         self.scale: Tensor
         self.std: Tensor
@@ -64,6 +59,14 @@ class Coded(Posterior):
         if std_units != "none":
             assert std is not None
             self.register_buffer("std", std.detach().clone())
+        self.derive()
+
+    def derive(self) -> None:
+        """Reject unknown units."""
+        for value, kinds in ((self.units, Units), (self.std_units, StdUnits)):
+            if value not in get_args(kinds):
+                raise UnknownNameError("unit", value, get_args(kinds))
+        self._packed: PackedCodes | None = None
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
@@ -74,7 +77,7 @@ class Coded(Posterior):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the entries of the codebook times the scales of the units."""
-        codes = self.index.int() if self.packed is None else self.packed()
+        codes = self.index.int() if self._packed is None else self._packed()
         scale = self.spread(self.scale, self.units)
         mean = self.centres.index_select(0, codes) * scale
         if self.std_units == "none":
@@ -105,22 +108,13 @@ class Coded(Posterior):
     def code_bits(self) -> dict[str, float]:
         """Return the entropy of each slot's codes."""
         slots = self.layout.slots
-        return {slot.name: entropy(torch.bincount(self.index[slot.start : slot.stop])) for slot in slots}
+        return {slot.name: entropy_bits(torch.bincount(self.index[slot.start : slot.stop])) for slot in slots}
 
     def pack_for_graph(self) -> None:
         """Hold up to `MAX_CODES` different codes as tokens of a few bits."""
         if len(self.centres) <= MAX_CODES:
-            self.packed = pack_codes(self.index)
+            self._packed = pack_codes(self.index)
             self.index = self.index[:0]
-
-    def config(self) -> dict[str, Any]:
-        """Return the units of scales and stds."""
-        return {"units": self.units, "std_units": self.std_units}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Rebuild the posterior from its tensors."""
-        return cls(layout, **tensors, units=config["units"], std_units=config["std_units"])
 
     @property
     def independent(self) -> bool:

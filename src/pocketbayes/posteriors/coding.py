@@ -37,6 +37,8 @@ class Coding:
         below: Dimensions whose total size is an exclusive upper bound; for positions, the weights.
         dtype: The exact type; None for any float or any integer, depending on the role.
         optional: Whether the tensor may be missing.
+        trained: Whether real numbers are parameters; otherwise they are buffers.
+        counted: The tensor's name in a census; by default that of its role.
     """
 
     role: Role
@@ -46,11 +48,14 @@ class Coding:
     below: tuple[str, ...] = ()
     dtype: torch.dtype | None = None
     optional: bool = False
+    trained: bool = True
+    counted: str = ""
 
 
 UNDECLARED = Coding("mean")
 """The default for undeclared tensors: finite, with the precision of means."""
 MEAN = Coding("mean", ("weights",))
+FIXED_MEAN = Coding("mean", ("weights",), trained=False)
 
 
 def raw_std(*shape: str, optional: bool = False) -> Coding:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
@@ -40,18 +39,15 @@ class Dropped(Posterior):
         """Take the values, the rate p, and the units of each slot (see `input_units`)."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
-        self.rate = float(rate)
-        if not 0 <= self.rate < 1:
-            raise UserError(f"the rate of dropout must be in [0, 1), not {rate}")
-        self._quantile = NormalDist().inv_cdf(self.rate) if self.rate > 0 else -math.inf
-        self.units: tuple[Units, ...] = tuple((int(groups), int(inner)) for groups, inner in units)
-        fits = [g == i == 0 or (g > 0 < i and s.size % (g * i) == 0) for (g, i), s in zip(self.units, layout.slots)]
-        if len(self.units) != len(layout) or not all(fits):
-            raise UserError(f"units {self.units} do not match the shapes of the weights")
+        self.rate, self.units = float(rate), units
+        self.derive()
 
-    def check(self) -> None:
-        """Reject tensors or units that do not match the layout."""
-        super().check()
+    def derive(self) -> None:
+        """Reject a rate or units that are impossible."""
+        if not 0 <= self.rate < 1:
+            raise UserError(f"the rate of dropout must be in [0, 1), not {self.rate}")
+        self._quantile = NormalDist().inv_cdf(self.rate) if self.rate > 0 else -math.inf
+        self.units = [(int(groups), int(inner)) for groups, inner in self.units]
         if len(self.units) != len(self.layout.slots):
             raise UserError(f"units for {len(self.units)} weights, but the layout has {len(self.layout.slots)}")
         for (groups, inner), slot in zip(self.units, self.layout.slots):
@@ -104,15 +100,6 @@ class Dropped(Posterior):
     def stored(self) -> dict[str, int]:
         """Return the counts of values and rates."""
         return {"means": self.mean.numel(), "rates": 1}
-
-    def config(self) -> dict[str, Any]:
-        """Return the rate and the units."""
-        return {"rate": self.rate, "units": [list(units) for units in self.units]}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from the values and the config."""
-        return cls(layout, tensors["mean"], config["rate"], config["units"])
 
 
 def input_units(model: nn.Module, layout: Layout) -> list[Units]:

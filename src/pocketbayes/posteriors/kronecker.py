@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.posteriors.coding import MEAN, Coding
+from pocketbayes.posteriors.coding import FIXED_MEAN, Coding
 from pocketbayes.posteriors.layout import Layout, Slot
 from pocketbayes.posteriors.priors import Prior
 
@@ -26,10 +25,10 @@ class Kronecker(Posterior):
 
     name = "kronecker"
     tensors: ClassVar = {
-        "mean": MEAN,
-        "std": Coding("std", ("random",), low=0),
-        "rows": Coding("std", ("row factors",)),
-        "columns": Coding("std", ("column factors",)),
+        "mean": FIXED_MEAN,
+        "std": Coding("std", ("random",), low=0, trained=False),
+        "rows": Coding("std", ("row factors",), trained=False, counted="factors"),
+        "columns": Coding("std", ("column factors",), trained=False, counted="factors"),
     }
 
     def __init__(
@@ -37,15 +36,20 @@ class Kronecker(Posterior):
     ) -> None:
         """Take all means (n,), the numbers of the random slots, and their stds, R and C, flattened slot by slot."""
         super().__init__(layout)
-        if list(slots) != sorted(set(slots) & set(range(len(layout.slots)))):
-            raise UserError(f"random slots {list(slots)} of a layout with {len(layout.slots)}")
         self.mean: Tensor
         self.std: Tensor
         self.rows: Tensor
         self.columns: Tensor
-        self.slots = tuple(slots)
+        self.slots = list(slots)
         for name, tensor in {"mean": mean, "std": std, "rows": rows, "columns": columns}.items():
             self.register_buffer(name, tensor.detach().clone(memory_format=torch.contiguous_format))
+        self.derive()
+
+    def derive(self) -> None:
+        """Reject slots that the layout does not have."""
+        known = range(len(self.layout.slots))
+        if list(self.slots) != sorted(set(self.slots) & set(known)):
+            raise UserError(f"random slots {list(self.slots)} of a layout with {len(known)}")
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
@@ -71,7 +75,7 @@ class Kronecker(Posterior):
 
     def random_slots(self) -> list[int]:
         """Return those with factors."""
-        return list(self.slots)
+        return self.slots
 
     @property
     def noise_size(self) -> int:
@@ -108,20 +112,6 @@ class Kronecker(Posterior):
         """Return `sum log marginal std - sum log std`, since rotations leave the determinant unchanged."""
         marginal = self.moments()[1]
         return marginal[marginal > 0].log().sum() - self.std.log().sum()
-
-    def stored(self) -> dict[str, int]:
-        """Return the counts of means, stds and factors."""
-        factors = self.rows.numel() + self.columns.numel()
-        return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": factors}
-
-    def config(self) -> dict[str, Any]:
-        """Return the numbers of the random slots."""
-        return {"slots": list(self.slots)}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from its tensors."""
-        return cls(layout, tensors["mean"], config["slots"], tensors["std"], tensors["rows"], tensors["columns"])
 
     def _sizes(self) -> list[int]:
         return [self.layout.slots[number].size for number in self.slots]

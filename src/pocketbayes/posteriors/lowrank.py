@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.posteriors.coding import MEAN, Coding, positions
+from pocketbayes.posteriors.coding import FIXED_MEAN, Coding, positions
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
 
@@ -23,9 +22,9 @@ class LowRank(Posterior):
 
     name = "low-rank"
     tensors: ClassVar = {
-        "mean": MEAN,
-        "std": Coding("std", ("random",), low=0),
-        "factor": Coding("std", ("random", "rank")),
+        "mean": FIXED_MEAN,
+        "std": Coding("std", ("random",), low=0, trained=False),
+        "factor": Coding("std", ("random", "rank"), trained=False, counted="factors"),
         "index": positions("random", optional=True),
     }
 
@@ -114,16 +113,6 @@ class LowRank(Posterior):
             log_det = torch.linalg.slogdet(torch.diag(own.square()) + factor @ factor.T).logabsdet
         result: Tensor = -0.5 * log_det
         return result.to(self.mean.dtype)
-
-    def stored(self) -> dict[str, int]:
-        """Return the counts of means, stds, factors and, if any, positions."""
-        positions = {} if self.index is None else {"positions": self.index.numel()}
-        return {"means": self.mean.numel(), "stds": self.std.numel(), "factors": self.factor.numel(), **positions}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from its tensors."""
-        return cls(layout, tensors["mean"], tensors["std"], tensors["factor"], tensors.get("index"))
 
     def _marginal_std(self) -> Tensor:
         return (self.std.square() + self.factor.square().sum(1)).sqrt()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import MEAN, raw_std
@@ -27,7 +25,11 @@ class MeanField(Posterior):
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
-        self._all_random = bool((std > 0).all())  # a std of 0 has no gradient and stays 0
+        self.derive()
+
+    def derive(self) -> None:
+        """Note whether all weights are random."""
+        self._all_random = bool(self.rho.detach().min().exp() > 0)  # a std of 0 has no gradient and stays 0
         self._drawn_with: tuple[Tensor, Tensor] | None = None
 
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -70,11 +72,3 @@ class MeanField(Posterior):
         """Return a checksum of rho, which also detects changes that bypass torch's version counter."""
         rho = self.rho.detach()
         return torch.dot(rho, rho)
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Restore mean and rho bit for bit."""
-        self = super().restore(layout, tensors, config)
-        self._all_random = bool(tensors["rho"].min().exp() > 0)
-        self._drawn_with = None
-        return self

@@ -29,10 +29,10 @@ class Quantized(Posterior):
     # Scales and levels per channel are few, so a file stores them all with the precision of means.
     tensors: ClassVar = {
         "means": Coding("mean", ("weights",), low=-127, dtype=torch.int8),
-        "scale": Coding("mean", ("channels",), low=0),
+        "scale": Coding("mean", ("channels",), low=0, trained=False),
         "stds": Coding("std", ("packed stds",), dtype=torch.uint8),
-        "low": Coding("mean", ("channels",), low=0),
-        "step": Coding("mean", ("channels",), low=0),
+        "low": Coding("mean", ("channels",), low=0, trained=False),
+        "step": Coding("mean", ("channels",), low=0, trained=False),
     }
 
     def __init__(
@@ -82,15 +82,6 @@ class Quantized(Posterior):
     def stored(self) -> dict[str, int]:
         """Return the counts of codes and scales."""
         return {"means": self.means.numel(), "stds": self.layout.size, "scales": 3 * self.scale.numel()}
-
-    def config(self) -> dict[str, Any]:
-        """Return the bits per std."""
-        return {"sigma_bits": self.sigma_bits}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from its tensors."""
-        return cls(layout, **tensors, sigma_bits=config["sigma_bits"])
 
 
 def rows(layout: Layout, flat: Tensor) -> list[Tensor]:

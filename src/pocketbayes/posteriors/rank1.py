@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import MEAN, Coding, raw_std
@@ -34,9 +33,12 @@ class Rank1(Posterior):
         self.mean = nn.Parameter(mean.detach().clone())
         self.factor = nn.Parameter(factor.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
-        row, column = _factor_indices(layout)
-        self.register_buffer("row", row.to(mean.device), persistent=False)  # derived from the layout
-        self.register_buffer("column", column.to(mean.device), persistent=False)
+        self.derive()
+
+    def derive(self) -> None:
+        """Find every weight's output and input factor."""
+        for name, index in zip(("row", "column"), _factor_indices(self.layout)):
+            self.register_buffer(name, index.to(self.mean.device), persistent=False)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return mean and std of products of independent factors."""
@@ -64,13 +66,6 @@ class Rank1(Posterior):
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights and of factors."""
         return {"weights": layout.size, "factors": count_factors(layout)}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Rebuild the posterior bit for bit."""
-        self = cls(layout, tensors["mean"], tensors["factor"], tensors["rho"].exp())
-        self.rho.data.copy_(tensors["rho"])
-        return self
 
     def _both(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the value of every weight's output factor and of its input factor."""

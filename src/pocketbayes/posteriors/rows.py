@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.posteriors.base import Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import MEAN, raw_std
@@ -26,16 +25,22 @@ class RowStds(Posterior):
     row: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
-        """Take stds per weight (n,), averaged over rows, or per row (rows,)."""
+        """Take stds per weight (n,), which are averaged over rows."""
         super().__init__(layout)
-        sizes = torch.tensor([slot.size // slot.shape[0] for slot in layout.slots for _ in range(slot.shape[0])])
-        row = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(mean.device)
-        self.register_buffer("row", row, persistent=False)  # derived from the layout
-        if len(std) != len(sizes):
-            std = torch.zeros(len(sizes), dtype=std.dtype, device=std.device).index_add(0, row, std.detach())
-            std = std / sizes.to(std)
         self.mean = nn.Parameter(mean.detach().clone())
-        self.rho = nn.Parameter(softplus_inverse(std.detach()))
+        self.derive()
+        self.rho = nn.Parameter(softplus_inverse(self.row_means(std.detach())))
+
+    def derive(self) -> None:
+        """Find the row of every weight."""
+        sizes = [slot.size // slot.shape[0] for slot in self.layout.slots for _ in range(slot.shape[0])]
+        row = torch.repeat_interleave(torch.tensor(sizes))
+        self.register_buffer("row", row.to(self.mean.device), persistent=False)
+
+    def row_means(self, values: Tensor) -> Tensor:
+        """Average values (n,) over rows."""
+        counts = torch.bincount(self.row)
+        return values.new_zeros(len(counts)).index_add(0, self.row, values) / counts
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the means, and softplus(rho) for every weight of a row."""
@@ -45,10 +50,3 @@ class RowStds(Posterior):
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of weights and of rows."""
         return {"weights": layout.size, "rows": sum(slot.shape[0] for slot in layout.slots)}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from mean and rho, bit for bit."""
-        self = cls(layout, tensors["mean"], tensors["rho"].exp())
-        self.rho.data.copy_(tensors["rho"])
-        return self

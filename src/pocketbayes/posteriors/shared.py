@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.plane.choose import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import Coding, raw_std
+from pocketbayes.posteriors.fused import in_eager_mode
 from pocketbayes.posteriors.gaussian import safe_sqrt
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Normal, Prior
@@ -22,11 +22,6 @@ from pocketbayes.posteriors.shared_plane import SharedPlane, view_plane
 
 Draw = Literal["shared", "shared-noise", "independent"]
 Blend = Literal["convex", "mixture"]
-
-
-def _traced() -> bool:
-    """Return whether torch.compile or torch.func is active, which do not support our custom function."""
-    return torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None
 
 
 class _Spread(torch.autograd.Function):
@@ -71,8 +66,8 @@ class Shared(Posterior):
         "outlier_rho": raw_std("outliers"),
         "index": Coding("entries", ("weights",), low=0, below=("gaussians", "outliers", "blends")),
         "blend_index": Coding("count", ("blends", "parts"), low=0, below=("gaussians",)),
-        "blend_alpha": Coding("mean", ("blends", "parts"), low=0, high=1),
-        "points": Coding("mean", ("weights", "mean and std"), optional=True),
+        "blend_alpha": Coding("mean", ("blends", "parts"), low=0, high=1, trained=False),
+        "points": Coding("mean", ("weights", "mean and std"), optional=True, trained=False),
     }
 
     def __init__(
@@ -107,27 +102,33 @@ class Shared(Posterior):
             blend: How blended weights are drawn.
         """
         super().__init__(layout)
-        if draw not in get_args(Draw):
-            raise UnknownNameError("draw", draw, get_args(Draw))
-        if blend not in get_args(Blend):
-            raise UnknownNameError("blend", blend, get_args(Blend))
         self.draw, self.blend = draw, blend
-        used = draw != "shared"
         self.centre_mean = nn.Parameter(centres[:, 0].detach().clone())
         self.raw_a = nn.Parameter(softplus_inverse(factors[:, 0].detach()))
-        self.centre_std = nn.Parameter(centres[:, 1].detach().clone(), requires_grad=used)
-        self.off_diagonal = nn.Parameter(factors[:, 1].detach().clone(), requires_grad=used)
-        self.raw_c = nn.Parameter(softplus_inverse(factors[:, 2].detach()), requires_grad=used)
+        self.centre_std = nn.Parameter(centres[:, 1].detach().clone())
+        self.off_diagonal = nn.Parameter(factors[:, 1].detach().clone())
+        self.raw_c = nn.Parameter(softplus_inverse(factors[:, 2].detach()))
         self.outlier_mean = nn.Parameter(outlier_mean.detach().clone())
         self.outlier_rho = nn.Parameter(softplus_inverse(outlier_std.detach()))
         self.index: Tensor
         self.blend_index: Tensor
         self.blend_alpha: Tensor
-        self.register_buffer("index", index.detach().to(torch.int32))  # half the memory and a faster step
-        self.register_buffer("blend_index", blend_index.detach().to(torch.int64))
+        self.register_buffer("index", index.detach())
+        self.register_buffer("blend_index", blend_index.detach())
         self.register_buffer("blend_alpha", blend_alpha.detach().clone())
         self.points: Tensor | None
         self.register_buffer("points", None if points is None else points.detach().clone())
+        self.derive()
+
+    def derive(self) -> None:
+        """Check the kinds of draw and blend, and train only what draws depend on."""
+        for kind, value, known in (("draw", self.draw, Draw), ("blend", self.blend, Blend)):
+            if value not in get_args(known):
+                raise UnknownNameError(kind, value, get_args(known))
+        for parameter in (self.centre_std, self.off_diagonal, self.raw_c):
+            parameter.requires_grad_(self.draw != "shared")
+        self.index = self.index.to(torch.int32)  # half the memory and a faster step
+        self.blend_index = self.blend_index.to(torch.int64)
         self._forget()
 
     @property
@@ -268,38 +269,15 @@ class Shared(Posterior):
         )
         return replace(counted, notes=notes)
 
-    def config(self) -> dict[str, Any]:
-        """Return how weights and blends are drawn."""
-        return {"draw": self.draw, "blend": self.blend}
-
     @classmethod
     def runs(cls, tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
         """Return the outliers' entries, then the blends'."""
         gaussians, outliers = len(tensors["raw_a"]), len(tensors["outlier_mean"])
         return [(gaussians, outliers), (gaussians + outliers, len(tensors["blend_index"]))]
 
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from the tensors, bit for bit."""
-        ones = torch.ones_like(tensors["raw_a"])
-        self = cls(
-            layout,
-            centres=torch.stack([tensors["centre_mean"], tensors["centre_std"]], 1),
-            factors=torch.stack([ones, tensors["off_diagonal"], ones], 1),
-            index=tensors["index"],
-            outlier_mean=tensors["outlier_mean"],
-            outlier_std=torch.ones_like(tensors["outlier_mean"]),
-            blend_index=tensors["blend_index"],
-            blend_alpha=tensors["blend_alpha"],
-            points=tensors.get("points"),
-            **config,
-        )
-        self.load_state_dict(dict(tensors))
-        return self
-
     def _spread(self, table: Tensor) -> Tensor:
         """Expand table entries to weights; on a CPU index_select is much faster than gather or table[index]."""
-        if table.requires_grad and table.device.type == "cpu" and not _traced():
+        if table.requires_grad and table.device.type == "cpu" and in_eager_mode():
             return _Spread.apply(table, self.index)  # type: ignore[no-any-return]
         return table.index_select(0, self.index)
 

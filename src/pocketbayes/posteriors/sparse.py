@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
@@ -60,17 +59,24 @@ class Sparse(Posterior):
                 or "auto" for the faster one by size and density. Convolutions are always dense.
         """
         super().__init__(layout)
-        if kernel not in get_args(Kernel):
-            raise UnknownNameError("kernel", kernel, get_args(Kernel))
-        if len(index) and not (index[0] >= 0 and index[-1] < layout.size and bool((index.diff() > 0).all())):
-            raise UserError(f"the positions of a sparse posterior must ascend within [0, {layout.size})")
         self.kernel = kernel
         self.mean = nn.Parameter(mean.detach().clone())
-        self.rho = None if std is None else nn.Parameter(softplus_inverse(std.detach()))
+        self.rho: nn.Parameter | None
+        self.register_parameter("rho", None if std is None else nn.Parameter(softplus_inverse(std.detach())))
         self.index: Tensor
-        self.register_buffer("index", index.to(torch.int32 if layout.size < 2**31 else torch.int64))
+        self.register_buffer("index", index.detach())
         self.swapped: Tensor
         self.register_buffer("swapped", torch.zeros((), dtype=torch.int64))
+        self.derive()
+
+    def derive(self) -> None:
+        """Check the positions and hold them in the smallest type."""
+        if self.kernel not in get_args(Kernel):
+            raise UnknownNameError("kernel", self.kernel, get_args(Kernel))
+        index, size = self.index, self.layout.size
+        if len(index) and not (index[0] >= 0 and index[-1] < size and bool((index.diff() > 0).all())):
+            raise UserError(f"the positions of a sparse posterior must ascend within [0, {size})")
+        self.index = index.to(torch.int32 if size < 2**31 else torch.int64)
         self._tables: _Tables | None = None
 
     # -- the distribution ---------------------------------------------------------------------------------------------
@@ -196,20 +202,6 @@ class Sparse(Posterior):
             memory_bytes=census.memory_bytes + self.table_bytes,
             notes=(f"{how}dense products of scattered values for {'the rest' if fast else 'all layers'}",),
         )
-
-    def config(self) -> dict[str, Any]:
-        """Return how linear layers multiply."""
-        return {"kernel": self.kernel}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from index, mean and rho, bit for bit."""
-        rho = tensors.get("rho")
-        self = cls(layout, tensors["index"], tensors["mean"], None if rho is None else rho.exp(), **config)
-        if self.rho is not None and rho is not None:
-            self.rho.data.copy_(rho)
-        self.swapped.copy_(tensors["swapped"])
-        return self
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-from typing_extensions import Self
+from torch import Tensor
 
-from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import MEAN, Coding
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.lowrank import LowRank
-from pocketbayes.posteriors.priors import Prior
+from pocketbayes.posteriors.point import Point
 
 
-class Trajectory(Posterior):
+class Trajectory(Point):
     """The current weights with running moments of the collected ones.
 
     As a posterior it is a point. All moments are buffers, so checkpoints include them.
@@ -34,16 +31,15 @@ class Trajectory(Posterior):
     tensors: ClassVar = {
         "mean": MEAN,
         "count": Coding("count", (), low=0),
-        "average": MEAN,
-        "squares": Coding("std", ("weights",), low=0),
-        "deviations": Coding("std", ("rank", "weights")),
-        "points": Coding("mean", ("points",)),
+        "average": Coding("mean", ("weights",), trained=False, counted="moments"),
+        "squares": Coding("std", ("weights",), low=0, trained=False, counted="moments"),
+        "deviations": Coding("std", ("rank", "weights"), trained=False, counted="deviations"),
+        "points": Coding("mean", ("points",), trained=False, counted="moments"),
     }
 
     def __init__(self, layout: Layout, mean: Tensor, rank: int, points: int) -> None:
         """Start at `mean` with nothing collected."""
-        super().__init__(layout)
-        self.mean = nn.Parameter(mean.detach().clone())
+        super().__init__(layout, mean)
         self.count: Tensor
         self.average: Tensor
         self.squares: Tensor
@@ -73,31 +69,3 @@ class Trajectory(Posterior):
         std = (self.squares / (self.count * 2 / scale)).sqrt()
         factor = self.deviations[:columns].T * (scale / (2 * (columns - 1))) ** 0.5
         return LowRank(self.layout, self.average, std, factor)
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the current weights, and std 0."""
-        return self.mean, torch.zeros_like(self.mean)
-
-    @property
-    def noise_size(self) -> int:
-        """0: a point draws nothing."""
-        return 0
-
-    def sample(self, noise: Tensor | None = None) -> Tensor:
-        """Return the current weights."""
-        return self.mean
-
-    def kl(self, prior: Prior) -> Tensor:
-        """Return 0: a point value has no KL."""
-        return self.mean.new_zeros(())
-
-    def stored(self) -> dict[str, int]:
-        """Return the counts of current weights, moments and deviations."""
-        return {"means": self.mean.numel(), "moments": 2 * self.mean.numel(), "deviations": self.deviations.numel()}
-
-    @classmethod
-    def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
-        """Build from its tensors, bit for bit."""
-        self = cls(layout, tensors["mean"], len(tensors["deviations"]), tensors["points"].numel())
-        self.load_state_dict(dict(tensors))
-        return self
