@@ -1,4 +1,4 @@
-"""The table and the picture of README: one network, ensembles and their coded files, ResNet-20 on CIFAR-10.
+"""The table and the figure of README: one network, ensembles and their coded files, ResNet-20 on CIFAR-10.
 
 python benchmarks/headline_tables.py draws docs/figures/headline.png; tables.py writes the table.
 """
@@ -25,21 +25,21 @@ LEFT_OUT = {
     *(f"one network, coded, {size} kB, 300 steps" for size in (76, 50)),
     "2 networks, coded",
 }
-"""Points of the picture that the table has no room for."""
+"""Points that only the figure shows."""
 SHOWN = "5 networks, coded"
-"""What the sentence is about."""
+"""The row that the sentence describes."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
-        name: What it is.
-        kind: "fp32", "control", "one" or "members": what the picture draws alike.
-        bytes: Of the file.
-        figures: The measures by name; what was not measured is missing.
-        seeds: How many runs the measures are means of.
+        name: The label.
+        kind: "fp32", "control", "one" or "members"; the figure draws rows of one kind as a curve.
+        bytes: The size of the file.
+        figures: The metrics by name; metrics that were not measured are missing.
+        seeds: The number of runs that the metrics are averaged over.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Row:
 
 
 def rows_of(results: Result) -> list[Row]:
-    """Collect the rows that have been measured."""
+    """Return the rows that have been measured."""
     given = results.get("yardstick", {}).get("rows", {})
     members = results.get("members", {}).get("rows", {})
     rows = []
@@ -92,7 +92,7 @@ def _coded(rows: dict[str, dict[str, Any]]) -> list[Row]:
 
 
 def headline(results: Result) -> Table:
-    """Make the table: bytes, accuracy, NLL as it is and calibrated, deep ensemble equivalent, AUROC."""
+    """Return the table: bytes, accuracy, raw and calibrated NLL, deep ensemble equivalent, AUROC."""
     curve = results.get("members", {}).get("curve", [])
     rows = []
     for row in rows_of(results):
@@ -109,16 +109,16 @@ def headline(results: Result) -> Table:
 
 
 def sentence(results: Result) -> str:
-    """Say in one line what a coded ensemble is worth."""
+    """Return the sentence on a coded ensemble."""
     rows, curve = rows_of(results), results["members"]["curve"]
     one = next(row for row in rows if row.name == "one FP32 network")
     best = next(row for row in rows if row.name == SHOWN)
     worth = dee(best.figures["calibrated_nll"], curve)
     return (
-        f"**{best.name.split(',')[0].capitalize()} in {best.bytes / 1000:.0f} kB**, without any training: "
-        f"{100 * best.figures['accuracy']:.1f} % and an NLL of {best.figures['nll']:.3f} on CIFAR-10, worth "
-        f"{worth:.1f} independent FP32 networks, in {100 * best.bytes / one.bytes:.0f} % of the bytes of one "
-        f"({100 * one.figures['accuracy']:.1f} %, {one.figures['nll']:.3f}).\n"
+        f"**{best.name.split(',')[0].capitalize()} in {best.bytes / 1000:.0f} kB**, compressed without training: "
+        f"{100 * best.figures['accuracy']:.1f} % accuracy and an NLL of {best.figures['nll']:.3f} on CIFAR-10. "
+        f"This matches {worth:.1f} independent FP32 networks, in {100 * best.bytes / one.bytes:.0f} % of the bytes of "
+        f"one ({100 * one.figures['accuracy']:.1f} % accuracy, NLL {one.figures['nll']:.3f}).\n"
     )
 
 

@@ -18,7 +18,7 @@ model = pb.models.build("resnet20")
 pb.models.load_weights(model, folder / "weights" / "resnet20-12fca82f.th")
 given = pb.bayesianize(model, pb.Deterministic())
 
-options = {"mean": "imagenet", "val_fraction": 0.0}  # the given weights expect ImageNet's normalisation
+options = {"mean": "imagenet", "val_fraction": 0.0}  # the pretrained weights expect ImageNet's normalisation
 train = pb.data.load("cifar10", "train", subset=2000, **options)
 val = pb.data.load("cifar10", "train", subset=500, seed=1, **options)
 test = pb.data.load("cifar10", "test", subset=1000, **options)
