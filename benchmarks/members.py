@@ -24,8 +24,7 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import write_result
 from networks import given_resnet20
-from pocketbayes.data.shift import ORIGINAL_15
-from pocketbayes.data.shifted import corrupted
+from pocketbayes.data.shift import ORIGINAL_15, corrupted
 from pocketbayes.inference.metrics import Classification, calibrated_nll, ood_scores
 from pocketbayes.inference.metrics.calibration import temperature
 

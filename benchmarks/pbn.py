@@ -24,7 +24,7 @@ import pbn_analysis
 import pbn_images
 import pocketbayes as pb
 from measure import Rows
-from pocketbayes.data.memory import Images
+from pocketbayes.data.dataset import Images
 from pocketbayes.data.shift import rotate
 from pocketbayes.inference.metrics import ood_scores
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 import pocketbayes as pb
 from networks import classifier, given_resnet20
-from pocketbayes.data.memory import Images
+from pocketbayes.data.dataset import Images
 from pocketbayes.data.shift import corrupt
 
 KEPT = ("accuracy", "nll", "brier", "ece")

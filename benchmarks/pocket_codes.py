@@ -22,7 +22,7 @@ import torch
 import pocketbayes as pb
 from measure import Rows
 from networks import classifier
-from pocketbayes.data.augment import CropFlip
+from pocketbayes.data.pixels import CropFlip
 from pocketbayes.methods import RigL
 from pocketbayes.posteriors.quantized import rows as channels
 

@@ -9,7 +9,7 @@ import torch
 
 import pocketbayes as pb
 from pocketbayes.data import Info
-from pocketbayes.data.memory import Arrays
+from pocketbayes.data.dataset import Arrays
 from pocketbayes.data.registry import LOADERS
 from pocketbayes.data.request import Request
 

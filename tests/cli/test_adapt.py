@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import pocketbayes as pb
 from pocketbayes.cli import app
 from pocketbayes.cli.adapt import _load, _trained_preprocessing
-from pocketbayes.data.preprocessing import match_classes
+from pocketbayes.data.description import match_classes
 from pocketbayes.network import members
 
 

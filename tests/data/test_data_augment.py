@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pocketbayes import data
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.augment import CropFlip, random_crop, random_flip
-from pocketbayes.data.normalise import NORMALISATIONS, normalisation
+from pocketbayes.data.pixels import NORMALISATIONS, CropFlip, normalisation, random_crop, random_flip
 
 
 def images(n: int = 8, channels: int = 3, height: int = 6, width: int = 5) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pocketbayes import data
-from pocketbayes.data.normalise import NORMALISATIONS
+from pocketbayes.data.pixels import NORMALISATIONS
 
 pytestmark = pytest.mark.data
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pocketbayes import data
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.data.split import choose, hold_out, permutation
+from pocketbayes.data.request import choose, hold_out, permutation
 
 seeds = st.integers(0, 2**32)
 

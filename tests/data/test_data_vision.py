@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader
 
 from pocketbayes import data
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.class_names import CIFAR100
 from pocketbayes.data.formats import read_idx, read_npz
-from pocketbayes.data.vision import IMAGE_SETS
+from pocketbayes.data.vision import CIFAR100, IMAGE_SETS
 
 random = np.random.default_rng(0)
 

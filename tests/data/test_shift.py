@@ -12,7 +12,8 @@ from scipy import ndimage
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data import shift
-from pocketbayes.data.corruptions import FUNCTIONS, imaging, parameters
+from pocketbayes.data.corruptions import functions, imaging
+from pocketbayes.data.corruptions.severities import parameters
 
 # First 12 digits of SHA-256 over the five severities of `pattern(2, 32, 32, 3)`, seed 0. A change here is a change of
 # everybody's results: never update one without saying so in the changelog. (JPEG's depends on libjpeg as well.)
@@ -198,7 +199,7 @@ class TestColour:
         ("name", "change"), [("brightness", (0.2,)), ("saturate", (2.0, 0.1)), ("saturate", (0.3, 0.0))]
     )
     def test_saturate_agrees_with_hsv(self, name, change):
-        ours = FUNCTIONS[name](self.pixels, [], *change)
+        ours = getattr(functions, name)(self.pixels, [], *change)
         for before, after in zip(self.pixels.reshape(-1, 3), ours.reshape(-1, 3), strict=True):
             hue, saturation, value = colorsys.rgb_to_hsv(*before)
             if name == "brightness":
@@ -208,7 +209,7 @@ class TestColour:
             assert after == pytest.approx(colorsys.hsv_to_rgb(hue, saturation, value), abs=1e-12)
 
     def test_contrast_keeps_the_mean_colour(self):
-        ours = FUNCTIONS["contrast"](self.pixels, [], 0.25)
+        ours = functions.contrast(self.pixels, [], 0.25)
         assert ours.mean((1, 2)) == pytest.approx(self.pixels.mean((1, 2)))
         assert ours.std((1, 2)) == pytest.approx(0.25 * self.pixels.std((1, 2)))
 
@@ -283,7 +284,7 @@ class TestParts:
 
     def test_glass_blur_is_the_published_loop_at_32(self):
         image = np.random.default_rng(5).random((1, 32, 32, 3))
-        ours = FUNCTIONS["glass_blur"](image, [np.random.default_rng(6)], 0.05, 1, 2)
+        ours = functions.glass_blur(image, [np.random.default_rng(6)], 0.05, 1, 2)
         rng, theirs = np.random.default_rng(6), image[0].copy()
         for _ in range(2):
             moves = rng.integers(-1, 1, size=(2, 32, 32))
@@ -294,14 +295,14 @@ class TestParts:
 
     def test_elastic_transform_without_strength_changes_nothing(self):
         rngs = [np.random.default_rng(n) for n in range(2)]
-        assert FUNCTIONS["elastic_transform"](self.images, rngs, 0, 0, 0) == pytest.approx(self.images)
+        assert functions.elastic_transform(self.images, rngs, 0, 0, 0) == pytest.approx(self.images)
 
     def test_elastic_transform_moves_the_corners(self):
         # One bright pixel at a corner of the affine map's triangle turns up where the draw sent it.
         image = np.zeros((1, 30, 30, 1))
         image[0, 15 + 10, 15 + 10] = 1
         sent = 25 + np.random.default_rng(8).uniform(-3, 3, (3, 2))[0]
-        moved = FUNCTIONS["elastic_transform"](image, [np.random.default_rng(8)], 0, 0, 0.1)[0, ..., 0]
+        moved = functions.elastic_transform(image, [np.random.default_rng(8)], 0, 0, 0.1)[0, ..., 0]
         assert np.abs(np.array(ndimage.center_of_mass(moved)) - sent).max() < 0.5
 
 
@@ -399,7 +400,7 @@ def test_corruptions_lower_the_accuracy_of_a_real_network(data_dir):
     import torch
 
     from pocketbayes import data, models
-    from pocketbayes.data.shifted import corrupted
+    from pocketbayes.data.shift import corrupted
 
     images = data.load("cifar10", "test", data_dir, mean="imagenet", subset=range(200))
     model = models.build("resnet20")

@@ -13,8 +13,8 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data import shift
 from pocketbayes.data.batches import batches
 from pocketbayes.data.dataset import Pictures
-from pocketbayes.data.shifted import Shifted, corrupted, noisy, rotated
-from pocketbayes.data.split import choose
+from pocketbayes.data.request import choose
+from pocketbayes.data.shift import Shifted, corrupted, noisy, rotated
 
 
 @pytest.fixture(scope="module")

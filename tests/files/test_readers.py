@@ -20,8 +20,7 @@ from pocketbayes import recipes as config
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import CHECKPOINT_FILE
 from pocketbayes.data.folders import read_image
-from pocketbayes.data.formats import read_cifar, read_npy, read_npz, read_svhn
-from pocketbayes.data.matlab import matlab_arrays
+from pocketbayes.data.formats import matlab_arrays, read_cifar, read_npy, read_npz, read_svhn
 from pocketbayes.recipes.files import parse_yaml
 from pocketbayes.training import checkpoint
 

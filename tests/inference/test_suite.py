@@ -20,10 +20,8 @@ from torch import nn
 
 import pocketbayes as pb
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.dataset import Pictures
-from pocketbayes.data.memory import Images
-from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15
-from pocketbayes.data.shifted import corrupted, noisy, rotated
+from pocketbayes.data.dataset import Images, Pictures
+from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, corrupted, noisy, rotated
 from pocketbayes.inference.metrics import peak_memory, temperature
 from pocketbayes.inference.suite import compare, evaluate_suite, over_seeds, parts, read_document, read_values, run
 

@@ -18,7 +18,7 @@ from torch import nn
 import pocketbayes as pb
 from pocketbayes import data
 from pocketbayes import recipes as config
-from pocketbayes.data.memory import Arrays
+from pocketbayes.data.dataset import Arrays
 from pocketbayes.data.vision import IMAGE_SETS
 from pocketbayes.methods import Method, Stage
 from pocketbayes.recipes.experiment import run

@@ -14,10 +14,9 @@ import torch
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.base import atomic
-from pocketbayes.data.augment import CropFlip
 from pocketbayes.data.batches import as_source
-from pocketbayes.data.memory import Images
-from pocketbayes.data.normalise import Normalise
+from pocketbayes.data.dataset import Images
+from pocketbayes.data.pixels import CropFlip, Normalise
 from pocketbayes.training import checkpoint
 
 HARNESS = Path(__file__).parents[2] / "benchmarks" / "kills.py"

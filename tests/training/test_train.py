@@ -18,7 +18,7 @@ import pocketbayes as pb
 from cases import smooth, tiny_data, tiny_model
 from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.data.batches import batches
-from pocketbayes.data.memory import Arrays
+from pocketbayes.data.dataset import Arrays
 from pocketbayes.training.checks import warn_of_odd_model
 from pocketbayes.training.fitting import TrainingError
 from pocketbayes.training.settings import Plateau

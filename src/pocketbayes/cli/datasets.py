@@ -48,8 +48,8 @@ def data_of(
 
 def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | None) -> Dataset:
     """Load a split for the network, with the same classes and, unless options set it, the same preprocessing."""
+    from pocketbayes.data.description import match_classes, match_preprocessing
     from pocketbayes.data.folders import ImageFiles
-    from pocketbayes.data.preprocessing import match_classes, match_preprocessing
     from pocketbayes.network import members
 
     dataset = part.load(split, data_dir)  # type: ignore[arg-type]

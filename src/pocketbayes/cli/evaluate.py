@@ -189,7 +189,7 @@ def _document_file(file: Path, out: Path | None, propagation: str | None, adapti
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
     """Return the published corruptions of the same images, if present."""
     from pocketbayes.data import folder_of
-    from pocketbayes.data.shifted import PUBLISHED
+    from pocketbayes.data.shift import PUBLISHED
     from pocketbayes.recipes import check_data
 
     name = f"{part.name}-c"
@@ -208,7 +208,7 @@ def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[s
 def _read_humans(path: Path, part: DataPart) -> Any:
     """Read the human labels of the measured images."""
     from pocketbayes.data.formats import read_npy
-    from pocketbayes.data.split import choose
+    from pocketbayes.data.request import choose
 
     labels = read_npy(path)
     subset = part.settings.get("subset")

@@ -6,8 +6,7 @@ from disk when fetched. Every data set is described by its `.info`.
 
 from __future__ import annotations
 
-from pocketbayes.data.dataset import Dataset, Info, collate
-from pocketbayes.data.frequency import class_frequencies, class_weights
+from pocketbayes.data.dataset import Dataset, Info, class_frequencies, class_weights, collate
 from pocketbayes.data.inputs import read_inputs, scale_inputs
 from pocketbayes.data.registry import folder_of, load, names
 from pocketbayes.data.validate import validate_batch

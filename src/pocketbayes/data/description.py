@@ -1,18 +1,22 @@
-"""Descriptions of a user's data: shape, normalisation and class names from transforms and data sets."""
+"""Descriptions of data: shape, normalisation and class names, read from transforms and matched by other data."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, default_collate
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.dataset import Info, Task
+from pocketbayes.data.dataset import Arrays, Dataset, Info, Pictures, Task
+from pocketbayes.data.folders import ImageFiles
 from pocketbayes.data.model_inputs import describe_inputs, split_batch
+from pocketbayes.data.pixels import Normalise
 
 USUAL_CROP = 0.875
 """Evaluation's crop fraction where training crops at random: 224 of 256 pixels."""
@@ -232,3 +236,70 @@ def _pair(size: Sequence[int]) -> tuple[int, int]:
 def _numbers(values: Any) -> tuple[float, ...]:
     # Single-precision tensors give 0.48500001 for 0.485.
     return tuple(float(f"{value:.7g}") for value in torch.as_tensor(values, dtype=torch.float64).flatten().tolist())
+
+
+def match_preprocessing(other: Dataset, own: Info) -> Dataset:
+    """Prepare data like those described by `own`.
+
+    Images get the size and normalisation, tables the scale of features and targets. Settings that already match, or
+    that `own` does not specify, are unchanged.
+
+    Raises:
+        UserError: If images have another number of channels.
+    """
+    if isinstance(other, Pictures) and len(own.input_shape) == 3:
+        (channels, *size), shape = own.input_shape, other.info.input_shape
+        if shape[0] != channels:
+            raise UserError(f"data set {other.info.name!r} has {shape[0]} channels, but {own.name!r} has {channels}")
+        if own.mean is not None and own.std is not None and (other.info.mean, other.info.std) != (own.mean, own.std):
+            other = copy.copy(other)
+            other.normalise = Normalise(own.mean, own.std)
+            other.info = replace(other.info, mean=own.mean, std=own.std)
+        return other if list(shape[1:]) == size else Resized(other, *size)
+    if isinstance(other, Arrays) and own.mean is not None and own.std is not None and other.x.ndim == 2:
+        scale = (own.mean, own.std, own.target_mean, own.target_std)
+        if other.x.shape[1] == len(own.mean) and other.scale != scale:
+            return other.unscaled().scaled(*scale)
+    if isinstance(other, Arrays) and own.mean is None and own.name == other.info.name:
+        return other.unscaled()  # a table of the same kind that training took as it was
+    return other
+
+
+def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
+    """Relabel image files in the order of the network's class names, of which some may be missing.
+
+    Raises:
+        UserError: If a folder is not named after one of the classes.
+    """
+    names, known = files.info.class_names, own.class_names
+    if names is None or known is None or names == known:
+        return files
+    strange = next((name for name in names if name not in known), None)
+    if strange is not None:
+        raise UserError(f"{files.root}: folder {strange!r} is not one of the network's classes ({_shortened(known)})")
+    table = torch.tensor([known.index(name) for name in names])
+    files = copy.copy(files)
+    files.labels = table[files.labels]
+    files.info = replace(files.info, classes=len(known), class_names=known)
+    return files
+
+
+def _shortened(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+class Resized(Pictures):
+    """The images of a data set, scaled to `height` x `width` when fetched."""
+
+    per_row = ("places",)
+
+    def __init__(self, pictures: Pictures, height: int, width: int) -> None:
+        self.pictures, self.normalise = pictures, pictures.normalise
+        self.places = torch.arange(len(pictures))
+        self.info = replace(pictures.info, input_shape=(pictures.info.input_shape[0], height, width))
+
+    def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the pictures `indices` as bytes, and their labels."""
+        images, labels = self.pictures.pixels(self.places[torch.as_tensor(indices, dtype=torch.int64)].tolist())
+        scaled = interpolate(images.float(), self.info.input_shape[1:], mode="bilinear", antialias=True)
+        return scaled.round().clamp(0, 255).to(torch.uint8), labels

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import NoSplitError, UserError, refusing, warn
 from pocketbayes.data.dataset import Dataset, Info, Pictures
-from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
+from pocketbayes.data.pixels import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ IMAGENET_JITTER = (0.4, 0.4, 0.4, 0.1)
 class ImageFiles(Pictures):
     """Image files and their labels; only the paths are kept in memory."""
 
+    per_row = ("paths", "labels")
+
     def __init__(
         self,
         root: Path,
@@ -50,21 +52,11 @@ class ImageFiles(Pictures):
         self.root, self.paths, self.labels, self.info = root, paths, labels, info
         self.transform, self.normalise = transform, normalise
 
-    def __len__(self) -> int:
-        """Return the number of files."""
-        return len(self.paths)
-
     def pixels(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Decode, and resize or augment."""
         rows = np.asarray(indices, dtype=np.int64)
         images = [self.transform(read_image(self.root / os.fsdecode(path))) for path in self.paths[rows]]
         return torch.stack(images), self.labels[torch.from_numpy(rows)]
-
-    def take(self, indices: Tensor) -> ImageFiles:
-        """Return the files `indices` only."""
-        return ImageFiles(
-            self.root, self.paths[indices.numpy()], self.labels[indices], self.info, self.transform, self.normalise
-        )
 
 
 def image_folder(

@@ -6,11 +6,13 @@ Each reader raises a `UserError` that names the file if its contents are invalid
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import pickletools
 import struct
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pocketbayes.base.errors import UserError, refusing
-from pocketbayes.data.matlab import matlab_arrays
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -28,6 +29,11 @@ MAX_BYTES = 16 * 2**30
 MOST_PACKED = 1032
 # CIFAR's pickles reuse no values. Reused values can be nested to exhaust memory or time.
 MOST_REUSED = 16
+MATLAB_HEAD, MATLAB_COMPRESSED, MATLAB_MATRIX = 128, 15, 14
+MATLAB_TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
+"""Storage types of elements."""
+MATLAB_CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
+"""Value types of arrays by class."""
 
 
 def read_idx(path: Path) -> Bytes:
@@ -43,7 +49,7 @@ def read_idx(path: Path) -> Bytes:
         if len(sizes) < 4 * head[3]:
             raise UserError(f"{path}: ends inside its header")
         shape = struct.unpack(f">{head[3]}I", sizes)
-        expected, actual = _product(shape), path.stat().st_size - file.tell()
+        expected, actual = math.prod(shape), path.stat().st_size - file.tell()
         if expected != actual:
             raise UserError(
                 f"{path}: the header says {expected} bytes of data, but there are {actual}; download it again"
@@ -141,7 +147,7 @@ def _check_npy(file: IO[bytes], size: int, where: str) -> None:
     shape, _, dtype = header(file)
     if dtype.hasobject:
         raise UserError(f"{where} contains Python objects, but only numbers are supported")
-    expected, actual = _product(shape) * dtype.itemsize, size - file.tell()
+    expected, actual = math.prod(shape) * dtype.itemsize, size - file.tell()
     if expected != actual:
         raise UserError(f"{where}: the header says {expected} bytes of data, but there are {actual}")
     if expected > MAX_BYTES:
@@ -156,9 +162,44 @@ def read_svhn(path: Path) -> tuple[Bytes, Bytes]:
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
 
 
-def _product(shape: Iterable[int]) -> int:
-    # Python's integers do not overflow.
-    product = 1
-    for size in shape:
-        product *= int(size)
-    return product
+def matlab_arrays(data: bytes) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
+    """Yield the names and arrays of a file; reject anything but numeric arrays."""
+    if len(data) < MATLAB_HEAD or data[MATLAB_HEAD - 4 : MATLAB_HEAD] != b"\0\x01IM":
+        raise ValueError("not a little-endian file of level 5")
+    for kind, body in _elements(memoryview(data)[MATLAB_HEAD:]):
+        if kind == MATLAB_COMPRESSED:
+            engine = zlib.decompressobj()
+            inside = memoryview(engine.decompress(body, MAX_BYTES))
+            if not engine.eof:
+                raise ValueError("a compressed array is truncated or too large")
+            kind, body = next(_elements(inside), (0, inside))
+        if kind != MATLAB_MATRIX:
+            raise ValueError(f"an element of type {kind}")
+        yield _array(body)
+
+
+def _array(body: memoryview) -> tuple[str, npt.NDArray[np.generic]]:
+    (_, flags), (_, sizes), (_, name), (kept, values) = (element for element, _ in zip(_elements(body), range(4)))
+    if flags[0] not in MATLAB_CLASSES or flags[1] & 8 or kept not in MATLAB_TYPES:
+        raise ValueError(f"an array of class {flags[0]}, kept as type {kept}")
+    shape = np.frombuffer(sizes, dtype="<i4").tolist()
+    numbers = np.frombuffer(values, dtype=MATLAB_TYPES[kept])
+    if len(shape) > 8 or min(shape, default=-1) < 0 or math.prod(shape) != len(numbers):
+        raise ValueError(f"{len(numbers)} numbers for an array of shape {shape}")
+    return bytes(name).decode("ascii"), numbers.reshape(shape, order="F").astype(MATLAB_CLASSES[flags[0]])
+
+
+def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """Yield type and contents of each element: a tag of 8 bytes, or one of 4 that contains up to 4 bytes."""
+    place = 0
+    while place < len(data):
+        first = int.from_bytes(data[place : place + 4], "little")
+        if first >> 16:
+            kind, start, size, following = first & 0xFFFF, place + 4, first >> 16, place + 8
+        else:
+            kind, start, size = first, place + 8, int.from_bytes(data[place + 4 : place + 8], "little")
+            following = start + size + (0 if kind == MATLAB_COMPRESSED else -size % 8)
+        if start + size > len(data) or (first >> 16 and size > 4):
+            raise ValueError("an element is truncated")
+        yield kind, data[start : start + size]
+        place = following

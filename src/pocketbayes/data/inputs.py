@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.csv_table import read_rows
+from pocketbayes.data.arrays import read_rows
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
 from pocketbayes.data.formats import read_npy, read_npz
-from pocketbayes.data.out_of_depth import warn_of_picture
+from pocketbayes.data.validate import warn_of_picture
 
 Array = npt.NDArray[Any]
 

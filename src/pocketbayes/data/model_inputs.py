@@ -1,4 +1,4 @@
-"""Several model inputs, positional or named, that are split and moved like a single tensor."""
+"""Model inputs: one tensor, or several, positional or named, that are split and moved like a single tensor."""
 
 from __future__ import annotations
 
@@ -7,17 +7,47 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.tensors import as_tensor
 
 TARGETS = ("labels", "label", "targets", "target", "y")
 """Names of a batch's targets, in order of preference."""
 OUTPUTS = ("logits", "out", "predictions")
 """Names of the predictions among several outputs of a model."""
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """Convert an array or nested lists of numbers to a tensor of at least one dimension.
+
+    Args:
+        value: The numbers.
+        what: Their name in error messages.
+
+    Raises:
+        UserError: If they are not real numbers, or not a dense tensor in memory.
+    """
+    if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
+        value = value.copy()  # torch has no negative strides
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        reason = str(error).partition(". ")[0]
+        raise UserError(f"{what} cannot be read as numbers ({reason}): give a tensor, or an array of numbers") from None
+    if tensor.is_nested:
+        raise UserError(f"{what} are a nested tensor: give one shape, such as x.to_padded_tensor(0)")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise UserError(f"{what} are a tensor of layout {tensor.layout} and type {tensor.dtype}: give a dense one")
+    if tensor.is_meta:
+        raise UserError(f"{what} lie on the meta device, where tensors have no values")
+    if tensor.is_complex():
+        raise UserError(f"{what} are complex numbers: give real ones")
+    if tensor.ndim == 0:
+        raise UserError(f"{what} are a single number: give an array whose first dimension counts the examples")
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -135,7 +165,7 @@ def as_input(value: Any) -> ModelInput:
         }
         return _same_length(Inputs(kwargs=named))
     if isinstance(value, (tuple, list)) and len(value) > 1 and all(isinstance(v, Tensor) and v.ndim for v in value):
-        return _same_length(Inputs(tuple(value)))
+        return _same_length(Inputs(tuple(as_tensor(v, "the inputs") for v in value)))
     return as_tensor(value, "the inputs")
 
 

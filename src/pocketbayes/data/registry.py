@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pocketbayes.base.errors import NoSplitError, UnknownNameError, UserError
+from pocketbayes.data.arrays import npz
 from pocketbayes.data.dataset import Dataset
 from pocketbayes.data.folders import image_folder, imagenet
-from pocketbayes.data.npz import npz
-from pocketbayes.data.request import Request, Split
+from pocketbayes.data.request import Request, Split, choose
 from pocketbayes.data.segmentation import cityscapes, masks
-from pocketbayes.data.shifted import PUBLISHED, cifar_c
-from pocketbayes.data.split import choose
+from pocketbayes.data.shift import PUBLISHED, cifar_c
 from pocketbayes.data.tabular import toy_cubic, uci
 from pocketbayes.data.vision import IMAGE_SETS, image_set
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data import class_names
 from pocketbayes.data.dataset import Dataset, Info
 from pocketbayes.data.folders import SUFFIXES, find_part, read_image, require
-from pocketbayes.data.normalise import Normalise, StatsOption, normalisation
+from pocketbayes.data.pixels import Normalise, StatsOption, normalisation
 from pocketbayes.data.request import Request
 
 if TYPE_CHECKING:
@@ -23,6 +22,10 @@ if TYPE_CHECKING:
 
 # Cityscapes' own ids of the 19 classes that are scored, in the order of their training ids.
 CITYSCAPES_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+CITYSCAPES = (
+    "road", "sidewalk", "building", "wall", "fence", "pole", "traffic light", "traffic sign", "vegetation", "terrain",
+    "sky", "person", "rider", "car", "truck", "bus", "train", "motorcycle", "bicycle",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,18 @@ class Pair:
 class MaskFiles(Dataset):
     """Pairs of image and mask files, resized (and augmented) together when fetched."""
 
+    per_row = ("pairs",)
+
     def __init__(
         self, pairs: list[Pair], info: Info, relabel: Tensor | None, normalise: Normalise, augment: bool
     ) -> None:
-        self.pairs, self.info, self.relabel = pairs, info, relabel
+        self.pairs, self.info, self.relabel = np.array(pairs, dtype=object), info, relabel
         self.normalise, self.augment = normalise, augment
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-        return len(self.pairs)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return a batch of images `(n, 3, height, width)` and masks `(n, height, width)`."""
         images, masks = zip(*(self._read(self.pairs[index]) for index in indices))
         return self.normalise(torch.stack(images)), torch.stack(masks)
-
-    def take(self, indices: Tensor) -> MaskFiles:
-        """Return the pairs `indices` only."""
-        pairs = [self.pairs[index] for index in indices.tolist()]
-        return MaskFiles(pairs, self.info, self.relabel, self.normalise, self.augment)
 
     def _read(self, pair: Pair) -> tuple[Tensor, Tensor]:
         pillow = require("PIL.Image")
@@ -120,7 +116,7 @@ def cityscapes(
     ignore_index = 255 if void == "ignore" else None
     relabel = torch.full((256,), len(CITYSCAPES_IDS) if ignore_index is None else ignore_index)
     relabel[list(CITYSCAPES_IDS)] = torch.arange(len(CITYSCAPES_IDS))
-    names = class_names.CITYSCAPES + (("void",) if ignore_index is None else ())
+    names = CITYSCAPES + (("void",) if ignore_index is None else ())
     normalise = normalisation("imagenet", 3, mean, std)
     info = _info(request, pairs, images, size, len(names), names, ignore_index, normalise)
     return request.carve(MaskFiles(pairs, info, relabel, normalise, request.augmented))

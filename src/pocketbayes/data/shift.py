@@ -1,33 +1,122 @@
-"""Distribution shift of images: corruptions, rotation, and noise by signal-to-noise ratio.
+"""Distribution shift of images: corruptions, rotation, and noise by signal-to-noise ratio, applied per batch.
 
 `corrupt` applies the 19 corruptions of CIFAR-C and ImageNet-C at five severities to images of any size, seeded by
 (seed, name, severity, index), so that an image's corruption is independent of its batch. The parameters are those
 published for a shorter side of 32 (CIFAR-C), 64 (Tiny ImageNet-C) and 224 pixels (ImageNet-C), interpolated linearly in
 log(side), and constant below 32 and above 224. `corruptions/` lists the differences from the published images, which
-`read_cifar_c` reads.
+the data sets `cifar10-c` and `cifar100-c` read.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError, refusing
-from pocketbayes.data.corruptions import FUNCTIONS, parameters
+from pocketbayes.data.corruptions.severities import PARAMETERS, parameters
+from pocketbayes.data.dataset import Dataset, Images, Info, Pictures
+from pocketbayes.data.pixels import StatsOption, normalisation
+from pocketbayes.data.request import Request
+from pocketbayes.data.vision import IMAGE_SETS
 
-CORRUPTIONS: tuple[str, ...] = tuple(FUNCTIONS)
+Change = Callable[[NDArray[np.uint8], int], NDArray[Any]]
+"""A function from images (n, h, w, c) and the index of the first one to values from 0 to 255."""
+CORRUPTIONS: tuple[str, ...] = tuple(PARAMETERS)
 """All 19, named like the published files."""
-
 ORIGINAL_15: tuple[str, ...] = CORRUPTIONS[:15]
 """The benchmark; the other four are meant for choosing hyperparameters."""
-
 SEVERITIES = (1, 2, 3, 4, 5)
-
 _VALUES_AT_ONCE = 1 << 20
+
+
+class Shifted(Dataset):
+    """A data set whose images are changed when fetched.
+
+    The change of an image depends only on its index in `pictures`.
+    """
+
+    per_row = ("places",)
+
+    def __init__(self, pictures: Pictures, change: Change) -> None:
+        self.pictures, self.change, self.info = pictures, change, pictures.info
+        self.places = torch.arange(len(pictures))
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a batch of changed, then normalised images, and their labels."""
+        places = self.places[torch.as_tensor(indices, dtype=torch.int64)].tolist()
+        pixels, labels = self.pictures.pixels(places)
+        images = np.ascontiguousarray(pixels.permute(0, 2, 3, 1).numpy())
+        breaks = (np.diff(places) != 1).nonzero()[0] + 1
+        runs = zip(np.split(images, breaks), (places[start] for start in (0, *breaks)))
+        changed = np.concatenate([self.change(run, first) for run, first in runs])
+        return self.pictures.normalise(torch.from_numpy(changed).permute(0, 3, 1, 2).contiguous()), labels
+
+
+def corrupted(pictures: Pictures, name: str, severity: int, seed: int = 0) -> Shifted:
+    """Apply one of the 19 corruptions (see `corrupt`)."""
+    return Shifted(pictures, lambda images, first: corrupt(images, name, severity, seed, first_index=first))
+
+
+def rotated(pictures: Pictures, degrees: float) -> Shifted:
+    """Rotate counter-clockwise (see `rotate`)."""
+    return Shifted(pictures, lambda images, _: rotate(images, degrees))
+
+
+def noisy(pictures: Pictures, snr_db: float, seed: int = 0) -> Shifted:
+    """Add Gaussian noise at a signal-to-noise ratio without clipping (see `noise_db`)."""
+    return Shifted(pictures, lambda images, first: 255 * noise_db(images, snr_db, seed, first_index=first))
+
+
+@dataclass(frozen=True)
+class Published:
+    """The folder of a data set's published corruptions inside the data folder."""
+
+    base: str
+    folder: str
+
+
+def cifar_c(
+    spec: Published,
+    request: Request,
+    *,
+    corruption: str,
+    severity: int,
+    mean: StatsOption = None,
+    std: StatsOption = None,
+) -> Dataset:
+    """Load one corruption at one severity from the published `.npy` files.
+
+    Args:
+        spec: The data set.
+        request: The common settings; the split must be "test".
+        corruption: One of the 19 file names.
+        severity: 1 to 5.
+        mean: As for the original data set.
+        std: Likewise.
+    """
+    if request.split != "test":
+        raise UserError(f"data set {request.name!r} has a 'test' split only, no {request.split!r}")
+    folder = request.folder / spec.folder
+    if not folder.is_dir():
+        raise request.missing("folder", folder)
+    images, labels = read_cifar_c(folder, corruption, severity)
+    names = IMAGE_SETS[spec.base].class_names
+    pixels = torch.from_numpy(np.array(images.transpose(0, 3, 1, 2), order="C"))
+    normalise = normalisation(spec.base, pixels.shape[1], mean, std)
+    shape = tuple(pixels.shape[1:])
+    info = Info(request.name, "classification", len(names), names, shape, normalise.mean, normalise.std)
+    return Images(pixels, torch.from_numpy(labels), info, normalise, None)
+
+
+PUBLISHED = {"cifar10-c": Published("cifar10", "CIFAR-10-C"), "cifar100-c": Published("cifar100", "CIFAR-100-C")}
 
 
 def corrupt(
@@ -45,9 +134,11 @@ def corrupt(
     Returns:
         The same shape and type.
     """
+    from pocketbayes.data.corruptions import functions  # scipy is slow to import
+
     _check_choice(name, severity)
     batch = _as_batch(images)
-    function, values = FUNCTIONS[name], parameters(name, severity, min(batch.shape[1:3]))
+    function, values = getattr(functions, name), parameters(name, severity, min(batch.shape[1:3]))
     corrupted = np.empty_like(batch)
     size = max(1, _VALUES_AT_ONCE // max(1, batch[0].size)) if len(batch) else 1
     for start in range(0, len(batch), size):

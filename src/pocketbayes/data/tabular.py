@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from pocketbayes.base.errors import UnknownNameError, UserError, refusing
-from pocketbayes.data.dataset import Dataset, Info
-from pocketbayes.data.memory import Arrays
+from pocketbayes.data.dataset import Arrays, Dataset, Info
 from pocketbayes.data.request import TEST_SEED, Request
 
 Array = npt.NDArray[np.float64]

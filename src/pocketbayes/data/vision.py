@@ -10,15 +10,27 @@ import numpy as np
 import torch
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data import class_names
-from pocketbayes.data.augment import CropFlip, PadMode
-from pocketbayes.data.dataset import Dataset, Info
+from pocketbayes.data.dataset import Dataset, Images, Info
 from pocketbayes.data.formats import Bytes, read_cifar, read_idx, read_npz, read_svhn
-from pocketbayes.data.memory import Images
-from pocketbayes.data.normalise import StatsOption, normalisation
+from pocketbayes.data.pixels import CropFlip, PadMode, StatsOption, normalisation
 from pocketbayes.data.request import Request
 
 UNCHANGED = CropFlip()
+DIGITS = tuple("0123456789")
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100 = (
+    "apple", "aquarium_fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl",
+    "boy", "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair",
+    "chimpanzee", "clock", "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin",
+    "elephant", "flatfish", "forest", "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp",
+    "lawn_mower", "leopard", "lion", "lizard", "lobster", "man", "maple_tree", "motorcycle", "mountain",
+    "mouse", "mushroom", "oak_tree", "orange", "orchid", "otter", "palm_tree", "pear", "pickup_truck",
+    "pine_tree", "plain", "plate", "poppy", "porcupine", "possum", "rabbit", "raccoon", "ray", "road", "rocket",
+    "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper", "snail", "snake", "spider", "squirrel",
+    "streetcar", "sunflower", "sweet_pepper", "table", "tank", "telephone", "television", "tiger", "tractor",
+    "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow_tree", "wolf", "woman", "worm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,24 +173,24 @@ def _idx_files(folder: str, part: str) -> tuple[str, str]:
 
 
 IMAGE_SETS: dict[str, ImageSet] = {
-    "digits": ImageSet(_read_digits, class_names.DIGITS, test_fraction=0.2),
+    "digits": ImageSet(_read_digits, DIGITS, test_fraction=0.2),
     "mnist": ImageSet(
         _read_idx_pair,
-        class_names.DIGITS,
+        DIGITS,
         _idx_files("MNIST", "train"),
         _idx_files("MNIST", "t10k"),
         torchvision="MNIST",
     ),
     "fashion-mnist": ImageSet(
         _read_idx_pair,
-        class_names.FASHION,
+        FASHION,
         _idx_files("FashionMNIST", "train"),
         _idx_files("FashionMNIST", "t10k"),
         torchvision="FashionMNIST",
     ),
     "cifar10": ImageSet(
         _read_cifar_files("labels"),
-        class_names.CIFAR10,
+        CIFAR10,
         tuple(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)),
         ("cifar-10-batches-py/test_batch",),
         torchvision="CIFAR10",
@@ -186,7 +198,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
     ),
     "cifar100": ImageSet(
         _read_cifar_files("fine_labels"),
-        class_names.CIFAR100,
+        CIFAR100,
         ("cifar-100-python/train",),
         ("cifar-100-python/test",),
         stand_in="cifar100-test.npz",
@@ -195,7 +207,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
     ),
     "svhn": ImageSet(
         lambda paths: read_svhn(paths[0]),
-        class_names.DIGITS,
+        DIGITS,
         ("train_32x32.mat",),
         ("test_32x32.mat",),
         stand_in="svhn-test.npz",

@@ -15,7 +15,7 @@ from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes
-from pocketbayes.inference.prediction import Turn, as_inputs, calibrated, passes_for, turns_of
+from pocketbayes.inference.prediction import Turn, calibrated, passes_for, turns_of
 from pocketbayes.inference.stopping import Stopping, choose_stopping
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
@@ -49,10 +49,9 @@ def fit_stopping(
     answers: list[list[Tensor]] = [[] for _ in steps]
     labels = []
     for x, y in batches(as_source(val), batch_size):
-        inputs = as_inputs(x)
         for place, step in enumerate(steps):
             passes = _empty(net, ask)
-            for passed in step.run(inputs, ask):
+            for passed in step.run(x, ask):
                 passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration))
             answers[place].append(passes.summary().mean.cpu())
         if answers[0][-1].ndim != 2:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
-from pocketbayes.inference.prediction import as_inputs, outputs_of, passes_for, scaled
+from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import Ask
@@ -52,7 +52,7 @@ def fit_variance_scale(
     parts: list[tuple[list[Passed], Tensor]] = []
     for x, y in batches(as_source(val), ask.batch_size):
         target = y.to(members(net)[0].device)
-        parts.append((list(outputs_of(net, as_inputs(x), ask)), target))
+        parts.append((list(outputs_of(net, x, ask)), target))
     if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
         raise UserError(f"{propagation} propagation gives this network no output variance to scale")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.batches import as_source
 from pocketbayes.data.dataset import Pictures
-from pocketbayes.data.shifted import noisy
+from pocketbayes.data.shift import noisy
 from pocketbayes.inference.evaluation import evaluate, stream
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import from_moments

@@ -15,7 +15,7 @@ from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered, dee
 from pocketbayes.inference.other_passes import Density, OtherPasses
 from pocketbayes.inference.passes import Passes, RealPasses
-from pocketbayes.inference.prediction import as_inputs, likelihood_of, run_passes
+from pocketbayes.inference.prediction import likelihood_of, run_passes
 from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
@@ -113,7 +113,7 @@ def answers(
     for x, y in batches(source, at_once, start=team.rank, stride=team.size):
         y = y.to(device)
         target = y if y.is_floating_point() or task_of(members(net)[0].likelihood) == "other" else None
-        yield run_passes(net, as_inputs(x), ask, target=target, on_pass=on_pass), y
+        yield run_passes(net, x, ask, target=target, on_pass=on_pass), y
 
 
 def loss_of(measures: Mapping[str, float]) -> float:

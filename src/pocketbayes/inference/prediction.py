@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
 from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
-from pocketbayes.data.out_of_depth import warn_of_values
+from pocketbayes.data.validate import warn_of_values
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
@@ -119,38 +118,12 @@ def as_inputs(x: Any, info: Info | None = None) -> ModelInput:
     """
     if isinstance(x, (str, Path)):
         raise UserError(f"x is the name {str(x)!r}, not inputs: read a file with pb.data.read_inputs(path, net.info)")
-    try:
-        inputs = as_input(_contiguous(x))
-    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"x must hold numbers (n, ...), but torch cannot read this {type(x).__name__}: {reason}"
-        ) from error
-    for values in tensors_of(inputs):
-        if values.is_nested:
-            raise UserError("x is a nested tensor: give inputs of one shape, such as x.to_padded_tensor(0)")
-        if values.layout != torch.strided:
-            raise UserError("x is a sparse tensor: give x.to_dense()")
-        if values.is_meta:
-            raise UserError("x is on the meta device and has no values")
-        if values.is_complex():
-            raise UserError("x has complex numbers: give real ones, such as x.abs() or torch.view_as_real(x)")
-        if values.ndim == 0:
-            raise UserError("x is a single number, not a batch (n, ...)")
+    inputs = as_input(x)
     if info is not None and tuple(inputs.shape) == tuple(info.input_shape):
         raise UserError(f"x is one input {tuple(inputs.shape)}, not a batch (n, ...): give x[None]")
     if not len(inputs):
         raise UserError("nothing to predict: x is empty")
     return inputs
-
-
-def _contiguous(x: Any) -> Any:
-    """Copy numpy arrays with negative strides, which torch cannot read."""
-    if isinstance(x, Mapping):
-        return {name: _contiguous(value) for name, value in x.items()}
-    return np.ascontiguousarray(x) if isinstance(x, np.ndarray) and x.ndim else x
 
 
 def run_passes(

@@ -15,7 +15,7 @@ from torch import nn
 from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.dataset import Dataset, Pictures
-from pocketbayes.data.preprocessing import match_preprocessing
+from pocketbayes.data.description import match_preprocessing
 from pocketbayes.data.registry import LOADERS
 from pocketbayes.recipes.files import override, read_tree
 from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of

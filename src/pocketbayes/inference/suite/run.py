@@ -15,8 +15,8 @@ from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
-from pocketbayes.data.shifted import corrupted as corrupt_pictures
-from pocketbayes.data.shifted import noisy, rotated
+from pocketbayes.data.shift import corrupted as corrupt_pictures
+from pocketbayes.data.shift import noisy, rotated
 from pocketbayes.inference.adaptive import stopping_of
 from pocketbayes.inference.diversity import title
 from pocketbayes.inference.prediction import likelihood_of

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from pocketbayes.base.batch_norm import batch_norms_to_eval
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.base.seeds import derive_seed
-from pocketbayes.data.augment import random_crop
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.data.model_inputs import Inputs, ModelInput
+from pocketbayes.data.pixels import random_crop
 from pocketbayes.files import container
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Network
