@@ -30,8 +30,7 @@ from torch import Tensor
 import pocketbayes as pb
 from fuzz_mutations import damage, lie
 from measure import Rows, forget_peak, memory
-from pocketbayes.base.calibrated import Calibration
-from pocketbayes.base.conformal import Conformal
+from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.terminal import SafeConsole
 from pocketbayes.cli.predict import _answer, _table
 from pocketbayes.data import Info

@@ -12,7 +12,7 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import Rows
 from pocketbayes.inference.metrics import ood_scores
-from pocketbayes.inference.metrics.equivalents import calibrated_nll
+from pocketbayes.inference.metrics.tempered import calibrated_nll
 
 SAMPLES = 10
 BATCH = 1000

@@ -13,9 +13,7 @@ from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
 from pocketbayes.inference.adaptive import fit_stopping
 from pocketbayes.inference.answer import Prediction
-from pocketbayes.inference.calibrating import calibrate
-from pocketbayes.inference.calibration import fit_variance_scale
-from pocketbayes.inference.conformal import fit_conformal
+from pocketbayes.inference.calibration import calibrate, fit_conformal, fit_variance_scale
 from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.health import Health, health

@@ -17,8 +17,7 @@ from typing_extensions import Self
 
 from pocketbayes.base.allocation import keep_freed_memory
 from pocketbayes.base.arguments import checked_shares
-from pocketbayes.base.calibrated import Calibration
-from pocketbayes.base.conformal import Conformal
+from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info

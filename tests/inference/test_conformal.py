@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.base.conformal import MOST_SCORES, Conformal
+from pocketbayes.base.calibration import MOST_SCORES, Conformal
 
 
 def labelled(count: int, seed: int) -> tuple[Tensor, Tensor]:

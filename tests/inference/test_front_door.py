@@ -65,7 +65,7 @@ def test_predict_refuses_settings_out_of_range(setting: dict[str, Any]) -> None:
     net, data = network(), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))
     refused(lambda: pb.predict(net, data[0], **setting))
     refused(lambda: pb.evaluate(net, data, **setting))
-    refused(lambda: stream(net, data, **setting))  # type: ignore[arg-type]
+    refused(lambda: next(stream(net, data, pb.Ask(**setting))))
     if "variance_scale" not in setting:
         refused(lambda: pb.fit_variance_scale(net, data, **setting))
 

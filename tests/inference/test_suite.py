@@ -320,9 +320,9 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int | None) -> list[int]:
     started: list[int] = []
     stream = parts.stream
 
-    def counted(net: Any, source: Any, **options: Any) -> Any:
+    def counted(net: Any, source: Any, ask: Any, **options: Any) -> Any:
         started.append(len(source))
-        answers = stream(net, source, **options)
+        answers = stream(net, source, ask, **options)
         if count is not None and len(started) > count:
             yield next(answers)
             raise KeyboardInterrupt

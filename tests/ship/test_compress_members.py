@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pocketbayes as pb
-from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.calibration import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code

@@ -14,9 +14,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import pocketbayes as pb
-from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.calibration import Calibration
 from pocketbayes.cli import app
-from pocketbayes.inference.diversity import similarity, title
+from pocketbayes.inference.health import similarity, title
 
 SMALL = {"epochs": 1, "batch_size": 64, "progress": False}
 

@@ -68,7 +68,7 @@ def adapt(
       pocketbayes adapt net.pocket --data photos --out small.pocket
     """
     from pocketbayes.files.network_file import save
-    from pocketbayes.inference.calibrating import calibrate
+    from pocketbayes.inference.calibration import calibrate
     from pocketbayes.inference.evaluation import evaluate
     from pocketbayes.methods import MeanFieldVI
     from pocketbayes.network import Network, members

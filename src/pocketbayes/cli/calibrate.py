@@ -47,7 +47,7 @@ def calibrate(
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
     from pocketbayes.files.network_file import load, save
     from pocketbayes.inference.adaptive import fit_stopping
-    from pocketbayes.inference.calibrating import calibrate as fit_calibration
+    from pocketbayes.inference.calibration import calibrate as fit_calibration
     from pocketbayes.inference.evaluation import evaluate
     from pocketbayes.network import members
     from pocketbayes.recipes import network_file

@@ -42,7 +42,7 @@ def ensemble(
     from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
     from pocketbayes.files.network_file import load, save
     from pocketbayes.files.packing import Precision
-    from pocketbayes.inference.diversity import similarity
+    from pocketbayes.inference.health import similarity
     from pocketbayes.recipes import network_file
     from pocketbayes.reporting.table import table
     from pocketbayes.ship.mixing import mixture

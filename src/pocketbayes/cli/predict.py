@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pocketbayes.data import Info
     from pocketbayes.inference.answer import Prediction
     from pocketbayes.network import Net
+    from pocketbayes.propagation import Ask
     from pocketbayes.recipes import DataPart
 
 MOST_ROWS = 100
@@ -73,13 +74,13 @@ def predict(
       pocketbayes predict runs/streets street.jpg --maps maps
       pocketbayes predict five.pocket cat.png --adaptive
     """
-    from pocketbayes.base.conformal import check_level
+    from pocketbayes.base.calibration import check_level
     from pocketbayes.cli.datasets import data_of, recipe_beside
     from pocketbayes.data import read_inputs
     from pocketbayes.files.network_file import load
     from pocketbayes.inference.prediction import predict as answer
     from pocketbayes.network import members
-    from pocketbayes.propagation import find_propagation
+    from pocketbayes.propagation import Ask, find_propagation
     from pocketbayes.recipes import network_file
     from pocketbayes.recipes.parts import check_input
 
@@ -109,7 +110,7 @@ def predict(
             raise UserError(f"{net} predicts every pixel: --level is for whole inputs")
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
-        given = {"samples": samples, "propagation": propagation, "seed": seed}
+        given = Ask(samples, propagation, seed)
         part, _ = data_of(file, network, recipe, data, [])
         abstention = _chosen(file, network, target_risk, part, split, data_dir, given)
     rows = []
@@ -144,7 +145,7 @@ def _chosen(
     part: DataPart,
     split: str,
     data_dir: Path | None,
-    given: dict[str, Any],
+    ask: Ask,
 ) -> dict[str, Any]:
     """Choose the threshold of total uncertainty for a risk on validation data, and return its results there."""
     from dataclasses import asdict
@@ -167,7 +168,7 @@ def _chosen(
     uncertainty, correct = [], []
     with display() as bar:
         bar.begin(f"{part.name}, {split}", len(dataset))
-        for passes, y in stream(net, dataset, **given):
+        for passes, y in stream(net, dataset, ask):
             prediction = passes.summary()
             uncertainty.append(prediction.entropy.cpu())
             correct.append((prediction.mean.argmax(1) == y).cpu())

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from pocketbayes import likelihoods as objective
 from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
-from pocketbayes.base.calibrated import Calibration
-from pocketbayes.base.conformal import Conformal
+from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info

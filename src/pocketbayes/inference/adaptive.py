@@ -14,6 +14,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
+from pocketbayes.inference.metrics.accumulators import Sums
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes
 from pocketbayes.inference.prediction import Turn, calibrated, passes_for, turns_of
 from pocketbayes.inference.stopping import Stopping, choose_stopping
@@ -89,25 +90,16 @@ class Settled(Passes):
         return self.prediction
 
 
-class PassCount:
+class PassCount(Sums):
     """The mean number of passes."""
-
-    def __init__(self) -> None:
-        self.total, self.count = 0, 0
 
     def update(self, passes: Tensor) -> None:
         """Add the passes of a batch."""
-        self.total += int(passes.sum())
-        self.count += len(passes)
-
-    def merge(self, other: PassCount) -> None:
-        """Add another count."""
-        self.total += other.total
-        self.count += other.count
+        self._add(count=torch.tensor(len(passes)), passes=passes.sum())
 
     def compute(self) -> dict[str, float]:
         """Return the mean."""
-        return {"passes": self.total / self.count}
+        return {"passes": self._mean("passes")}
 
 
 def settle(net: Net, x: ModelInput, ask: Ask) -> Settled:

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from pocketbayes.base.conformal import Conformal, check_level
+from pocketbayes.base.calibration import Conformal, check_level
 from pocketbayes.base.errors import UserError
 
 SHOWN_ROWS = 8

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.data.batches import as_source
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shift import noisy
 from pocketbayes.inference.evaluation import evaluate, stream
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import from_moments
+from pocketbayes.propagation import Ask
 
 Criterion = Literal["magnitude", "snr"]
 FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
@@ -106,7 +106,7 @@ def noise_curve(
     rows = []
     for ratio in sorted(decibels):
         sums = dict.fromkeys(("accuracy", "variance", "entropy"), 0.0)
-        for passes, y in stream(net, as_source(noisy(pictures, ratio, noise_seed)), **settings):
+        for passes, y in stream(net, noisy(pictures, ratio, noise_seed), Ask(**settings)):
             answer = passes.summary()
             predicted = answer.mean.argmax(1)
             sums["accuracy"] += float((predicted == y).sum())

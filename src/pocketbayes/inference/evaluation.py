@@ -10,11 +10,10 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
-from pocketbayes.data.batches import Source, as_source, batch_size_for, batches, info_of, size_of
+from pocketbayes.data.batches import as_source, batch_size_for, batches, info_of, size_of
 from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered, dee
-from pocketbayes.inference.other_passes import Density, OtherPasses
-from pocketbayes.inference.passes import Passes, RealPasses
+from pocketbayes.inference.passes import Density, OtherPasses, Passes, RealPasses
 from pocketbayes.inference.prediction import likelihood_of, run_passes
 from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
@@ -63,13 +62,13 @@ def evaluate(
         mutual information over the entropy; `calibrated_nll` and `calibrated_ece` are those after a temperature that
         is fitted on one half of the data and measured on the other, both ways.
     """
-    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
+    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive)
     source = as_source(data)
     info = info_of(source)
     measures: Measures | None = None
     with display(progress) as bar:
         bar.begin("evaluate", -(-size_of(source) // team.size))
-        for passes, y in answers(net, source, ask, team=team):
+        for passes, y in stream(net, source, ask, team=team):
             measures = measures or measures_for(net, passes, y, info.target_std if info else 1.0)
             measures(passes, y)
             bar.advance(len(y))
@@ -84,30 +83,10 @@ def evaluate(
 
 
 def stream(
-    net: Net,
-    source: Source,
-    *,
-    samples: int = 30,
-    propagation: str | None = None,
-    batch_size: int = 256,
-    seed: int = 0,
-    readout: Readout = "sample",
-    classes: str = "predicted",
-    variance_scale: float = 1.0,
-    adaptive: Any = None,
-    on_pass: Callable[[], object] | None = None,
-    team: Team = ALONE,
+    net: Net, data: Any, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: Team = ALONE
 ) -> Iterator[tuple[Passes, Tensor]]:
-    """Yield predictions and targets batch by batch; the arguments are those of `evaluate`."""
-    ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
-    return answers(net, as_source(source), ask, on_pass=on_pass, team=team)
-
-
-def answers(
-    net: Net, source: Source, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: Team = ALONE
-) -> Iterator[tuple[Passes, Tensor]]:
-    """Yield the predictions and targets of each batch."""
-    device = members(net)[0].device
+    """Yield the predictions and targets of each batch; data and settings are those of `evaluate`."""
+    ask, source, device = ask.checked(), as_source(data), members(net)[0].device
     info = info_of(source)
     at_once = ask.batch_size if info is None else batch_size_for(info.input_shape, ask.batch_size)
     for x, y in batches(source, at_once, start=team.rank, stride=team.size):

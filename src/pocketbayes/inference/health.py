@@ -1,14 +1,14 @@
-"""Diagnostics of whether training changed the stds of a posterior."""
+"""Diagnostics of a trained network: whether training changed the stds, and whether members are independent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pocketbayes.network import Net, members
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior
 
 MAX_POSITIONS = 4096
@@ -17,6 +17,8 @@ MIN_MOVEMENT = 0.1
 """Smallest median relative change of learned stds."""
 MAX_RANK_CORRELATION = 0.9
 """Largest rank correlation of learned stds with their initial values."""
+SIMILAR = 0.5
+"""Cosine of two members' weights above which they share an initialisation; independent ones are below 0.1."""
 
 
 class StdsNotLearnedWarning(UserWarning):
@@ -113,16 +115,40 @@ def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
 
 def rank_correlation(now: Tensor, before: Tensor) -> float:
     """Return Spearman's rank correlation; for constant initial values 0, or 1 if all are still equal."""
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr
 
-    ranks = [torch.from_numpy(rankdata(values.double().numpy())) for values in (now, before)]
-    first, second = (rank - rank.mean() for rank in ranks)
-    norm = float((first.square().sum() * second.square().sum()).sqrt())
-    if norm == 0:
-        return 1.0 if float(first.abs().max()) == 0 else 0.0
-    return float((first * second).sum()) / norm
+    if len(now.unique()) == 1:
+        return 1.0
+    return float(spearmanr(now, before).statistic) if len(before.unique()) > 1 else 0.0
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def cosines(networks: Sequence[Network]) -> dict[tuple[int, int], float]:
+    """Compute the cosine between the mean weights of every two networks of the same layout."""
+    with torch.no_grad():
+        units = [nn.functional.normalize(network.posterior.moments()[0].flatten(), dim=0) for network in networks]
+    return {
+        (one, two): float(units[one] @ units[two].to(units[one]))
+        for two in range(len(units))
+        for one in range(two)
+        if networks[one].layout.slots == networks[two].layout.slots
+    }
+
+
+def similarity(net: Net) -> float | None:
+    """Compute the largest cosine between the mean weights of two members; None if no two share an architecture."""
+    found = cosines(members(net))
+    return max(found.values()) if found else None
+
+
+def title(net: Net) -> str:
+    """Return a network's name in tables: its method or posterior and, for a mixture, whether members share a start."""
+    first = members(net)[0]
+    if not isinstance(net, Mixture):
+        return first.method or first.posterior.name
+    shared = (similarity(net) or 0.0) > SIMILAR
+    return f"mixture of {first.posterior.name}" + (", shared start" if shared else "")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.calibration import Calibration
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data import Info
@@ -20,7 +20,7 @@ from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 from pocketbayes.data.validate import warn_of_values
 from pocketbayes.inference.answer import Prediction
-from pocketbayes.inference.passes import ClassPasses, Passed, Passes, RealPasses
+from pocketbayes.inference.passes import ClassPasses, OtherPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
 from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
@@ -151,8 +151,6 @@ def passes_for(network: Network, ask: Ask) -> Passes:
         return ClassPasses(ask.readout, ask.seed)
     if task == "regression":
         return RealPasses()
-    from pocketbayes.inference.other_passes import OtherPasses
-
     return OtherPasses(ask.seed)
 
 

@@ -19,8 +19,8 @@ from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.files import container, network_file
-from pocketbayes.inference.diversity import SIMILAR, cosines
 from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.inference.health import SIMILAR, cosines
 from pocketbayes.inference.prediction import as_inputs
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.calibrated import Calibration
+from pocketbayes.base.calibration import Calibration
 from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network

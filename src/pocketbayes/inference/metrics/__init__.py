@@ -5,13 +5,11 @@ size is independent of the number of examples, so that data may be streamed, spl
 `ood_scores`, `risk_coverage`, `abstention` and `temperature` need all values at once.
 """
 
-from pocketbayes.inference.metrics.accumulators import Classification, Regression, Segmentation
+from pocketbayes.inference.metrics.accumulators import Classification, HumanAgreement, Regression, Segmentation
 from pocketbayes.inference.metrics.calibration import Reliability, reliability_bins, temperature
 from pocketbayes.inference.metrics.cost import flops, peak_memory
-from pocketbayes.inference.metrics.equivalents import calibrated_nll, dee
-from pocketbayes.inference.metrics.humans import HumanAgreement
 from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
-from pocketbayes.inference.metrics.tempered import Tempered
+from pocketbayes.inference.metrics.tempered import Tempered, calibrated_nll, dee
 
 __all__ = [
     "Abstention",

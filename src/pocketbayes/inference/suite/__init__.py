@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from pocketbayes.inference.suite.comparison import compare, over_seeds
+from pocketbayes.inference.statistics import compare, over_seeds
 from pocketbayes.inference.suite.run import SHIFTS, evaluate_suite
 from pocketbayes.inference.suite.store import read_document, read_values
 

@@ -23,6 +23,7 @@ from pocketbayes.inference.passes import Passes
 from pocketbayes.inference.suite import answers
 from pocketbayes.inference.suite.store import Store, data_print
 from pocketbayes.network import Net
+from pocketbayes.propagation import Ask
 
 ROW = ("accuracy", "nll", "ece", "brier", "entropy", "epistemic")
 """Measures in a row of a shift."""
@@ -38,21 +39,19 @@ class Answers:
         net: The network.
         source: The data.
         bar: The progress bar.
-        settings: The settings of `stream`.
-        batch_size: Images per batch.
+        ask: The settings of the predictions.
         team: The processes that divide the batches.
     """
 
     net: Net
     source: Source
     bar: Display
-    settings: dict[str, Any]
-    batch_size: int
+    ask: Ask
     team: Team
 
     def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
         """Yield the index of each batch's first image, the predictions and the targets."""
-        passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.batch_size
+        passed, step = 0, self.source.batch_size if isinstance(self.source, DataLoader) else self.ask.batch_size
         if step is None and self.team.size > 1:
             raise UserError("several processes need a DataLoader with a batch_size: give a data set instead")
 
@@ -62,9 +61,7 @@ class Answers:
             self.bar.advance(0, passes=passed)
 
         start = self.team.rank * (step or 0)
-        for passes, y in stream(
-            self.net, self.source, batch_size=self.batch_size, on_pass=on_pass, team=self.team, **self.settings
-        ):
+        for passes, y in stream(self.net, self.source, self.ask, on_pass=on_pass, team=self.team):
             yield start, passes, y
             start += len(y) + (self.team.size - 1) * (step or 0)
             self.bar.advance(len(y))

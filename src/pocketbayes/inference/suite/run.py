@@ -18,12 +18,13 @@ from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shift import corrupted as corrupt_pictures
 from pocketbayes.data.shift import noisy, rotated
 from pocketbayes.inference.adaptive import stopping_of
-from pocketbayes.inference.diversity import title
+from pocketbayes.inference.health import title
 from pocketbayes.inference.prediction import likelihood_of
 from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
 from pocketbayes.inference.suite.store import Store, data_print, network_print
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, members
+from pocketbayes.propagation import Ask
 
 DEGREES = tuple(range(0, 181, 15))
 DECIBELS = (20, 16, 12, 8, 4, 0, -3, -6)
@@ -99,12 +100,8 @@ def evaluate_suite(
         settings["shift_images"] = shift_images
     if adaptive:
         settings["adaptive"] = stopping_of(net, adaptive).to_json()
-    head = {
-        **_about(net, source),
-        **(about or {}),
-        "samples": samples,
-        "propagation": propagation,
-        "seed": seed,
+    head = {**_about(net, source), **(about or {})} | {
+        name: settings[name] for name in ("samples", "propagation", "seed")
     }
     path = None if out is None else Path(out)
     store = team.first(lambda: Store(path, settings, head, overwrite))
@@ -115,14 +112,14 @@ def evaluate_suite(
     for name in shift:
         parts += SHIFTS[name](source, corrupted)
     missing = [part for part in parts if not part.done(store)]
-    passes = {"samples": samples, "propagation": propagation, "seed": seed, "adaptive": adaptive}
+    ask = Ask(samples, propagation, seed, batch_size, adaptive=adaptive)
     with display(progress) as bar:
         for number, part in enumerate(missing, len(parts) - len(missing) + 1):
             here = part.source()
             if shift_images is not None and isinstance(part, Shifted):
                 here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
             bar.begin(f"[{number}/{len(parts)}] {part.title}", -(-size_of(here) // team.size))
-            part.run(Answers(net, here, bar, passes, batch_size, team), store)
+            part.run(Answers(net, here, bar, ask, team), store)
     store.keep()
     return store.document
 

@@ -19,7 +19,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.files import network_file as artifact
-from pocketbayes.inference.calibrating import calibrate
+from pocketbayes.inference.calibration import calibrate
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Mixture, Net, members

@@ -18,6 +18,7 @@ from pocketbayes.inference.passes import RealPasses
 from pocketbayes.inference.prediction import predict
 from pocketbayes.likelihoods import Categorical, task_of
 from pocketbayes.network import Mixture, members
+from pocketbayes.propagation import Ask
 
 Loss = tuple[float, float | None]
 """NLL, and accuracy where there are classes."""
@@ -83,7 +84,7 @@ def log_densities(net: Mixture, data: Any, samples: int, seed: int) -> Tensor:
     each = -(-samples // len(net))
     for network in members(net):
         found: list[Tensor] = []
-        for passes, y in stream(network, source, samples=each, seed=seed):
+        for passes, y in stream(network, source, Ask(each, seed=seed)):
             if isinstance(passes, RealPasses):
                 own = passes.log_likelihood().flatten()
             else:
@@ -119,7 +120,7 @@ def measure_prefixes(net: Mixture, data: Any, samples: int, seed: int) -> Prefix
     sums = torch.zeros(len(networks), 2, dtype=torch.float64)
     pairs = list(itertools.combinations(range(len(networks)), 2))
     total = different = 0
-    for batch in zip(*(stream(network, source, samples=each, seed=seed) for network in networks)):
+    for batch in zip(*(stream(network, source, Ask(each, seed=seed)) for network in networks)):
         own = torch.stack([passes.summary().mean for passes, _ in batch])
         y = batch[0][1]
         counted = _counted(net, y, own.shape[2])
