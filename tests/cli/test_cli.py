@@ -114,6 +114,7 @@ def test_train_prints_a_table_without_a_recipe(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = call("train", "--method", "map", "--model", "mlp", "--data", "digits", "--epochs", 1, "--out", out, *TINY)
     assert result.exit_code == 0
+    assert "359 test examples, 3 samples each" in " ".join(result.stdout.split())
     assert "accuracy" in result.stdout
     assert "NLL" in result.stdout
 

@@ -82,6 +82,22 @@ def test_calibrate_warns_of_missing_classes_and_refuses_one() -> None:
         pb.calibrate(overconfident(), (x[y == 0], y[y == 0]))
 
 
+def test_calibrate_fits_a_temperature_to_pixels() -> None:
+    """A 1 x 1 convolution with logits too large by a known factor; pixels without a label do not count."""
+    x, y = data(8 * 32 * 32)
+    model = nn.Conv2d(4, 4, 1, bias=False)
+    model.weight.data = TRUE_TEMPERATURE * torch.eye(4)[:, :, None, None]
+    net = pb.bayesianize(model, "map")
+    assert isinstance(net, pb.Network)
+    net.likelihood = pb.Categorical(ignore_index=255)
+    images, labels = x.view(8, 32, 32, 4).movedim(3, 1).contiguous(), y.view(8, 32, 32).clone()
+    labels[:, :4] = 255
+    found = pb.calibrate(net, (images, labels), samples=2)
+    assert found.calibration is not None
+    assert found.calibration.temperature == pytest.approx(TRUE_TEMPERATURE, rel=0.1)
+    assert pb.evaluate(found, (images, labels))["nll"] < pb.evaluate(net, (images, labels))["nll"] - 0.1
+
+
 def test_calibration_is_part_of_an_exported_graph(tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -75,7 +75,9 @@ def calibrate(
         return
     if calibration is not None:
         words = f"temperature {calibration.temperature:.3f}, variance scale {calibration.variance_scale:.3g}"
-        show(styled("bold", target, f" {words} from {calibration.examples} examples ({split})"))
+        info = members(found)[0].info
+        units = "pixels" if info is not None and info.task == "segmentation" else "examples"
+        show(styled("bold", target, f" {words} from {calibration.examples} {units} ({split})"))
     if conformal is not None:
         what = "sets of classes" if conformal.kind == "classes" else "intervals"
         show(styled("bold", target, f" {what} from {conformal.count} examples ({split}): predict --level 0.9"))

@@ -99,14 +99,15 @@ def train(
 
 
 def _show(outcome: Outcome, json: bool) -> None:
-    from pocketbayes.reporting.table import shown, table
+    from pocketbayes.reporting.table import measured_on, shown, table
 
     folder = outcome.folder
     if json:
         show_json(outcome.to_json())
         return
     size = {"values": outcome.net.census().values, "bytes": outcome.bytes}
-    show(table([{**shown(outcome.measures), **size}], title=f"{folder}, on its {outcome.split} data"))
+    on = measured_on(outcome.examples, outcome.split, outcome.recipe.samples)
+    show(table([{**shown(outcome.measures), **size}], title=f"{folder}, {on}"))
     note(f"saved {folder / MODEL_FILE} after {outcome.seconds:.0f} s; look inside: pocketbayes inspect {folder}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pocketbayes.reporting.table import HEADINGS, PERCENT, best_of, shown, table
+from pocketbayes.reporting.table import HEADINGS, PERCENT, best_of, measured_on, shown, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +30,10 @@ def summary_table(results: Sequence[Document], comparisons: Sequence[Mapping[str
             won = [row for row in comparisons if row["measure"] == measure and row["better"] == place]
             if len(won) == len(rows) - 1 > 0:
                 best[measure] = rows[place][measure]
-    datasets = dict.fromkeys(f"{result['data']['name']}, {result['split']}" for result in results)
+    datasets = dict.fromkeys(
+        f"{result['data']['name']}, {measured_on(result['examples'], result['split'], result['samples'])}"
+        for result in results
+    )
     return table(rows, title="; ".join(datasets), best=best)
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import as_source, batch_size_for, batches
 from pocketbayes.inference.evaluation import stream
-from pocketbayes.inference.metrics.tempered import TEMPERATURES, fit_temperature
+from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
-from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
+from pocketbayes.inference.prediction import likelihood_of, outputs_of, passes_for, scaled
 from pocketbayes.likelihoods import match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
@@ -34,7 +34,8 @@ def calibrate(
     For draws of a classifier, a temperature divides the logits of every pass; for moments and linear, a factor scales
     the variance of the outputs. Both minimise the NLL on `val`, and `predict`, `evaluate`, files and ONNX graphs apply
     them. If `val` is too small to determine a temperature, the value nearest to 1 in its interval is used, with a
-    warning. It also calls `fit_conformal`, so that `Prediction.sets(level)` and `interval(level)` cover `level`.
+    warning. It also calls `fit_conformal`, so that `Prediction.sets(level)` and `interval(level)` cover `level`; a
+    network that predicts pixels gets a temperature only, from evenly spaced pixels.
 
     Args:
         net: A network or mixture, for classification or regression.
@@ -51,12 +52,13 @@ def calibrate(
     for network in members(plain):
         network.calibration = None
     x, _ = next(iter(batches(as_source(val), 2)))
+    ask = replace(ask, batch_size=batch_size_for(x.shape[1:], batch_size))
     output = next(iter(outputs_of(plain, x, ask))).output
     gaussian = isinstance(output, Gaussian)
     if gaussian:
         used = propagation or first.propagation
-        factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=batch_size, seed=seed)
-        count = sum(len(y) for _, y in batches(as_source(val), batch_size))
+        factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=ask.batch_size, seed=seed)
+        count = sum(len(y) for _, y in batches(as_source(val), ask.batch_size))
         calibration: Calibration | None = replace(before, variance_scale=factor, examples=count)
     elif task_of(first.likelihood) == "classification":
         calibration = _fit_temperature(plain, val, ask, before)
@@ -72,15 +74,16 @@ def calibrate(
 
 
 def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calibration:
-    curves, labels = [], []
-    classes = 0
+    likelihood, device = likelihood_of(net), members(net)[0].device
+    ignore = None if likelihood is None else likelihood.ignore_index
+    curves, labels, classes = [], [], 0
     for x, y in batches(as_source(val), ask.batch_size):
-        target = y.to(members(net)[0].device).long()
-        curve, classes = _nll_by_temperature(net, x, target, ask)
+        places = chosen_labels(y, ignore)
+        labels.append(y.flatten()[places].long())
+        curve, classes = _nll_by_temperature(net, x, labels[-1].to(device), places.to(device), ask)
         curves.append(curve)
-        labels.append(y.flatten())
     nll, seen = torch.cat(curves, 1).cpu(), torch.cat(labels).unique()
-    if nll.shape[1] < 2 or len(seen) < 2:
+    if len(seen) < 2:
         raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")
     if len(seen) < classes:
         warn(
@@ -96,16 +99,14 @@ def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calib
     return replace(before, temperature=fit.value, temperature_interval=(fit.low, fit.high), examples=count)
 
 
-def _nll_by_temperature(net: Net, x: Any, y: Tensor, ask: Ask) -> tuple[Tensor, int]:
-    """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and example, and the number of classes."""
+def _nll_by_temperature(net: Net, x: Any, y: Tensor, places: Tensor, ask: Ask) -> tuple[Tensor, int]:
+    """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and chosen label, and the number of classes."""
     total, weights, classes = torch.zeros(()), 0.0, 0
     for passed in outputs_of(net, x, ask):
         output = passed.output
         assert not isinstance(output, Gaussian)
-        if output.ndim != 3:
-            raise UserError("a temperature is fitted for one prediction per example, not per pixel")
         classes = output.shape[2]
-        logits = output.double()
+        logits = output.movedim(2, -1).flatten(1, -2)[:, places].double()
         for_label = logits.gather(2, y.expand(len(logits), -1)[..., None])[..., 0]
         scores = [(for_label / t - (logits / t).logsumexp(2)).exp().sum(0) for t in TEMPERATURES.tolist()]
         total = total.to(logits) + passed.weight * torch.stack(scores)

@@ -43,6 +43,7 @@ class Outcome:
         folder: The run folder.
         net: The trained network.
         split: The split that was measured.
+        examples: The number of its examples.
         measures: Its measures over all processes.
         seconds: The seconds of training.
     """
@@ -51,6 +52,7 @@ class Outcome:
     folder: Path
     net: Net
     split: str
+    examples: int
     measures: dict[str, float]
     seconds: float
 
@@ -66,6 +68,8 @@ class Outcome:
             "folder": str(self.folder),
             "network": str(self.folder / MODEL_FILE),
             "split": self.split,
+            "examples": self.examples,
+            "samples": self.recipe.samples,
             "measures": self.measures,
             "census": census_json(self.net.census()),
             "bytes": self.bytes,
@@ -168,7 +172,7 @@ def run(
         )
     seconds = time.monotonic() - start
     measures = measure(net, test, recipe.samples, progress=progress, team=Team.current()) if measured else {}
-    return Outcome(recipe, folder, net, split, measures, seconds)
+    return Outcome(recipe, folder, net, split, len(test), measures, seconds)
 
 
 def _on_workers(method: Method, workers: int, ray: str | None) -> Method:

@@ -14,7 +14,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 
 PARTS = (
-    "network", "method", "model", "data", "split", "samples", "propagation", "seed", "measures", "census", "bytes",
+    "network", "method", "model", "data", "split", "examples", "samples", "propagation", "seed", "measures", "census", "bytes",
     "reliability", "risk_coverage", "temperature", "ood", "shift", "images", "box", "humans", "seconds",
 )  # fmt: skip
 """The entries of an evaluation that a report uses."""
@@ -85,7 +85,10 @@ class RunFolder:
     @property
     def images(self) -> int | None:
         """The number of measured examples; None if unknown."""
-        reliability = self.evaluation.get("reliability")
+        examples = self.evaluation.get("examples")
+        if is_number(examples):
+            return int(examples) or None
+        reliability = self.evaluation.get("reliability")  # older documents have no other count
         counts = reliability.get("count") if isinstance(reliability, Mapping) else None
         if not isinstance(counts, Sequence) or not all(map(is_number, counts)):
             return None

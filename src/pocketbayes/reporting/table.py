@@ -37,6 +37,11 @@ def shown(measures: Mapping[str, float]) -> dict[str, float]:
     return {name: measures[name] for name in SHOWN if name in measures}
 
 
+def measured_on(examples: int, split: str, samples: int) -> str:
+    """Return what figures were measured on, for a title."""
+    return f"{examples:,} {split} examples, {samples} {'sample' if samples == 1 else 'samples'} each"
+
+
 def table(rows: Sequence[Mapping[str, Any]], title: str | None = None, best: Mapping[str, Any] | None = None) -> Table:
     """Make a table whose columns are all keys of the rows, in order; missing numbers are blank.
 

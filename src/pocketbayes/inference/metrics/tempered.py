@@ -44,12 +44,8 @@ class Tempered(Sums):
 
     def update(self, probs: Tensor, labels: Tensor) -> None:
         """Add a batch of probabilities (n, classes, ...) and integer labels (n, ...)."""
-        p, y = probs.detach().float().movedim(1, -1).reshape(-1, self.classes), labels.reshape(-1).long()
-        if probs.ndim > 2:
-            stride = math.ceil(len(y) / MAX_PIXELS)
-            p, y = p[::stride], y[::stride]
-        if self.ignore_index is not None:
-            p, y = p[y != self.ignore_index], y[y != self.ignore_index]
+        rows = chosen_labels(labels, self.ignore_index)
+        p, y = probs.detach().float().movedim(1, -1).reshape(-1, self.classes)[rows], labels.reshape(-1)[rows].long()
         half = (torch.arange(len(y), device=y.device) + self._seen) % 2
         self._seen += len(y)
         log_p = p.clamp(min=SMALLEST).log()
@@ -86,6 +82,13 @@ class Tempered(Sums):
             bins += self.sums["tables"][nearest].view(2, self.bins, -1)[measured]
         count = float(self.sums["count"])
         return {"calibrated_nll": total / count, "calibrated_ece": float(calibration.calibration_error(bins))}
+
+
+def chosen_labels(labels: Tensor, ignore_index: int | None) -> Tensor:
+    """Return the places in `labels.flatten()` that count: all examples, or evenly spaced pixels, but those ignored."""
+    stride = math.ceil(labels.numel() / MAX_PIXELS) if labels.ndim > 1 else 1
+    places = torch.arange(0, labels.numel(), max(stride, 1), device=labels.device)
+    return places if ignore_index is None else places[labels.flatten()[places] != ignore_index]
 
 
 class TemperatureFit(NamedTuple):

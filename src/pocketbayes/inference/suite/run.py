@@ -100,7 +100,7 @@ def evaluate_suite(
         settings["shift_images"] = shift_images
     if adaptive:
         settings["adaptive"] = stopping_of(net, adaptive).to_json()
-    head = {**_about(net, source), **(about or {})} | {
+    head = {**_about(net, source), **(about or {}), "examples": size_of(source)} | {
         name: settings[name] for name in ("samples", "propagation", "seed")
     }
     path = None if out is None else Path(out)
