@@ -14,8 +14,8 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 
 PARTS = (
-    "network", "method", "model", "data", "split", "examples", "samples", "propagation", "seed", "measures", "census", "bytes",
-    "reliability", "risk_coverage", "temperature", "ood", "shift", "images", "box", "humans", "seconds",
+    "network", "method", "model", "data", "split", "examples", "samples", "propagation", "seed", "measures", "census",
+    "bytes", "reliability", "risk_coverage", "temperature", "ood", "shift", "images", "box", "humans", "seconds",
 )  # fmt: skip
 """The entries of an evaluation that a report uses."""
 MOST_EPOCHS = 500
@@ -86,8 +86,8 @@ class RunFolder:
     def images(self) -> int | None:
         """The number of measured examples; None if unknown."""
         examples = self.evaluation.get("examples")
-        if is_number(examples):
-            return int(examples) or None
+        if isinstance(examples, int):
+            return examples or None
         reliability = self.evaluation.get("reliability")  # older documents have no other count
         counts = reliability.get("count") if isinstance(reliability, Mapping) else None
         if not isinstance(counts, Sequence) or not all(map(is_number, counts)):
