@@ -14,6 +14,7 @@ import pocketbayes as pb
 from pocketbayes.base.calibration import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
+from pocketbayes.ship.compression.agreement import Agreement
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
 from pocketbayes.ship.compression.fewer import best_first, measure_prefixes, order_by_worth, prefix
 from pocketbayes.ship.compression.filling import fill
@@ -135,6 +136,19 @@ def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: 
     assert len(members(two.net)) == 2
     with pytest.raises(pb.UserError, match="3 members"):
         pb.compress(mixture, train, val, count=4)
+
+
+def test_compress_keeps_members_on_data_they_have_learned() -> None:
+    torch.manual_seed(0)
+    train = pb.data.load("digits", "train", subset=200)
+    model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[24])
+    net = pb.fit(pb.Ensemble(members=4), model, train, epochs=40, batch_size=32, lr=1e-2, progress=False)
+    with pytest.warns(UserWarning, match="0 errors on 200 validation examples"):
+        found = pb.compress(net, train, train, max_bytes=8000, progress=False)
+    assert len(members(found.net)) == 4
+    assert 7000 < found.chosen.bytes <= 8000
+    x = {"input_ids": torch.zeros(8, 4, dtype=torch.long)}
+    assert Agreement.of(net, [(0.1, 1.0)], [x], 1, 0) is None  # only numbers can be blended
 
 
 def test_fill_comes_close_where_its_estimate_is_wrong(mixture: Mixture) -> None:

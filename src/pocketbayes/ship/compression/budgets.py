@@ -86,7 +86,7 @@ def compress(
             sweep.keep_as(precision, str(precision))
         elif can_be_coded(net):
             if isinstance(net, Mixture) and limit is not None:
-                sweep.fill(limit, count)
+                count = sweep.fill(limit, count)
             else:
                 sweep.trace(budget)
                 sweep.refine(budget)

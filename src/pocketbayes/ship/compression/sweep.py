@@ -18,6 +18,7 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, members
+from pocketbayes.ship.compression.agreement import Agreement, look_known
 from pocketbayes.ship.compression.coding import (
     CODED_PRECISION,
     Recipe,
@@ -163,10 +164,17 @@ class Sweep:
             self.shares = [error_shares(own) for own in moments]
         return self.shares
 
-    def fill(self, limit: int, count: int | None) -> None:
-        """Choose the units of the codebook by the first member, then fill a size with ever fewer members."""
+    def fill(self, limit: int, count: int | None) -> int | None:
+        """Choose the units of the codebook by the first member, then fill a size with ever fewer members.
+
+        Returns:
+            The number of members to keep; None if the validation data decide.
+        """
         assert isinstance(self.net, Mixture)
-        counts = [count] if count is not None else range(len(self.net), 0, -1)
+        agreement = self.agreement() if count is None else None
+        most = len(self.net) if agreement is None else agreement.count
+        counts = [count] if count is not None else range(most, 0, -1)
+        divergences: dict[int, float] = {}
         probes = self.probes()
         self.bar.begin("compress", len(probes) + len(counts))
         tried = [(self.coded(recipe, 1), recipe) for recipe in probes]
@@ -178,9 +186,21 @@ class Sweep:
             return self.pack(recipe, number) if known is None or known.packed is None else known.packed
 
         def measure(packed: Packed, recipe: Recipe, number: int) -> float:
-            return self.measure(lambda: packed, self.how(recipe, number)).nll
+            nll = self.measure(lambda: packed, self.how(recipe, number)).nll
+            if agreement is None:
+                return nll
+            return divergences.setdefault(number, agreement.divergence(packed.unpack(self.models[:number])))
 
         fill(self.net, self.recipe, limit, counts, pack, measure)
+        return min(divergences, key=divergences.__getitem__, default=count)
+
+    def agreement(self) -> Agreement | None:
+        """Return what a mixture's size is chosen by if the members know the validation data."""
+        assert isinstance(self.net, Mixture)
+        if not look_known(self.val, self.trials[0].accuracy):
+            return None
+        losses = measure_prefixes(self.net, self.val, self.samples, self.seed).losses
+        return Agreement.of(self.net, losses, self.calibration, self.samples, self.seed)
 
     def finish(self, made: Net) -> Net:
         """Correct batch norm relative to the network as it was, and round what a small file keeps coarsely."""
