@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import runpy
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +73,38 @@ def test_service_answers_for_image_files(service: Any, digits: Path, tmp_path: P
     refused = service.post("/photo", content=b"no image")
     assert refused.status_code == 422
     assert refused.json()["detail"].startswith("the photo: not a readable image")
+
+
+def test_service_answers_over_a_socket(digits: Path, tmp_path: Path) -> None:
+    """As its page says: uvicorn in a process of its own, and a photo sent as the body of a request."""
+    pytest.importorskip("uvicorn", reason="the service runs under uvicorn")
+    httpx = pytest.importorskip("httpx")
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(pb.data.load("digits", "test").images[0, 0].numpy()).save(tmp_path / "digit.png")
+    expected = pb.predict(pb.load(digits), _batch(1)[0], samples=10)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"]
+    with subprocess.Popen(
+        command, cwd=EXAMPLES / "service", env={**os.environ, "POCKETBAYES_NET": str(digits)}
+    ) as server:
+        try:
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except OSError:
+                    assert server.poll() is None, "the service does not start"
+                    time.sleep(0.1)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                photo = (tmp_path / "digit.png").read_bytes()
+                answers = [client.post("/photo?samples=10", content=photo).json() for _ in range(2)]
+                assert client.post("/photo", content=b"no image").status_code == 422
+        finally:
+            server.terminate()
+    assert answers[0] == answers[1]
+    assert int(answers[0]["class"]) == int(expected.mean.argmax())
+    assert answers[0]["epistemic"] == pytest.approx(float(expected.epistemic), abs=1e-5)
 
 
 def _batch(count: int) -> tuple[Any, Any]:
