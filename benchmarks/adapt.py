@@ -1,9 +1,9 @@
-"""Measures the CPU time of `pocketbayes adapt` on networks built by name, with 300 generated images.
+"""Measure the CPU time of `pocketbayes adapt` on networks built by name, with 300 generated images.
 
 python benchmarks/adapt.py [NAME ...]
 
-Writes results/adapt.json, a network at a time. Weights are random and images are coloured noise: neither changes the
-arithmetic. One thread, so that CPU seconds are what one idle core needs.
+Writes results/adapt.json after each network. Weights are random and images are coloured noise: neither changes the
+arithmetic. Uses one thread, so CPU seconds are those of one idle core.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NETWORKS = {
     "timm:mobilenetv3_small_050": 1000,
     "timm:resnet18": 1000,
 }
-"""Names of models, and their numbers of classes; the folders hold images of the first ten."""
+"""Models and their numbers of classes; the folders contain images of the first ten classes."""
 
 
 def write_images(folder: Path, generator: torch.Generator) -> None:
-    """Write the same number of images for each of the folders."""
+    """Write the same number of images to each folder."""
     for label in range(FOLDERS):
         (folder / f"class{label:04}").mkdir(parents=True)
         for i in range(IMAGES_PER_FOLDER):
@@ -45,7 +45,7 @@ def write_images(folder: Path, generator: torch.Generator) -> None:
 
 
 def measure(name: str, classes: int) -> dict[str, Any]:
-    """Run the command once in a process of its own and return its result with the CPU seconds that it took."""
+    """Run the command once in a separate process and return its result with its CPU seconds."""
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as place:

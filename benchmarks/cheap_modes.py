@@ -1,17 +1,17 @@
-"""Cheaper modes beside fresh starts: what each is worth for its bytes and for its training.
+"""Compare cheap ensembles with independent networks: benefit per byte and per training cost.
 
 python benchmarks/cheap_modes.py --data-dir DATA [--seeds 2]
 
-LeNet-5 on 3000 MNIST images, 8 epochs of Adam from a fresh start. Modes that are made from one training or in one:
-cyclic snapshots (each further cycle of 2 epochs at the full rate gives a member; Huang et al. 2017), SWAG, one and one
-per member (MultiSWAG), four networks of half the width (what Packed-Ensembles train at once in the place of one;
-Laurent et al. 2023), and factors per member and unit around shared weights (BatchEnsemble; Wen et al. 2020), of which
-each example trains one member. One network that is trained twice as long shows what training on alone gives. Training
-is counted in passes over the data by one LeNet-5; a network of half the width costs a quarter.
+LeNet-5 on 3000 MNIST images, 8 epochs of Adam. Modes that come from one training: cyclic snapshots (each further cycle
+of 2 epochs from the full learning rate gives a member; Huang et al. 2017), SWAG around one network and around each
+member (MultiSWAG), four networks of half the width (which Packed-Ensembles train together in place of one; Laurent et
+al. 2023), and factors per member and unit around shared weights (BatchEnsemble; Wen et al. 2020), where each example
+trains one member. One network that is trained twice as long shows the effect of longer training alone. Training is
+counted in passes over the data by one LeNet-5; a network of half the width costs a quarter.
 
 All are coded by `pb.compress`: the smallest file whose NLL on 2000 validation images is at most .003 above that of the
-mode. DEE reads the curve of 1 to 10 fresh starts. Means over seeds, all test images, results/cheap-modes.json; a row
-that is there is not run again.
+mode. DEE is read from the curve of 1 to 10 independent networks. Means over seeds, all test images. Writes
+results/cheap-modes.json; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IMAGES, VAL = 3000, 2000
 SETTINGS: dict[str, Any] = {"batch_size": 32, "lr": 2e-3, "schedule": "cosine", "progress": False}
 MAX_NLL_LOSS = 0.003
 Made = tuple[Net, float]
-"""A mode and the passes that it took."""
+"""A mode and its number of passes."""
 
 
 class Bench:
@@ -68,7 +68,7 @@ class Bench:
         return Mixture(self.fresh[:count]) if count > 1 else self.fresh[0]
 
     def snapshots(self) -> Made:
-        """Restart the rate of the first network again and again."""
+        """Train the first network further in cycles that restart the learning rate."""
         found = [self.fresh[0]]
         for number in range(1, MEMBERS):
             again = self.fit("map", found[-1].to_module(), CYCLE, number)
@@ -77,7 +77,7 @@ class Bench:
         return Mixture(found), EPOCHS + CYCLE * (MEMBERS - 1)
 
     def swag(self, count: int) -> Made:
-        """Collect weights around each of the first fresh starts."""
+        """Collect weights around each of the first independent networks."""
         method, found = pb.SWAG(swag_epochs=EPOCHS, swag_lr=1e-3), []
         for number, network in enumerate(self.fresh[:count]):
             own = self.fit(method, copy.deepcopy(network), seed=number)
@@ -86,7 +86,7 @@ class Bench:
         return Mixture(found) if count > 1 else found[0], 2 * EPOCHS * count
 
     def curve(self) -> list[float]:
-        """Return the calibrated NLL of 1 to 10 fresh starts, each the mean over neighbours on a ring."""
+        """Return the calibrated NLL of 1 to 10 independent networks, each averaged over cyclic subsets."""
         x, labels = self.test[:]
         each = torch.stack([pb.predict(network, x).probs for network in self.fresh])
         found = []
@@ -96,7 +96,7 @@ class Bench:
         return found
 
     def measured(self, name: str, curve: list[float]) -> dict[str, Any]:
-        """Train a mode, code it and measure both."""
+        """Train a mode, code it and measure both versions."""
         net, passes = self.modes[name]()
         found = pb.compress(
             net, self.train, self.val, max_nll_loss=MAX_NLL_LOSS, count=len(members(net)), progress=False
@@ -111,7 +111,7 @@ class Bench:
 
 
 def lenet5(narrower: int = 1) -> nn.Module:
-    """Build LeNet-5, or one with every hidden layer divided."""
+    """Build LeNet-5, optionally with narrower hidden layers."""
     first, second, third, fourth = (width // narrower for width in (6, 16, 120, 84))
     return nn.Sequential(
         nn.Conv2d(1, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -121,7 +121,7 @@ def lenet5(narrower: int = 1) -> nn.Module:
 
 
 class Factored(nn.Module):
-    """A layer whose inputs and outputs each member multiplies by factors of its own: signs at first, at random."""
+    """A layer with factors per member for its inputs and outputs, initialised as random signs."""
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, count: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Factored(nn.Module):
 
 
 class BatchEnsemble(nn.Module):
-    """LeNet-5 with factors per member: an example trains one of them, and all answer."""
+    """LeNet-5 with factors per member: an example trains one member, and all members predict."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

@@ -1,19 +1,20 @@
-"""Coded ensembles of the members of members.py: bytes, accuracy, NLL, other images, shift, and adaptive passes.
+"""Measure coded ensembles of the networks of members.py: bytes, accuracy, NLL, OOD detection, shift, adaptive passes.
 
 python benchmarks/coded_members.py --data-dir DATA [--members 10] [--max-bytes 760000] [--steps 0] [--cache FOLDER]
 python benchmarks/coded_members.py --data-dir DATA --full [--cache FOLDER]
 python benchmarks/coded_members.py --data-dir DATA --time [--cache FOLDER]
 
-The first members of DATA/weights as one mixture, coded by `pb.compress` with their number fixed: one codebook for all,
-that fills the size; with `--steps` each member is then trained that long with itself as teacher. The members have seen
-every training image, so the validation data, 1000 of these, decide on nothing but the units of the codebook and whether
-the trained file is taken. Every figure on CIFAR-10 is of all test images; rows for fewer members are prefixes of the
-same file. AUROC of the maximum probability on 2000 other images each. Shift: 40 test images under the 15 corruptions of
-CIFAR-10-C (our own versions) at each severity, with a temperature fitted on 2000 clean images. Adaptive passes: the
-rule is fitted on every second test image and measured on the others, both ways.
+The first members of DATA/weights form one mixture, which `pb.compress` codes with their number fixed: one codebook for
+all members that fills the size limit. With `--steps`, each member is then trained with its uncompressed version as
+teacher. The members were trained on every training image, so the validation data (1000 of these) only decide on the
+units of the codebook and on whether the trained file is used. Results on CIFAR-10 use all test images; rows with fewer
+members are prefixes of the same file. AUROC of the maximum probability on 2000 out-of-distribution images each. Shift:
+40 test images under the 15 corruptions of CIFAR-10-C (our own versions) at each severity, with a temperature fitted on
+2000 clean images. Adaptive passes: the rule is fitted on every second test image and measured on the others, and vice
+versa.
 
-`--full` measures the same members in FP32 under shift; their other figures are those of members.py. `--time` measures
-the seconds of CPU in which `pb.compress` chooses members and bits of five within 400,000 bytes.
+`--full` measures the same members in FP32 under shift; their other results come from members.py. `--time` measures the
+CPU seconds that `pb.compress` takes to choose members and bits of five networks within 400,000 bytes.
 
 Rows go to results/coded-members.json.
 """
@@ -42,18 +43,18 @@ from pocketbayes.ship.compression import Compressed
 
 MAX_RISE = 0.005
 MOST = {"svhn": 2000, "cifar100": 2000}
-"""Other images, in the order of their files."""
+"""Out-of-distribution data sets, in the order of their files."""
 TRAIN, VAL = 10_000, 1000
-"""Training images that `compress` is given as training and as validation data."""
+"""Numbers of training images that `compress` gets as training and as validation data."""
 TIMED_MEMBERS, TIMED_BYTES = 5, 400_000
 CLEAN = 2000
-"""Clean images that the temperature under shift is fitted on."""
+"""Number of clean images for fitting the temperature under shift."""
 
 
 def compressed(
     bench: Members, count: int, max_bytes: int, steps: int, out: Path | None, keep: int | None
 ) -> tuple[Compressed, float]:
-    """Compress the first members to a size; return what was found and the seconds of CPU that it took."""
+    """Compress the first members to a size; return the result and the CPU seconds."""
     net = pb.mixture([given_resnet20(weights(bench.data_dir, number)) for number in range(count)])
     images = pb.data.load("cifar10", "train", bench.data_dir, mean="imagenet", val_fraction=0.0, subset=TRAIN + VAL)
     x, y = images[:]
@@ -64,7 +65,7 @@ def compressed(
 
 
 def adaptive(each: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Fit on one half and measure on the other, both ways: mean passes, NLL, and NLL with all members."""
+    """Cross-fit the stopping rule on two halves; return mean passes, NLL, and NLL with all members."""
     count, figures = len(each), []
     for fit, test in ((0, 1), (1, 0)):
         rule = choose_stopping(each[:, fit::2], labels[fit::2], [1] * count, MAX_RISE, [1.0] * count, reorder=True)
@@ -102,7 +103,7 @@ def full_precision(bench: Members, rows: Rows) -> None:
 
 
 def timed(bench: Members) -> dict[str, Any]:
-    """Measure how long it takes to choose members and bits within a size."""
+    """Measure the CPU time of choosing members and bits within a size."""
     found, seconds = compressed(bench, TIMED_MEMBERS, TIMED_BYTES, 0, None, None)
     chosen = found.chosen
     assert chosen.packed is not None

@@ -1,9 +1,9 @@
-"""Hard conditions: a user without rights, a full disk, a picture bomb, a clock that jumps, uneven shares of the data.
+"""Test hard conditions: an unprivileged user, a full disk, a decompression bomb, jumping clocks, uneven data shares.
 
 python benchmarks/conditions.py [--only NAME ...] [--out FOLDER]
 
-Each is tried for real and must end as its row says. Needs root for the first two, which mount a small file system and
-give up their rights. Writes results/conditions.json, a row a condition.
+Each condition is created for real. The first two need root: they mount a small file system and drop privileges. Writes
+results/conditions.json, one row per condition.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from measure import RESULTS, Rows, forget_peak, memory
 from pocketbayes.cli import app
 
 NOBODY = 65534
-"""The user without rights."""
+"""The unprivileged user."""
 TINY_RUN = ["train", "--method", "map", "--model", "mlp", "--data", "digits", "--epochs", "1"]
 BOMB_SIDE = 50_000
 PATIENCE = 120
-"""Seconds that a run as nobody may take."""
+"""Time limit of a run as the unprivileged user, in seconds."""
 Row = dict[str, Any]
 
 
@@ -54,10 +54,10 @@ def call(command: list[str]) -> tuple[int, str, str]:
 
 
 def call_as_nobody(command: list[str]) -> tuple[int, str]:
-    """Run a command line as the user without rights; return its exit code and messages.
+    """Run a command line as the unprivileged user; return its exit code and messages.
 
-    In a fork that gives up its rights: the interpreter itself may live where that user cannot go. All that a run
-    imports is imported before, by a run that succeeds.
+    The command runs in a fork that drops privileges, because that user may not be able to read the interpreter's files.
+    An earlier successful run imports all modules.
     """
     with open_folder() as folder:
         call([*TINY_RUN, "--out", str(folder / "run")])
@@ -66,8 +66,8 @@ def call_as_nobody(command: list[str]) -> tuple[int, str]:
     if child == 0:
         try:
             os.close(reader)
-            signal.alarm(PATIENCE)  # the child ends if it hangs, and the parent goes on
-            torch.set_num_threads(1)  # a fork has none of its parent's threads
+            signal.alarm(PATIENCE)  # stops the child if it hangs, so that the parent continues
+            torch.set_num_threads(1)  # threads do not survive a fork
             os.chdir("/")
             os.setgroups([])
             os.setgid(NOBODY)
@@ -85,7 +85,7 @@ def call_as_nobody(command: list[str]) -> tuple[int, str]:
 
 
 def describe_refusal(code: int, messages: str, expected: str) -> Row:
-    """Return a row that is ok if a command failed with one line that holds the expected words."""
+    """Return a row that is ok if a command failed with one line that contains the expected words."""
     lines = [line for line in messages.splitlines() if "Warning" not in line]
     ok = code != 0 and expected in messages and "Traceback" not in messages and len(lines) <= 2
     return {"ok": ok, "exit": code, "message": lines[-1].rpartition("/")[2] if lines else ""}
@@ -93,7 +93,7 @@ def describe_refusal(code: int, messages: str, expected: str) -> Row:
 
 @contextmanager
 def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can reach."""
+    """Create a folder that every user can access."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     try:
@@ -103,7 +103,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def full_disk() -> Row:
-    """Train into a file system without space, as nobody."""
+    """Train with a full file system, as the unprivileged user."""
     with open_folder() as folder:
         settings = f"size=64k,mode=777,uid={NOBODY}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", settings, "tmpfs", str(folder)], check=True)
@@ -115,14 +115,14 @@ def full_disk() -> Row:
 
 
 def read_only_folder() -> Row:
-    """Train into a folder of another user, as nobody."""
+    """Train in another user's folder, as the unprivileged user."""
     with open_folder() as folder:
         code, messages = call_as_nobody([*TINY_RUN, "--out", str(folder / "run")])
     return describe_refusal(code, messages, "Permission denied")
 
 
 def write_bomb(path: Path, side: int = BOMB_SIDE) -> None:
-    """Write a sound PNG of side x side white pixels, one bit each: few bytes."""
+    """Write a valid PNG of side x side white pixels of one bit, which takes few bytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -135,7 +135,7 @@ def write_bomb(path: Path, side: int = BOMB_SIDE) -> None:
 
 
 def picture_bomb(side: int = BOMB_SIDE) -> Row:
-    """Ask a network about the bomb on the command line, and put it into a folder of pictures."""
+    """Predict the bomb on the command line, and load it from an image folder."""
     with open_folder() as folder:
         run, bomb = folder / "run", folder / "pictures" / "train" / "cat" / "bomb.png"
         call([*TINY_RUN, "--out", str(run)])
@@ -159,7 +159,7 @@ def picture_bomb(side: int = BOMB_SIDE) -> Row:
 
 @contextmanager
 def jumping_clock(seed: int) -> Iterator[None]:
-    """Let every look at a clock jump by up to ten years, forwards or backwards."""
+    """Make every reading of a clock jump by up to ten years, forwards or backwards."""
     chooser = random.Random(seed)
 
     def jump() -> float:
@@ -170,7 +170,7 @@ def jumping_clock(seed: int) -> Iterator[None]:
 
 
 def clock_jumps() -> Row:
-    """Train, and stop and resume, while the clocks jump: the same network as under a steady clock."""
+    """Train, stop and resume while the clocks jump; compare with a run under a steady clock."""
     settings = {"epochs": 4, "batch_size": 16, "progress": False, "seed": 0}
     data = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
 

@@ -1,4 +1,4 @@
-"""The tables of corruptions.json, for tables.py."""
+"""Tables of corruptions.json, for tables.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The given ResNet-20 on the 19 corruptions of CIFAR-10 at 5 severities, 1000 test images each.
+"""Measure the pretrained ResNet-20 under 19 corruptions of CIFAR-10 at 5 severities, 1000 test images each.
 
 python benchmarks/corruptions.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th
 
-Finished corruptions are kept in the evaluation in --work: the script can be stopped and started at will.
+Finished corruptions are kept in the evaluation in --work, so the script can be interrupted and restarted.
 """
 
 from __future__ import annotations

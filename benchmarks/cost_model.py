@@ -1,4 +1,4 @@
-"""What training should cost by the PBN paper's own arithmetic, to stand beside what is measured."""
+"""The PBN paper's model of training cost, to compare with measurements."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Kind = Literal["deterministic", "ensemble", "vi", "pbn"]
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of training in units of the deterministic network.
+    """The cost of training relative to the deterministic network.
 
     Attributes:
-        passes: Forward passes' worth of arithmetic per example and step, the backward pass counted as two.
-        parameters: Values trained per weight.
-        memory: Values kept per weight.
+        passes: Arithmetic per example and step in forward passes; a backward pass counts as two.
+        parameters: Trained values per weight.
+        memory: Stored values per weight.
     """
 
     passes: float
@@ -26,14 +26,14 @@ class Cost:
 
 
 def cost_model(kind: Kind, *, samples: int = 1, rate: float = 0.0, members: int = 5) -> Cost:
-    """Deterministic 3 f; an ensemble of M 3 M f; VI with N samples 2 (N + 2) f; PBN (1 + r) (N + 2) f.
+    """Return deterministic 3 f, an ensemble of M 3 M f, VI with N samples 2 (N + 2) f, or PBN (1 + r) (N + 2) f.
 
-    The formulas are the paper's. They let N samples share one backward pass, and charge the doubled parameters as
-    doubled arithmetic: a step that draws weights and runs the network costs 3 N f, whatever the rate (`flops` measures
-    it). The paper lists the memory of PBN as that of VI, 2; `Partial` keeps 1 + r.
+    The formulas are the paper's. They assume that N samples share one backward pass, and count doubled parameters as
+    doubled arithmetic. In fact a step that draws weights and runs the network costs 3 N f at any rate (`flops` measures
+    it). The paper lists the memory of PBN as 2, like that of VI; `Partial` keeps 1 + r.
 
     Args:
-        kind: Which of the four.
+        kind: One of the four.
         samples: N, weight samples per step.
         rate: r, the fraction of random weights.
         members: M, networks of the ensemble.

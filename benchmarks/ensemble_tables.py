@@ -1,4 +1,4 @@
-"""Tables of ensembles: independent members in full, and coded."""
+"""Tables of ensembles: independent members in FP32, and coded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from table_parts import Result, Table, Tables
 
 FULL_COUNTS = (1, 2, 3, 5, 10)
 CODED = re.compile(r"(\d+) of (\d+) within (\d+)(?:, (\d+) steps)?$")
-"""The name of a row of coded members: how many of those in a file, its size, and training steps."""
+"""The name of a row of coded members: number of members, members in the file, its size, training steps."""
 FILE_OF_ALL, SHOWN_OF_ALL = (10, 760_000), (2, 3, 5)
-"""The file whose first members are rows too; of other files only all members are."""
+"""The file whose first members are also rows; other files only have a row for all members."""
 KEYS = ("nll", "ece", "calibrated_nll", "svhn_auroc", "cifar100_auroc")
 HEAD = ["accuracy", "NLL", "ECE", "calibrated NLL", "SVHN AUROC", "CIFAR-100 AUROC"]
 
@@ -25,13 +25,13 @@ def figures(row: dict[str, Any]) -> list[str]:
 
 
 def members(result: Result) -> Table:
-    """The curve of independent members."""
+    """Return the curve of independent members."""
     chosen = [(count, row) for count, row in result["rows"].items() if count in ("1", "2", "3", "5", "10")]
     return ["members", *HEAD], [[count, *figures(row)] for count, row in chosen]
 
 
 def coded_rows(result: Result) -> list[tuple[int, dict[str, Any]]]:
-    """The coded members by their number, smallest file first; the first of ten where their number has no own file."""
+    """Return coded members by number, smallest file first; numbers without their own file are prefixes of ten."""
     own, first = [], []
     for name, row in result.get("rows", {}).items():
         if match := CODED.match(name):
@@ -45,17 +45,17 @@ def coded_rows(result: Result) -> list[tuple[int, dict[str, Any]]]:
 
 
 def coded(result: Result) -> Table:
-    """Coded members by the bytes of their file, with their worth in independent members and their passes."""
+    """Return coded members by file size, with their deep ensemble equivalent and passes."""
     rows = []
     for count, row in coded_rows(result):
         worth = "" if row["dee"] is None else f"{row['dee']:.1f}"
-        asked = f"{row['adaptive']['passes']:.2f}" if "adaptive" in row else "1"
-        rows.append([str(count), f"{row['bytes']:,}", str(row.get("steps", 0)), *figures(row), worth, asked])
+        passes = f"{row['adaptive']['passes']:.2f}" if "adaptive" in row else "1"
+        rows.append([str(count), f"{row['bytes']:,}", str(row.get("steps", 0)), *figures(row), worth, passes])
     return ["members", "bytes", "training steps", *HEAD, "DEE", "adaptive passes"], rows
 
 
 def shift(result: Result) -> Table:
-    """Accuracy and NLL by severity, FP32 members beside coded ones."""
+    """Return accuracy and NLL by severity, of FP32 and coded members."""
     full = [(count, row) for name, row in result["rows"].items() if (count := _full(name)) in FULL_COUNTS]
     rows = []
     for kind, group in (("FP32", full), ("coded", coded_rows(result))):
@@ -72,7 +72,7 @@ def _full(name: str) -> int | None:
 
 
 def seconds(result: Result) -> str:
-    """One line on the time that a choice of members and bits takes."""
+    """Return a sentence on the time of choosing members and bits."""
     row = result["rows"]["compress"]
     return (
         f"`pb.compress` of {row['members']} ResNet-20s within {row['max_bytes']:,} bytes took {row['cpu_seconds']:.0f} "
@@ -82,7 +82,7 @@ def seconds(result: Result) -> str:
 
 
 def trained(result: Result) -> Table:
-    """Members trained by our recipes: one in FP32, all in FP32, all in one coded file."""
+    """Return members trained by our recipes: one in FP32, all in FP32, all in one coded file."""
     rows = []
     for name, case in result["rows"].items():
         for what in ("one", "fp32", "coded"):
@@ -104,7 +104,7 @@ def trained(result: Result) -> Table:
 
 
 def cheap(result: Result) -> Table:
-    """Modes from one training beside fresh starts, coded: their worth by bytes and by training."""
+    """Return coded ensembles from one training compared with independent ones: DEE by bytes and by training."""
     seeds = list(result["rows"].values())
     rows = []
     for mode in seeds[0]["modes"]:
@@ -130,7 +130,7 @@ def cheap(result: Result) -> Table:
 
 
 def adaptive(result: Result) -> str:
-    """One line on adaptive passes."""
+    """Return a sentence on adaptive passes."""
     row = result["rows"][f"5 of {FILE_OF_ALL[0]} within {FILE_OF_ALL[1]}"]["adaptive"]
     return (
         f"Five coded members, {row['passes']:.2f} passes per image on average: NLL {row['nll']:.4f}, "

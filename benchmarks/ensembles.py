@@ -1,13 +1,13 @@
-"""Coded ensembles of members trained here: several networks in fewer bytes than one in FP32.
+"""Train ensembles and code them: several networks in fewer bytes than one in FP32.
 
 python benchmarks/ensembles.py train RECIPE --data-dir DATA [--runs RUNS]
 python benchmarks/ensembles.py code RECIPE --data-dir DATA [--runs RUNS]
 
-`train` runs a recipe that is shipped (resumable): mnist-lenet5-ensemble, cifar10-resnet-small-ensemble,
+`train` runs a built-in recipe (resumable): mnist-lenet5-ensemble, cifar10-resnet-small-ensemble,
 camvid-unet-small-ensemble, uci-energy-ensemble, digits-ensemble. `code` measures it on the test data: one member in
 FP32 (the mean over all), all of them in FP32, and all of them in one coded file that is smaller than one FP32 network.
-`pb.compress` chooses that file on the validation data, where the disagreement of members is measured too. Figures go to
-results/ensembles.json.
+`pb.compress` chooses that file on the validation data, on which the disagreement of members is measured too. Results go
+to results/ensembles.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pocketbayes.recipes import Recipe, experiment
 
 MEASURES = ("accuracy", "nll", "ece", "calibrated_nll", "miou", "rmse", "log_likelihood", "count")
 MAX_BYTES = {"mnist-lenet5-ensemble": 206_000, "uci-energy-ensemble": 7500}
-"""The size of a coded file, where it is not that of one member in FP32."""
+"""The size of a coded file, if it differs from that of one member in FP32."""
 
 
 def train(recipe: Recipe, data_dir: Path, folder: Path) -> None:
@@ -37,7 +37,7 @@ def train(recipe: Recipe, data_dir: Path, folder: Path) -> None:
 
 
 def measured(net: pb.Network | Mixture, data: Any) -> dict[str, float]:
-    """Return the measures that a table shows."""
+    """Return the metrics of the table."""
     found = pb.evaluate(net, data, progress=False)
     return {name: found[name] for name in MEASURES if name in found}
 

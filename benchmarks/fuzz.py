@@ -1,8 +1,8 @@
-"""Spoiled files of every kind that is read: each is to be read or refused with a UserError, in little time and memory.
+"""Fuzz every file reader: a damaged file must be read or rejected with a UserError, in little time and memory.
 
 python benchmarks/fuzz.py [--inputs 10000] [--networks 1000000] [--only NAME ...]
 
-Writes results/fuzz.json, a row for each reader.
+Writes results/fuzz.json, one row per reader.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fuzz_readers import READERS, Reader
 from measure import Rows, forget_peak, memory
 
 LONGEST = 1.0
-"""CPU seconds that any input may take."""
+"""Limit per input, in CPU seconds."""
 
 
 def outcome(reader: Reader, data: bytes, path: Path) -> str:
-    """What reading these bytes comes to: "read", "refused", or the name of what went wrong."""
+    """Return the outcome of reading these bytes: "read", "refused", or the name of the exception."""
     path.write_bytes(data)
     try:
         with warnings.catch_warnings():
@@ -42,24 +42,24 @@ def outcome(reader: Reader, data: bytes, path: Path) -> str:
 
 
 def prepare(reader: Reader, folder: Path) -> tuple[list[bytes], Path]:
-    """Sound files, and the place where spoiled ones go; the sound ones are read once, which imports what is needed."""
+    """Write valid files and read them once, which imports all modules; return them and the path for damaged ones."""
     files, path = reader.corpus(folder), folder / reader.file
     path.parent.mkdir(parents=True, exist_ok=True)
     for data in files:
         outcome(reader, data, path)
     with contextlib.suppress(pb.UserError):
-        pb.models.build("unknown")  # looks into torchvision and timm, whose import is not a file's cost
+        pb.models.build("unknown")  # imports torchvision and timm, which should not count as the cost of a file
     return files, path
 
 
 def spoil(reader: Reader, files: list[bytes], seed: str) -> bytes:
-    """One of the files, spoiled as the seed decides."""
+    """Return one of the files, damaged according to the seed."""
     chooser = random.Random(seed)
     return reader.mutate(chooser.choice(files), chooser)
 
 
 def fuzz(name: str, count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Reads so many spoiled files of a kind, and tells what came of them."""
+    """Read `count` damaged files of a kind and return the outcomes."""
     reader = READERS[name]
     files, path = prepare(reader, folder)
     outcomes: Counter[str] = Counter()

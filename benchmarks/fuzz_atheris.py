@@ -1,8 +1,8 @@
-"""Fuzzing by coverage: atheris changes inputs towards code that was not reached before.
+"""Fuzz with coverage feedback: atheris mutates inputs towards code that was not reached before.
 
 python benchmarks/fuzz_atheris.py [--runs 50000]      needs `pip install atheris` (Linux)
 
-Two readers: pocket files, whose checksum is set right before they are read so that mutations reach the decoder, and
+Two readers: pocket files, whose checksum is corrected before reading so that mutations reach the decoder, and
 recipes. Anything but a UserError stops the run with the input that caused it. Writes results/fuzz-atheris.json.
 """
 
@@ -32,11 +32,11 @@ WATCHED = {
     "recipe": ["pocketbayes.recipes", "yaml"],
 }
 SLOW = 10
-"""YAML's parser under watch takes so much longer."""
+"""Factor by which YAML's parser is slower under instrumentation."""
 
 
 def sealed(data: bytes) -> bytes:
-    """The file with a right checksum, as far as there is a place for one."""
+    """Return the file with a correct checksum, if it has one."""
     found = CHECKSUM.search(data, 8)
     if found is None:
         return data
@@ -45,7 +45,7 @@ def sealed(data: bytes) -> bytes:
 
 
 def child(name: str, runs: int, folder: Path) -> None:
-    """Fuzzes one reader; atheris ends the process."""
+    """Fuzz one reader; atheris ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=WATCHED[name]):
@@ -70,7 +70,7 @@ def child(name: str, runs: int, folder: Path) -> None:
 
 
 def record(name: str, runs: int) -> dict[str, Any]:
-    """Runs the child and reads what it tells."""
+    """Run the child process and return its results."""
     fast = Path("/dev/shm")
     start = time.process_time() + os.times().children_user
     with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:

@@ -1,4 +1,4 @@
-"""Ways to spoil bytes, text and trees."""
+"""Mutations of bytes, text and trees."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TRICKS = (
 
 
 def damage(data: bytes, chooser: random.Random) -> bytes:
-    """Bits flipped, bytes overwritten, a piece cut out, doubled or added."""
+    """Flip bits, overwrite bytes, or remove, repeat or insert a block."""
     changed = bytearray(data)
     for _ in range(chooser.choice((1, 1, 2, 8))):
         place = chooser.randrange(len(changed) + 1)
@@ -81,7 +81,7 @@ def damage(data: bytes, chooser: random.Random) -> bytes:
 
 
 def damage_text(data: bytes, chooser: random.Random) -> bytes:
-    """Bytes damaged, or something that means something to a parser put in, perhaps over what was there."""
+    """Damage bytes, or insert tokens that a parser understands, possibly over the existing text."""
     if chooser.random() < 0.4:
         return damage(data, chooser)
     place = chooser.randrange(len(data) + 1)
@@ -89,7 +89,7 @@ def damage_text(data: bytes, chooser: random.Random) -> bytes:
 
 
 def lie(tree: Any, chooser: random.Random) -> None:
-    """Another value somewhere in a tree of dicts and lists."""
+    """Replace a value somewhere in a tree of dicts and lists."""
     places: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:

@@ -1,6 +1,6 @@
-"""Networks and checkpoints to spoil.
+"""Network files and checkpoints for fuzzing.
 
-Most have their checksum set right again, as somebody would do who means harm: they reach the decoder.
+Most get a correct checksum after the mutation, as an attacker would do, so that they reach the decoder.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ METHODS: dict[str, tuple[pb.Method, str | Precision]] = {
 
 
 def network(method: pb.Method) -> pb.Network:
-    """A tiny one, the same each time."""
+    """Return a tiny network, the same in each call."""
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=12, out_features=3, hidden=[10])
     return pb.bayesianize(model, method)  # type: ignore[return-value]
 
 
 def networks(folder: Path) -> list[bytes]:
-    """A small file for every storage."""
+    """Return a small file for every storage."""
     files = []
     for name, (method, precision) in METHODS.items():
         pb.save(network(method), folder / name, precision=precision)
@@ -49,7 +49,7 @@ def networks(folder: Path) -> list[bytes]:
 
 
 def mutate_network(whole: bytes, chooser: random.Random) -> bytes:
-    """The file with something changed, three times in four with a checksum that is right."""
+    """Return a mutated file; three in four have a correct checksum."""
     kind = chooser.randrange(4)
     if kind == 0:
         return damage(whole, chooser)
@@ -67,7 +67,7 @@ def mutate_network(whole: bytes, chooser: random.Random) -> bytes:
 
 
 def take_apart(whole: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """The text and the parts of a file that is sound."""
+    """Return the text and the parts of a valid file."""
     length = int.from_bytes(whole[:8], "little")
     header = json.loads(whole[8 : 8 + length])
     text = json.loads(header.pop("__metadata__")[METADATA])
@@ -79,7 +79,7 @@ def take_apart(whole: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def checkpoints(folder: Path) -> list[bytes]:
-    """A checkpoint of a sparse network and of two, in the middle of training."""
+    """Return checkpoints of a sparse network and of a pair, taken during training."""
     files = []
     for name in ("sparse", "ensemble"):
         net = network(METHODS[name][0])
@@ -94,13 +94,13 @@ def checkpoints(folder: Path) -> list[bytes]:
 
 
 def read_checkpoint(path: Path) -> object:
-    """What `fit(resume=True)` does with one."""
+    """Read a checkpoint as `fit(resume=True)` does."""
     found = checkpoint.read(path.parent)
     return found and artifact.rebuild(found[1]["net"])
 
 
 def mutate_checkpoint(whole: bytes, chooser: random.Random) -> bytes:
-    """The file with something changed, half of the time with a checksum that is right."""
+    """Return a mutated file; half of them have a correct checksum."""
     from safetensors.torch import load, save
 
     if chooser.random() < 0.5:

@@ -1,11 +1,11 @@
-"""Spoiled networks of every storage, their checksums right: each is refused with a UserError, or answers questions.
+"""Fuzz network files with correct checksums: each is rejected with a UserError, or predicts.
 
 python benchmarks/fuzz_predict.py [--inputs 100000] [--only NAME ...] [--seed 0]
 
 Bytes of a part, values of the header and of the tree, and whole tensors (NaN, infinity, negative, huge, another length
-or type) are changed, one to three at a time; no input occurs twice. What loads is asked for a prediction, which the
-command line's table must be able to show: one table in ten is drawn.
-Writes results/fuzz-predict.json as it goes, a row for each storage; a run that was stopped resumes where it was.
+or type) are changed, one to three at a time; no input occurs twice. A file that loads must predict, and the command
+line must be able to show the table: one table in ten is drawn. Writes results/fuzz-predict.json continuously, one row
+per storage; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from pocketbayes.network import Net, members
 from storages import networks, tables
 
 LONGEST = 1.0
-"""CPU seconds that any input may take."""
+"""Limit per input, in CPU seconds."""
 DRAWN_EVERY = 10
-"""One table in so many is drawn on a terminal, which takes longer than the prediction; all are made."""
+"""Every n-th table is drawn on a terminal, which takes longer than the prediction; all are built."""
 AT_ONCE = 10_000
-"""Inputs between two writings of the results."""
+"""Number of inputs between two writes of the results."""
 INFO = Info("things", "classification", 3, ("cat", "dog", "emu"), (4,), (0.5,) * 4, (0.2,) * 4)
 PRECISIONS = ("lossless", "bfloat16", "int8")
 QUESTION = torch.linspace(-1, 1, 4).view(1, 4)
@@ -52,7 +52,7 @@ STORAGES = (*tables(), "mixture", "batch-norm")
 
 
 def make(name: str) -> Net:
-    """Return a tiny network with this storage and everything that a file may hold beside it."""
+    """Return a tiny network with this storage and every optional part of a file."""
     net = batch_norm() if name == "batch-norm" else networks()[name]
     for member in members(net):
         member.info = INFO
@@ -70,7 +70,7 @@ def batch_norm() -> pb.Network:
 
 
 class Mutator:
-    """Spoiled files of one network."""
+    """A generator of damaged files of one network."""
 
     def __init__(self, name: str) -> None:
         """Pack the network in every precision."""
@@ -79,14 +79,14 @@ class Mutator:
         self.files = [(json.dumps(text), parts) for text, parts in packed]
 
     def sound(self) -> bytes:
-        """Return the file without loss and without a change."""
+        """Return the lossless, unchanged file."""
         text, parts = self.files[0]
         return pocket.assemble(json.loads(text), parts)
 
     def mutate(self, chooser: random.Random) -> bytes:
-        """Return a file in which one to three things are changed; the checksum is right."""
+        """Return a file with one to three mutations and a correct checksum."""
         while True:
-            with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # a change that no file can hold
+            with contextlib.suppress(RuntimeError, ValueError, OverflowError):  # a mutation that cannot be packed
                 return self._mutate(chooser)
 
     def _mutate(self, chooser: random.Random) -> bytes:
@@ -110,7 +110,7 @@ class Mutator:
         return pocket.assemble(text, parts)
 
     def _spoil_tensors(self, count: int, chooser: random.Random) -> dict[str, Any]:
-        """Describe the network with other tensors."""
+        """Return the network's description with mutated tensors."""
         described: dict[str, Any] = copy_tree(self.described)
         for _ in range(count):
             network = chooser.choice(described.get("networks", [described]))
@@ -122,14 +122,14 @@ class Mutator:
 
 
 def copy_tree(tree: Any) -> Any:
-    """Copy the dictionaries and lists of a tree, not its leaves."""
+    """Copy the dictionaries and lists of a tree, but not its leaves."""
     if isinstance(tree, dict):
         return {name: copy_tree(value) for name, value in tree.items()}
     return [copy_tree(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def spoil(tensor: Tensor, chooser: random.Random) -> Tensor:
-    """Return another tensor in its place."""
+    """Return a mutated tensor."""
     how = chooser.randrange(10)  # half of the time a single number
     if how == 0:
         return tensor.to(chooser.choice((torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool)))
@@ -161,7 +161,7 @@ def spoil(tensor: Tensor, chooser: random.Random) -> Tensor:
 
 
 def outcome(path: Path, draw: bool = True) -> str:
-    """Return "answered", "refused", or what went wrong; `draw` the command line's table, too."""
+    """Return "answered", "refused", or the failure; `draw` also draws the command line's table."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -178,7 +178,7 @@ def outcome(path: Path, draw: bool = True) -> str:
 
 
 class _Sink:
-    """A file that forgets."""
+    """A file that discards all output."""
 
     encoding = "utf-8"
 
@@ -196,7 +196,7 @@ EMPTY = {"inputs": 0, "answered": 0, "refused": 0, "other": {}, "slowest cpu sec
 
 
 def fuzz(name: str, rows: Rows, count: int, seed: int, folder: Path) -> None:
-    """Read `count` spoiled files of a storage and ask them."""
+    """Load `count` damaged files of a storage and predict."""
     mutator, path = Mutator(name), folder / "net.pocket"
     path.write_bytes(mutator.sound())
     if outcome(path) != "answered":
@@ -225,7 +225,7 @@ def fuzz(name: str, rows: Rows, count: int, seed: int, folder: Path) -> None:
 
 
 def distinct(mutator: Mutator, seed: str) -> Iterator[bytes]:
-    """Yield spoiled files that all differ, the same ones for the same seed."""
+    """Yield damaged files that all differ and depend only on the seed."""
     seen: set[int] = set()
     for number in itertools.count():
         data = mutator.mutate(random.Random(f"{seed} {number}"))
@@ -245,7 +245,7 @@ def main() -> None:
     where = {} if arguments.out is None else {"folder": arguments.out}
     rows = Rows("fuzz-predict", {"seed": arguments.seed}, key="storages", **where)
     with contextlib.suppress(pb.UserError):
-        pb.models.build("unknown")  # looks into torchvision and timm, whose import is not a file's cost
+        pb.models.build("unknown")  # imports torchvision and timm, which should not count as the cost of a file
     fast = Path("/dev/shm")
     for name in arguments.only or STORAGES:
         with tempfile.TemporaryDirectory(dir=fast if fast.is_dir() else None) as folder:

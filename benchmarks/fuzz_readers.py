@@ -1,4 +1,4 @@
-"""Every reader of files: some that are sound, how they are spoiled, and who reads them."""
+"""All file readers: valid files, how to mutate them, and the function that reads them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ PICTURES = Info("pets", "classification", 2, None, (3, 6, 6), (0.5,) * 3, (0.5,)
 
 @dataclass(frozen=True)
 class Reader:
-    """How one kind of file is fuzzed.
+    """The fuzzing of one kind of file.
 
     Attributes:
-        file: Where the file lies in a folder.
-        corpus: Sound files; may lay out what has to lie around the file.
-        mutate: Spoils one.
-        read: Reads it as the package does.
+        file: The path of the file in a folder.
+        corpus: Returns valid files; may write other files that the reader needs.
+        mutate: Damages a file.
+        read: Reads the file as the package does.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Reader:
 
 
 def tree_mutation(parse: Callable[[bytes], Any], write: Callable[[Any], bytes]) -> Mutation:
-    """Half of the time the text is damaged, else a value of its tree is changed."""
+    """Return a mutation that damages the text or changes a value of its tree, half of the time each."""
 
     def mutate(data: bytes, chooser: random.Random) -> bytes:
         if chooser.random() < 0.5:
@@ -150,7 +150,7 @@ def zipped(members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> byt
 
 
 def mutate_npz(data: bytes, chooser: random.Random) -> bytes:
-    """The zip damaged, or a member changed and its checksum right."""
+    """Damage the zip, or change a member and correct its checksum."""
     if chooser.random() < 0.4:
         return damage(data, chooser)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -163,7 +163,7 @@ def mutate_npz(data: bytes, chooser: random.Random) -> bytes:
 
 
 def mutate_npy(data: bytes, chooser: random.Random) -> bytes:
-    """The array damaged, or another type, order or shape written into its header."""
+    """Damage the array, or write another type, order or shape into its header."""
     if chooser.random() < 0.5:
         return damage(data, chooser)
     length = 10 + int.from_bytes(data[8:10], "little")
@@ -202,7 +202,7 @@ def cifars(folder: Path) -> list[bytes]:
 
 
 def mutate_pickle(data: bytes, chooser: random.Random) -> bytes:
-    """Damaged, or with operations put in that build, call, copy or store."""
+    """Damage the pickle, or insert operations that build, call, copy or store."""
     if chooser.random() < 0.5:
         return damage(data, chooser)
     place = chooser.randrange(2, len(data))
@@ -239,7 +239,7 @@ def svhns(folder: Path) -> list[bytes]:
 
 
 def mutate_svhn(data: bytes, chooser: random.Random) -> bytes:
-    """The head of the file or of its first variable, which are few bytes among many, more often than the rest."""
+    """Damage the file, with a preference for its header and that of the first variable."""
     place = 128 + 8 if data[128] == 15 else 128
     if data[128] == 15 and chooser.random() < 0.5:  # a compressed variable
         length = int.from_bytes(data[132:136], "little")
@@ -258,7 +258,7 @@ def tables(folder: Path) -> list[bytes]:
     return ["\n".join(" ".join(f"{value:.6e}" for value in row) for row in rows).encode()]
 
 
-# -- pictures and weights ---------------------------------------------------------------------------------------------
+# -- images and weights ---------------------------------------------------------------------------------------------
 
 
 def pictures(folder: Path) -> list[bytes]:
@@ -299,7 +299,7 @@ def read_masks(path: Path) -> object:
 
 
 def mutate_png(data: bytes, chooser: random.Random) -> bytes:
-    """Damaged, and where it is a PNG its checksums set right again."""
+    """Damage the image; correct the checksums of a PNG."""
     data = damage(data, chooser)
     if not data.startswith(b"\x89PNG") or chooser.random() < 0.3:
         return data
@@ -334,7 +334,7 @@ def safetensors(folder: Path) -> list[bytes]:
 
 
 def load(name: str, up: int, **options: Any) -> Callable[[Path], object]:
-    """The first example of a data set whose folder is so many levels above the file."""
+    """Return the first example of a data set whose folder is `up` levels above the file."""
     return lambda path: pb.data.load(name, "test", path.parents[up], **options)[0]
 
 
@@ -372,4 +372,4 @@ READERS: dict[str, Reader] = {
     "others' weights": Reader("a.pt", others_weights, damage, read_weights),
     "others' safetensors": Reader("a.safetensors", safetensors, damage, read_weights),
 }
-"""By what is read."""
+"""The readers by kind of file."""

@@ -1,11 +1,10 @@
-"""Which packages `pocketbayes` can import, at which versions, under which licences.
+"""List the packages that `pocketbayes` can import, with their versions and licences.
 
-python tools/audit.py            checks, and writes docs/dependencies.md
-python tools/audit.py --check    checks, and fails if the page is not what it would write
+python tools/audit.py            check, and write docs/dependencies.md
+python tools/audit.py --check    check, and fail if the page is out of date
 
-The packages are those that the source's import statements name, with all that these require in turn. It is an error if
-one of them is under the GPL or AGPL, has no licence that is known, is not pinned in constraints.txt, or is imported but
-not declared in pyproject.toml.
+The packages are those that the source imports, with their dependencies. It is an error if one of them is under the GPL
+or AGPL, has no known licence, is not pinned in constraints.txt, or is imported but not declared in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "dependencies.md"
 FORBIDDEN = re.compile(r"(?<!L)A?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
 EXTRAS = ("", "vision", "laplace", "report", "onnx", "hub", "explain", "ray")
-"""What users install; "" is the core. The other extras are for developers, and the package does not import them."""
+"""Extras for users; "" is the core. The other extras are for developers, and the package does not import them."""
 STATED = {"cuda-toolkit": "none stated; holds no files, names NVIDIA's packages"}
-"""What is known of packages whose metadata do not state a licence."""
+"""Licences of packages whose metadata do not state one."""
 INSTALLERS = ("pip", "setuptools", "wheel")
-"""Come with the environment: a list of installed packages leaves them out."""
+"""Packages that come with the environment and are not listed."""
 
 
 def declared(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, list[Requirement]]:
-    """The requirements by extra, without those that name other extras of ours."""
+    """Return the requirements by extra, without references to our other extras."""
     import tomllib
 
     project = tomllib.loads(pyproject.read_text())["project"]
@@ -43,7 +42,7 @@ def declared(pyproject: Path = ROOT / "pyproject.toml") -> dict[str, list[Requir
 
 
 def closure(needs: Iterable[Requirement]) -> Iterator[str]:
-    """The installed packages that these need, and what they need in turn."""
+    """Yield the packages that fulfil these requirements, and their dependencies."""
     waiting = [(canonicalize_name(need.name), frozenset(need.extras)) for need in needs]
     seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
@@ -65,7 +64,7 @@ def closure(needs: Iterable[Requirement]) -> Iterator[str]:
 
 
 def licence(name: str) -> str | None:
-    """What a package says of its licence, as short as it says it."""
+    """Return the shortest statement of a licence in a package's metadata."""
     if name in STATED:
         return STATED[name]
     found = metadata.metadata(name)
@@ -80,14 +79,14 @@ def licence(name: str) -> str | None:
 
 
 def pinned(path: Path = ROOT / "constraints.txt") -> dict[str, str]:
-    """The versions in the constraints."""
+    """Return the versions in the constraints."""
     lines = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
     pairs = (line.split("==") for line in lines if "==" in line)
     return {canonicalize_name(name): version for name, version in pairs}
 
 
 def imported(source: Path = ROOT / "src") -> set[str]:
-    """The top-level modules that the package's import statements name, the standard library's and its own left out."""
+    """Return the top-level modules that the package imports, except the standard library and itself."""
     names: set[str] = set()
     for file in source.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -99,7 +98,7 @@ def imported(source: Path = ROOT / "src") -> set[str]:
 
 
 def problems(rows: Mapping[str, tuple[str, str | None, str]], needs: Mapping[str, list[Requirement]]) -> list[str]:
-    """What is wrong, in words."""
+    """Return a message for each problem."""
     found = []
     for name, (version, terms, _) in rows.items():
         if terms is None:
@@ -118,7 +117,7 @@ def problems(rows: Mapping[str, tuple[str, str | None, str]], needs: Mapping[str
 
 
 def audit() -> tuple[dict[str, tuple[str, str | None, str]], list[str]]:
-    """Version, licence and the extra that first asks for it, of every package; and what is wrong."""
+    """Return version, licence and first extra of every package, and the problems."""
     needs, versions = declared(), pinned()
     rows: dict[str, tuple[str, str | None, str]] = {}
     absent = []
@@ -132,7 +131,7 @@ def audit() -> tuple[dict[str, tuple[str, str | None, str]], list[str]]:
 
 
 def page(rows: Mapping[str, tuple[str, str | None, str]]) -> str:
-    """The table for people."""
+    """Return the page in Markdown."""
     lines = [
         "# Dependencies",
         "",

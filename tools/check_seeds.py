@@ -1,8 +1,8 @@
-"""Run every test that asserts learning with many seeds: the method, not a lucky seed, must pass.
+"""Run every test that asserts learning with many seeds, so that none passes by chance.
 
 python tools/check_seeds.py [--seeds 20] [PATH ...]
 
-A test that takes the fixture `learning_seed` draws its data, first weights and training order from it. Writes
+A test that takes the fixture `learning_seed` draws its data, initial weights and data order from it. Writes
 benchmarks/results/seeds.json file by file, with the number of seeds that each test passed. Exits with 1 if one failed.
 """
 
@@ -34,7 +34,7 @@ class Tally:
         self.failed: dict[str, list[str]] = defaultdict(list)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take down the outcome of one seed."""
+        """Record the outcome of one seed."""
         if report.when != "call":
             return
         name = SEED.sub("", report.nodeid)
@@ -44,7 +44,7 @@ class Tally:
             self.failed[name] += re.findall(r"seed(\d+)", report.nodeid)
 
     def rows(self) -> dict[str, Any]:
-        """Return the number of seeds that each test passed, and those that it failed."""
+        """Return the number of seeds with which each test passed, and the failed seeds."""
         found = {}
         for name in self.passed.keys() | self.failed.keys():
             failures = [int(seed) for seed in self.failed[name]]

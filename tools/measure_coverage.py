@@ -1,6 +1,6 @@
-"""All tests but the slow ones under coverage; lines and branches, all files and each, to results/coverage.json.
+"""Measure line and branch coverage of all tests but the slow ones, and write results/coverage.json.
 
-python tools/measure_coverage.py [pytest's arguments]
+python tools/measure_coverage.py [PYTEST ARGUMENTS]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def figures(summary: dict[str, Any]) -> dict[str, float]:
-    """Percent of lines, of branches, and of both together."""
+    """Return the percentages of lines, of branches, and of both."""
     branches = summary["num_branches"]
     return {
         "lines": round(100 * summary["covered_lines"] / max(summary["num_statements"], 1), 2),

@@ -1,9 +1,9 @@
-"""Mutation testing of the numerical core: small mistakes, planted one at a time; the tests should notice each.
+"""Run mutation tests of the numerical core: plant small mistakes, one at a time, that the tests should detect.
 
 python tools/mutate.py [TARGET ...] [--mutants 30] [--seed 0]
 
-A mutant is run in a process that is forked after torch and pytest are loaded, with the changed source in place of one
-module's file, which itself stays as it is. Writes benchmarks/results/mutation.json with every survivor.
+A mutant runs in a process that is forked after torch and pytest are loaded, with the changed source in place of one
+module; files are not changed. Writes benchmarks/results/mutation.json with every survivor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TARGETS = {
     "moments": ("propagation/moments", ["tests/propagation/test_moments.py"]),
     "codec": ("files/codec", ["tests/files/test_codec.py"]),
 }
-"""What is changed, and pytest's arguments for the tests that should notice."""
+"""The mutated files, and pytest's arguments for the tests that should detect mistakes."""
 SWAPS: dict[type[ast.AST], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "+", ast.Pow: "*",
     ast.LShift: ">>", ast.RShift: "<<", ast.BitAnd: "|", ast.BitOr: "&",
@@ -43,19 +43,19 @@ SWAPS: dict[type[ast.AST], str] = {
     ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.And: "or", ast.Or: "and",
 }  # fmt: skip
 SECONDS = 120
-"""CPU time after which a mutant counts as noticed: it never ends."""
+"""CPU seconds after which a mutant counts as detected, because it never ends."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place.
+    """A change of one expression.
 
     Attributes:
-        file: Inside the package.
-        line: Where.
-        before: The expression as it is.
-        after: What it is changed to.
-        start: Where it begins in the file, in characters.
+        file: The path inside the package.
+        line: The line number.
+        before: The original expression.
+        after: The changed expression.
+        start: The offset in the file, in characters.
     """
 
     file: str
@@ -66,20 +66,20 @@ class Mutant:
 
     @property
     def text(self) -> str:
-        """The whole changed file."""
+        """The text of the changed file."""
         whole = (SOURCE / self.file).read_text()
         return whole[: self.start] + self.after + whole[self.start + len(self.before) :]
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
-    """Every small mistake that can be made in a file."""
+    """Return all mutants of a file."""
     whole = file.read_text()
     lines = [0]
     for line in whole.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
     tree = ast.parse(whole)
     types: set[int] = set()
-    for node in ast.walk(tree):  # annotations are not run, and messages are for people
+    for node in ast.walk(tree):  # annotations are not executed, and messages have no effect on results
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             types |= {id(inner) for inner in ast.walk(part)} if part is not None else set()
         if isinstance(node, ast.Raise | ast.JoinedStr):
@@ -95,7 +95,7 @@ def mutants(file: Path) -> Iterator[Mutant]:
 
 
 def changes(node: ast.expr, whole: str) -> Iterator[str]:
-    """What an expression could be mistaken for."""
+    """Return the variants of an expression."""
 
     def source(inner: ast.AST) -> str:
         return f"({ast.get_source_segment(whole, inner)})"
@@ -117,7 +117,7 @@ def changes(node: ast.expr, whole: str) -> Iterator[str]:
 
 
 def outcome(mutant: Mutant | None, tests: list[str]) -> str:
-    """Tells "survived", "noticed" or "never ends"; None runs the tests with the source as it is."""
+    """Return "survived", "noticed" or "never ends"; None runs the tests with the original source."""
     child = os.fork()
     if child == 0:
         _run(mutant, tests)
@@ -146,21 +146,21 @@ def _run(mutant: Mutant | None, tests: list[str]) -> None:
 
 
 def every(name: str) -> list[Mutant]:
-    """All mutants of a target."""
+    """Return all mutants of a target."""
     path = SOURCE / TARGETS[name][0]
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
     return [mutant for file in files for mutant in mutants(file)]
 
 
 def sample(name: str, count: int, seed: int) -> list[Mutant]:
-    """Some mutants of a target, in the order of their places."""
+    """Return a sample of a target's mutants, in source order."""
     found = every(name)
     chosen = random.Random(f"{seed} {name}").sample(found, min(count, len(found)))
     return sorted(chosen, key=lambda mutant: (mutant.file, mutant.start))
 
 
 def survivors(name: str, row: dict[str, Any]) -> list[Mutant]:
-    """Those that survived last time, as far as the source still has their places."""
+    """Return the last survivors that still apply to the source."""
     found: list[Mutant] = []
     for left in row["survivors"]:
         same = ("file", "before", "after")

@@ -1,9 +1,9 @@
-"""Draws the pictures of README and docs that are no benchmark's own: the grid of methods, and NLL against bytes.
+"""Draw the figures of README and docs that no benchmark draws: the grid of methods, and NLL against bytes.
 
 python tools/pictures.py
 
-The grid places each method of the registry where its network, after an epoch, says that it is; the front comes from the
-JSON files in benchmarks/results.
+The grid shows each registered method at the storage and propagation of its network after one epoch; the front comes
+from the JSON files in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ SAME = {
     **{"trajectory": "low-rank", "kronecker": "low-rank", "row-stds": "mean-field"},
     **{"moments-exact": "moments", "moments-full": "moments"},
 }
-"""Variants that share a row or a column with what they vary."""
+"""Variants that share the row or column of another storage or propagation."""
 
 
 def places() -> dict[tuple[str, str], list[str]]:
-    """The methods by storage and propagation, as a trained network (of an ensemble, one of them) has them."""
+    """Return the methods by the storage and propagation of a trained network (for ensembles, of a member)."""
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(64, 8)
     few = {"2dgbnn": {"k": 4, "n_min": 1}}
@@ -69,7 +69,7 @@ def places() -> dict[tuple[str, str], list[str]]:
 
 
 def grid(found: dict[tuple[str, str], list[str]]) -> Figure:
-    """Storages down, propagations across; every cell works, those with a name are trained by a method."""
+    """Draw storages down and propagations across; cells with a name are what a method trains with."""
     figure, axes = figures.canvas(size=(9.2, 4.4))
     panel = axes[0, 0]
     panel.grid(visible=False)
@@ -101,7 +101,7 @@ def _rectangle(column: int, row: int, **look: Any) -> Any:
 
 
 def front() -> dict[str, tuple[float, float]]:
-    """Bytes and NLL of one network at many sizes; those that are twice as bad as the deterministic one are left out."""
+    """Return bytes and NLL of one network at many sizes, without those of twice the deterministic NLL."""
     rows = json.loads((RESULTS / "pocket-curve.json").read_text())["rows"]
     most = 2 * rows["deterministic"]["nll"]
     chosen = sorted((row["bytes"], row["nll"], name) for name, row in rows.items() if row["nll"] < most)
@@ -109,7 +109,7 @@ def front() -> dict[str, tuple[float, float]]:
 
 
 def study_front(rows: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Mean bytes and NLL of a study's methods, by how many passes they answer in; far ones are left out."""
+    """Return mean bytes and NLL of a study's methods by their number of passes, without outliers."""
     found = {}
     for name, row in rows.items():
         size, nll = (statistics.fmean(seed[key] for seed in row["seeds"].values()) for key in ("bytes", "nll"))

@@ -1,10 +1,10 @@
-"""Run the tests as other machines would: instruction sets, kernels, threads, orders, data, Python versions.
+"""Run the tests under the conditions of other machines: instruction sets, threads, orders, data, Python versions.
 
 python tools/portability.py [PATH ...] [--quick] [--only NAME] [--again] [-n 1]
 
-Three settings cover every factor, each with another of torch's seeds; factors that this machine does not offer are left
-out. `--only` with the name of a factor runs that one alone, which tells what a failure hangs on. `--quick` runs the
-tests marked `numerics` instead of the whole suite. Writes benchmarks/results/portability.json folder by folder and
+Three settings cover every factor, each with another seed; factors that this machine does not support are skipped.
+`--only` with the name of a factor runs that one alone, to find the cause of a failure. `--quick` runs the tests marked
+`numerics` instead of the full suite. Writes benchmarks/results/portability.json folder by folder and
 resumes there; `--again` runs finished folders again. Exits with 1 if a test failed.
 """
 
@@ -32,16 +32,16 @@ OUTCOMES = "(?P<outcome>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
 OUTCOME = re.compile(rf"(?P<test>tests/.*?::.*?) {OUTCOMES}\b")
 OUTCOME_OF_WORKER = re.compile(rf"\[gw\d+\] \[ *\d+%\] {OUTCOMES} (?P<test>tests/.*?)\s*$")
 Folders = dict[str, dict[str, Any]]
-"""Counts of outcomes and the names of failures, by folder of the tests."""
+"""Counts of outcomes and the names of failures, by test folder."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run the tests.
+    """A configuration for running the tests.
 
     Attributes:
-        environment: Variables that differ; None removes one.
-        options: For pytest.
+        environment: Changed environment variables; None removes one.
+        options: Options for pytest.
         python: The interpreter.
     """
 
@@ -74,7 +74,7 @@ COVERING = (
 
 
 def settings() -> Iterator[tuple[str, Setting]]:
-    """Yield the combinations and interpreters that this machine offers, by name."""
+    """Yield the combinations and interpreters that this machine supports, by name."""
     for names in COVERING:
         offered = [name for name in names if _is_offered(name)]
         yield ", ".join(offered), reduce(or_, (FACTORS[name] for name in offered))
@@ -86,20 +86,20 @@ def settings() -> Iterator[tuple[str, Setting]]:
 
 
 def _is_offered(factor: str) -> bool:
-    """Tell whether this machine's processor knows a factor."""
+    """Return whether this machine's processor supports a factor."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
     needed = {"avx2": "avx2", "avx512": "avx512f", "MKL compatible": "sse2", "oneDNN AVX2": "sse2"}
     return needed.get(factor, "") in flags
 
 
 def _can_run(python: str) -> bool:
-    """Tell whether an interpreter has the packages that the tests need."""
+    """Return whether an interpreter has the packages that the tests need."""
     check = [python, "-c", "import pocketbayes, pytest, hypothesis"]
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
 def run(setting: Setting, options: list[str], in_order: bool, keep: Callable[[Folders], None]) -> Folders:
-    """Run the tests in one setting; `keep` gets folders as they end, if tests are run folder by folder."""
+    """Run the tests in one setting; call `keep` after each folder, if tests run folder by folder."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     for name, value in setting.environment.items():
         environment.pop(name, None)
@@ -122,7 +122,7 @@ def run(setting: Setting, options: list[str], in_order: bool, keep: Callable[[Fo
             row[outcome] = row.get(outcome, 0) + 1
             if outcome in ("failed", "error"):
                 row["failures"].append(test)
-    if process.returncode not in (0, 1, 5):  # 5: none of the tests has the marks
+    if process.returncode not in (0, 1, 5):  # 5: no test is marked
         raise SystemExit(f"pytest ended with {process.returncode}: {' '.join(command)}")
     return folders
 

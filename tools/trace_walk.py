@@ -1,9 +1,9 @@
-"""How often the code changes rooms on the way through fit, predict, save, load, evaluate, compress and report.
+"""Count how often fit, predict, save, load, evaluate, compress and report cross between rooms of the package.
 
 python tools/trace_walk.py [--out walk.json]
 
-A room is an entry right under `pocketbayes/`. A reader who follows a call meets every function of the package once, in
-the order of their first calls: a change is a step from one room to another, a return one to a room left before.
+A room is an entry directly under `pocketbayes/`. A walk lists the functions of a call in the order of their first call.
+A change is a step from one room to another; a return is a step to a room that was left before.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 TARGETS = {"fit": (75, 68), "predict": (25, 21), "save": (10, 6), "compress": (115, 101), "evaluate": (83, 71)}
-"""Changes of room and returns that the plan of the rooms asks for."""
+"""Target numbers of changes and returns."""
 
 
 class Walk:
-    """The functions that a call goes through, each once, and the rooms that they lie in."""
+    """The functions of a call, each once, and their rooms."""
 
     def __init__(self, package: Path) -> None:
         self.package = str(package) + "/"
@@ -31,7 +31,7 @@ class Walk:
         self.rooms: list[str] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note the first call of a function; `sys.setprofile` calls this."""
+        """Record the first call of a function; called by `sys.setprofile`."""
         code = frame.f_code
         if event != "call" or code in self.seen or not code.co_filename.startswith(self.package):
             return
@@ -42,12 +42,12 @@ class Walk:
 
     @property
     def changes(self) -> int:
-        """The steps from one room to another."""
+        """The number of steps from one room to another."""
         return max(len(self.rooms) - 1, 0)
 
     @property
     def returns(self) -> int:
-        """The steps to a room that was left before."""
+        """The number of steps to a room that was left before."""
         return len(self.rooms) - len(set(self.rooms))
 
 
@@ -63,7 +63,7 @@ def trace(package: Path, call: Callable[[], Any]) -> Walk:
 
 
 def walks() -> dict[str, Walk]:
-    """Trace each verb on data of a second."""
+    """Trace each verb on small data."""
     import torch
 
     import pocketbayes as pb

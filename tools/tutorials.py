@@ -1,10 +1,10 @@
-"""Runs the tutorials and writes their pages: prose and code from the script, output and pictures from running it.
+"""Run the tutorials and write their pages: prose and code from the script, output and figures from running it.
 
 python tools/tutorials.py [NAME ...] [--data-dir DATA]
 
 A tutorial is a script in `examples/tutorials` of cells in the percent format, which editors open as a notebook: `# %%`
-begins code, `# %% [markdown]` prose in comments. What a cell prints, and each .png that it writes, stands below it in
-`docs/tutorials/NAME.md`. `HEAVY` names those that need a data folder; the tests run the others.
+begins code, `# %% [markdown]` prose in comments. The page `docs/tutorials/NAME.md` shows each cell with its output and
+the .png files that it writes. `HEAVY` lists the tutorials that need a data folder; the tests run the others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a cell of code printed, and the pictures that it wrote."""
+    """The output and the figures of a code cell."""
 
     printed: str = ""
     pictures: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ def names() -> list[str]:
 
 
 def cells(name: str) -> list[Cell]:
-    """The cells of a script."""
+    """Return the cells of a script."""
     found = []
     for match in CELL.finditer((SCRIPTS / f"{name}.py").read_text()):
         text = match["text"].strip("\n")
@@ -60,7 +60,7 @@ def cells(name: str) -> list[Cell]:
 
 
 def run(name: str, folder: Path) -> list[Ran]:
-    """Runs the cells one after another in one namespace, with `folder` as the place where files are written."""
+    """Run the cells one after another in one namespace, with `folder` as the working directory."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     ran = []
     with _inside(folder):
@@ -86,7 +86,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def page(name: str, ran: list[Ran]) -> str:
-    """The page: prose, code, and below each cell what came of it."""
+    """Return the page: prose, code, and the output of each cell."""
     parts = [f"<!-- Written by tools/tutorials.py from examples/tutorials/{name}.py: change that. -->"]
     for cell, result in zip(cells(name), ran):
         parts.append(f"```python\n{cell.text}\n```" if cell.is_code else cell.text)
