@@ -543,7 +543,7 @@ def test_inspect_needs_no_model(tmp_path: Path) -> None:
     shown = call("inspect", tmp_path / "own.pocket")
     assert shown.exit_code == 0
     assert "stayed a point" in shown.stdout
-    assert_mistake(call("evaluate", tmp_path / "own.pocket", "--data", "digits"), "list models")
+    assert_mistake(call("evaluate", tmp_path / "own.pocket", "--data", "digits"), "pb.models.register")
 
 
 def test_inspect_reads_a_mixture(tmp_path: Path) -> None:
