@@ -35,7 +35,7 @@ from torch import Tensor
 import pocketbayes as pb
 from measure import Rows
 from members import OUTSIDE, SHIFTED, Members, measured, under_shift, weights
-from networks import given_resnet20
+from networks import pretrained_resnet20
 from pocketbayes.inference.metrics import dee
 from pocketbayes.inference.stopping import choose_stopping, last_steps
 from pocketbayes.network import members as networks_of
@@ -55,7 +55,7 @@ def compressed(
     bench: Members, count: int, max_bytes: int, steps: int, out: Path | None, keep: int | None
 ) -> tuple[Compressed, float]:
     """Compress the first members to a size; return the result and the CPU seconds."""
-    net = pb.mixture([given_resnet20(weights(bench.data_dir, number)) for number in range(count)])
+    net = pb.mixture([pretrained_resnet20(weights(bench.data_dir, number)) for number in range(count)])
     images = pb.data.load("cifar10", "train", bench.data_dir, mean="imagenet", val_fraction=0.0, subset=TRAIN + VAL)
     x, y = images[:]
     train, val = (x[:TRAIN], y[:TRAIN]), (x[TRAIN:], y[TRAIN:])
@@ -94,7 +94,7 @@ def full_precision(bench: Members, rows: Rows) -> None:
     for number in range(10):
 
         def network(number: int = number) -> pb.Network:
-            return pb.bayesianize(given_resnet20(weights(bench.data_dir, number)), "map")
+            return pb.bayesianize(pretrained_resnet20(weights(bench.data_dir, number)), "map")
 
         clean.append(bench.answers(f"{number:02d}-clean", "cifar10", network, CLEAN))
         shifted.append(bench.answers(f"{number:02d}-{SHIFTED}", SHIFTED, network))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pocketbayes as pb
 from measure import write_result
-from networks import classifier, given_resnet20
+from networks import classifier, pretrained_resnet20
 from pocketbayes.inference.suite import evaluate_suite
 
 KEPT = ("measures", "reliability", "risk_coverage", "temperature", "shift")
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pocketbayes-corruptions")
     parser.add_argument("--images", type=int, default=1000)
     arguments = parser.parse_args()
-    net = classifier(given_resnet20(arguments.weights), pb.Deterministic())
+    net = classifier(pretrained_resnet20(arguments.weights), pb.Deterministic())
     test = pb.data.load("cifar10", "test", arguments.data_dir, mean="imagenet", subset=arguments.images)
     document = evaluate_suite(
         net, test, shift=["corruptions"], batch_size=500, out=arguments.work / "evaluation.json", progress=True

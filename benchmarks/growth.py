@@ -1,11 +1,11 @@
-"""How cost grows: weights and Gaussians in stage 2 of 2DGBNN, samples, density and batch elsewhere.
+"""Measure how cost scales: with weights and Gaussians in stage 2 of 2DGBNN, and with samples, density and batch size.
 
 python benchmarks/growth.py [--sweep weights] [--sweep gaussians] [--sweep samples] [--sweep density] [--sweep batch]
 
-CPU seconds, which are those of an idle machine also where others use it. Stage 2 is measured by `plane.py`, each size
-in a process of its own and on all processors, their seconds added up; the rest in this process, one thread, interleaved
-medians. The places of a sweep stand in the order in which one goes: the exponent of its last three is that of the far
-end. Each sweep is written to results/growth.json when it is done; the others in the file stay.
+Times are CPU seconds, which also hold on a shared machine. Stage 2 is measured by `plane.py`, each size in a separate
+process on all processors, with their seconds added up; the rest in this process with one thread, as interleaved
+medians. Sizes are in ascending cost, so the exponent of the last three describes the far end. Each finished sweep is
+written to results/growth.json; other sweeps in the file are kept.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SHAPE = (1, 28, 28)
 
 
 def exponent(places: Sequence[float], values: Sequence[float]) -> float:
-    """b of the least-squares fit value = a place^b."""
+    """Return b of the least-squares fit value = a place^b."""
     return statistics.linear_regression([math.log(p) for p in places], [math.log(v) for v in values]).slope
 
 
 def sweep(places: Sequence[float], conditions: str, **costs: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """The curves of each cost (`seconds`, `megabytes`) with their exponents."""
+    """Return the curves of each cost (`seconds`, `megabytes`) with their exponents."""
     return {
         "conditions": conditions,
         "places": list(places),
@@ -71,7 +71,7 @@ def by_gaussians() -> dict[str, Any]:
 
 
 def cpu_seconds(grid: Mapping[str, Sequence[Action]], rounds: int) -> dict[str, list[float]]:
-    """Medians for every curve and place, all of them interleaved."""
+    """Return interleaved medians for every curve and size."""
     actions = {f"{name}|{number}": action for name, row in grid.items() for number, action in enumerate(row)}
     seconds = interleaved(actions, rounds, clock=time.process_time)
     return {name: [seconds[f"{name}|{number}"] for number in range(len(row))] for name, row in grid.items()}

@@ -1,4 +1,4 @@
-"""Draws docs/figures/growth.png from results/growth.json.
+"""Draw docs/figures/growth.png from results/growth.json.
 
 python benchmarks/growth_figures.py
 """

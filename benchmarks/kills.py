@@ -1,13 +1,13 @@
-"""Runs of `pocketbayes train` that are killed (SIGKILL) again and again and resumed: no bit may differ at the end.
+"""Kill runs of `pocketbayes train` (SIGKILL) repeatedly, resume them, and check that the result is bit-identical.
 
 python benchmarks/kills.py [--kills 4] [--method NAME] [--events] [--out FOLDER]
 
-Every method trains a small network on the embedded digits, all its stages, a checkpoint every second step. Kills are
-spread evenly over the stages, `--kills` in each: a run is killed from outside at a random time of the stage, or at a
-random one of the stage's own events (a step begins, a file of the run is opened, renamed or removed); it is resumed,
-killed again, ..., and at last finishes. All files of its folder and its measures are then compared with those of a run
-that was left alone. Writes results/kills.json, a row a method; finished rows are kept. Processes are forks of one that
-has imported everything, so that a kill costs a fraction of a second.
+Every method trains a small network on the embedded digits, all its stages, with a checkpoint every second step. Kills
+are spread evenly over the stages, `--kills` in each: a run is killed at a random time of the stage, or at a random
+event (a step begins, a file of the run is opened, renamed or removed), then resumed and killed again until it finishes.
+All files of its folder and its metrics are then compared with those of an uninterrupted run. Writes results/kills.json,
+one row per method; finished rows are kept. Processes are forks of one that has imported everything, so that a kill
+costs a fraction of a second.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ RECIPE = [
     "checkpoint_steps: 2}",
 ]  # fmt: skip
 KILLS_PER_RUN = 3
-"""Kills of a run before it is left to finish."""
+"""Number of kills before a run may finish."""
 EVENTS = ("open", "os.rename", "os.remove", "os.truncate")
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A stage of a run that began: its name, the events seen before it, the seconds since the start."""
+    """The start of a stage: its name, the number of earlier events, the seconds since the start of the run."""
 
     name: str
     events: int
@@ -64,9 +64,9 @@ class Begun:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (None if it was killed), the stages that it began, its events and seconds.
+    """The end of a process: its exit code (None if it was killed), its stages, events and seconds.
 
-    The first stage is "start", what is done before training, the last one "end", what is done after it.
+    The first stage is "start", before training; the last one is "end", after training.
     """
 
     code: int | None
@@ -78,7 +78,7 @@ class Ended:
 def train(
     method: str, folder: Path, resume: bool = False, after: float | None = None, event: int | None = None
 ) -> Ended:
-    """Train in a process of its own, which is killed after so many seconds or at its n-th event, if it gets there."""
+    """Train in a separate process, which is killed after some seconds or at its n-th event, if it gets there."""
     options = [item for setting in SETTINGS.get(method, ()) for item in ("--set", f"method.{setting}")]
     if resume:
         command = ["train", "--resume"]
@@ -94,7 +94,7 @@ def train(
     os.close(writer)
     if after is not None:
         time.sleep(after)
-        os.kill(child, signal.SIGKILL)  # a child that has ended is still ours: it has not been waited for
+        os.kill(child, signal.SIGKILL)  # the pid of a finished child is not reused before it is waited for
     with os.fdopen(reader) as file:
         told = [line.split("\t") for line in file.read().splitlines()]
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -129,7 +129,7 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
     def told_stage(run: FitRun, net: Any, stage: Any, tree: Any) -> Any:
         tell(stage.name)
         net = one_stage(run, net, stage, tree)
-        tell("end")  # or the next stage, which is told of at once
+        tell("end")  # or the next stage, which is reported at once
         return net
 
     code = 1
@@ -152,20 +152,20 @@ def _be_child(command: list[str], folder: Path, event: int | None, writer: int) 
 
 
 def remains(folder: Path) -> dict[str, Any]:
-    """All that a finished run left: its files byte by byte, and its measures."""
+    """Return the files of a finished run byte by byte, and its metrics."""
     files: dict[str, Any] = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
     printed = json.loads(Path(f"{folder}.out").read_text())
     return {**files, "printed": {key: printed[key] for key in ("recipe", "measures", "census", "bytes")}}
 
 
 def spans(whole: Ended) -> dict[str, tuple[Begun, Begun]]:
-    """Return where each stage of a run begins and ends."""
+    """Return the start and end of each stage of a run."""
     pairs = zip(whole.stages, whole.stages[1:])
     return {begun.name: (begun, following) for begun, following in pairs if following.events > begun.events}
 
 
 def choose(stage: tuple[Begun, Begun], chooser: random.Random, clock: bool) -> dict[str, Any]:
-    """Return a moment within a stage of a run from its start."""
+    """Choose a moment within a stage."""
     begun, following = stage
     if clock:
         return {"after": chooser.uniform(begun.seconds, following.seconds)}
@@ -173,7 +173,7 @@ def choose(stage: tuple[Begun, Begun], chooser: random.Random, clock: bool) -> d
 
 
 def trial(method: str, folder: Path, first: dict[str, Any], chooser: random.Random, whole: Ended) -> Counter[str]:
-    """Kill a run at a moment, and what is resumed of it at others, until it finishes; count by stages."""
+    """Kill and resume a run until it finishes; count the kills by stage."""
     killed: Counter[str] = Counter()
     when = first
     while True:
@@ -189,12 +189,12 @@ def trial(method: str, folder: Path, first: dict[str, Any], chooser: random.Rand
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The names of the files, or of what was printed, that differ."""
+    """Return the names of files or outputs that differ."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def measure(method: str, folder: Path, kills: int, clock: bool) -> dict[str, Any]:
-    """Return a row: so many kills in each stage, every second run first by the clock unless only events may decide."""
+    """Return a row with `kills` per stage; with `clock`, every second run is first killed at a random time."""
     whole = train(method, folder / "whole")
     if whole.code != 0:
         raise RuntimeError(f"{method}: exit code {whole.code}: {(folder / 'whole.err').read_text()[-2000:]}")
@@ -221,7 +221,7 @@ def measure(method: str, folder: Path, kills: int, clock: bool) -> dict[str, Any
 
 
 def prepare() -> None:
-    """Imports what runs import, so that forks need not."""
+    """Import all modules, so that forks need not."""
     for name in ("laplace", "lightning_fabric", "sklearn.datasets", "pocketbayes.reporting.table"):
         importlib.import_module(name)
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""2DGBNN on stds that learned: what each part of it does, on LeNet-300-100.
+"""Ablate 2DGBNN on LeNet-300-100 with learned stds.
 
 python benchmarks/learned_plane.py [--seeds 3] [--only PATTERN]
 
-For each seed a mean-field network is trained by local reparameterisation until its stds have left their start; every
-row shares out its weights and trains the shared network, and differs from "whole" in what its name says. `moved` is
-how far stage 3 took the Gaussians from where the plane put them. Rows go to results/learned-plane.json as they come,
-and a row that is there is not run again.
+For each seed, a mean-field network is trained with local reparameterisation until its stds have moved; every row then
+shares its weights and trains the shared network. The name of a row states its difference from "whole". `moved` is the
+distance by which stage 3 moves the Gaussians. Rows are written to results/learned-plane.json; finished rows are not run
+again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shared(net: pb.Network, name: str, data: trial.Data, seed: int) -> pb.Networ
 
 
 def counts(net: pb.Network) -> dict[str, Any]:
-    """Count what the file and the posterior hold."""
+    """Return the counts of the posterior and the file."""
     with tempfile.TemporaryDirectory() as folder:
         row: dict[str, Any] = {
             "bytes": pb.save(net, Path(folder) / "row.pocket"),

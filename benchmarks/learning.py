@@ -1,11 +1,11 @@
-"""Do stds learn, and does it pay? Defaults, their ablation and the controls, by validation data or on the test set.
+"""Measure whether stds learn and whether it helps: defaults, ablations and controls, on validation or test data.
 
-    python benchmarks/learning.py digits lenet5 lenet300            the ablation, judged by held-out training images
-    python benchmarks/learning.py --test --seeds 3 digits lenet5    the methods, judged by the test images
+    python benchmarks/learning.py digits lenet5 lenet300            the ablation, on held-out training images
+    python benchmarks/learning.py --test --seeds 3 digits lenet5    the methods, on the test images
 
-Rows are added to `results/learning.json` as they come; rows that are there are not run again. MNIST networks train on
-10 000 (LeNet-5) or 20 000 images (LeNet-300-100) and are judged by 5000 test images, or by 3000 training images that
-were left out. Fashion-MNIST is out of distribution, for digits uniform noise.
+Rows are written to `results/learning.json`; finished rows are not run again. MNIST networks train on 10 000 (LeNet-5)
+or 20 000 images (LeNet-300-100) and are measured on 5000 test images, or on 3000 held-out training images.
+Out-of-distribution data are Fashion-MNIST, and uniform noise for digits.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SCORES: dict[str, Callable[[pb.Prediction], Tensor]] = {
     "_information": lambda answer: answer.epistemic,
     "_max_probability": lambda answer: 1 - answer.mean.max(1).values,
 }
-"""What out-of-distribution images are told apart by: the entropy decides, the others are reported beside it."""
+"""Scores for out-of-distribution detection: entropy is the main one, the others are also reported."""
 CONTROL_SCALE = 0.2
 """The constant std of the control row, in units of each layer's weights."""
 

@@ -1,8 +1,8 @@
-"""Memory under load: a million images evaluated with 30 samples, and ten thousand small predictions.
+"""Measure memory under load: a million images evaluated with 30 samples, and ten thousand small predictions.
 
 python benchmarks/load.py [--images 1000000] [--calls 10000]
 
-The images are generated as they are asked for. Writes results/load.json and docs/figures/load.png.
+Images are generated on demand. Writes results/load.json and docs/figures/load.png.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Curve = list[tuple[float, float]]
 
 
 class Generated(Dataset):
-    """Noise around a pattern of each class; an image is a function of its place, and none is kept."""
+    """Noise around a pattern per class; images are computed from their index and not kept."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -44,12 +44,12 @@ class Generated(Dataset):
 
 
 def resident() -> float:
-    """Megabytes of memory that are in use now."""
+    """Return the resident memory in megabytes."""
     return memory() / 2**20
 
 
 def network() -> pb.Network:
-    """A small trained network: what it answers with is no matter, but it should not be nonsense."""
+    """Return a small, briefly trained network."""
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=SIDE * SIDE, out_features=CLASSES, hidden=[32])
     found = pb.fit("bbb", model, Generated(5000), epochs=3, progress=False)
@@ -58,7 +58,7 @@ def network() -> pb.Network:
 
 
 def evaluated(net: pb.Network, images: int) -> tuple[Curve, dict[str, float]]:
-    """Memory against images."""
+    """Return memory against images."""
     curve: Curve = []
     seen, step = 0, max(images // POINTS, BATCH)
 
@@ -73,7 +73,7 @@ def evaluated(net: pb.Network, images: int) -> tuple[Curve, dict[str, float]]:
 
 
 def predicted(net: pb.Network, calls: int) -> Curve:
-    """Memory against calls."""
+    """Return memory against calls."""
     curve: Curve = []
     x = Generated(4).__getitems__(range(4))[0]
     step = max(calls // POINTS, 1)
@@ -85,7 +85,7 @@ def predicted(net: pb.Network, calls: int) -> Curve:
 
 
 def summary(curve: Curve) -> dict[str, Any]:
-    """Growth after the first tenth, in which allocators settle; the slope is the least-squares line's."""
+    """Return growth after the first tenth, in which allocators settle, and the least-squares slope."""
     settled = np.array(curve[len(curve) // 10 :])
     slope = float(np.polyfit(settled[:, 0], settled[:, 1], 1)[0]) * 2**20
     return {
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def draw(curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """The figure of the docs."""
+    """Draw the figure of the docs."""
     from paper_figures.memory import memory
     from pocketbayes.reporting.figures import save
 

@@ -1,6 +1,6 @@
-"""What benchmarks share: timing on a noisy machine, memory of the process, result files and figures.
+"""Shared tools of the benchmarks: timing on a noisy machine, process memory, result files and figures.
 
-Times are medians of one run in which everything is interleaved, and are given as ratios.
+Times are interleaved medians of one run, reported as ratios.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def interleaved(
     warmup: int = 1,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds of each action, all of them run once per round so that a slow spell hits them alike.
+    """Return the median seconds of each action; all run once per round, so that a slow phase affects all of them.
 
-    `time.process_time` as the clock counts only the seconds in which this process had a processor.
+    With `time.process_time` as the clock, only the CPU seconds of this process count.
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(warmup + rounds):
@@ -40,12 +40,12 @@ def interleaved(
 
 
 def ratios(seconds: Mapping[str, float], base: str) -> dict[str, float]:
-    """Each time over the base's."""
+    """Return each time relative to the base."""
     return {name: value / seconds[base] for name, value in seconds.items()}
 
 
 def memory(field: str = "VmRSS") -> int:
-    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most since `forget_peak`; Linux only."""
+    """Return bytes of this process: ``VmRSS`` now, ``VmHWM`` the peak since `forget_peak`; Linux only."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024
@@ -53,12 +53,12 @@ def memory(field: str = "VmRSS") -> int:
 
 
 def forget_peak() -> None:
-    """The peak of memory starts anew."""
+    """Reset the peak memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes NAME.json with the environment beside the figures."""
+    """Write NAME.json with the results and the environment."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     text = json.dumps({"environment": environment(), **result}, indent=1) + "\n"
@@ -67,10 +67,10 @@ def write_result(name: str, result: Mapping[str, Any], folder: Path = RESULTS) -
 
 
 class Rows(dict[str, Any]):
-    """The rows of a result file: those that are there to begin with, and all of them written whenever one is kept.
+    """The rows of a result file: read at the start, and all written whenever one is kept.
 
     Attributes:
-        document: All of the file as it was read, with what is written beside the rows.
+        document: The full file as it was read, with the settings.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Rows(dict[str, Any]):
         order: Iterable[str] = (),
         folder: Path = RESULTS,
     ) -> None:
-        """Args: beside: settings to write beside the rows; key: where the rows are; order: of names that come first."""
+        """Read a file. `beside`: settings to write; `key`: the entry of the rows; `order`: names that come first."""
         path = folder / f"{file}.json"
         found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         found.pop("environment", None)
@@ -93,7 +93,7 @@ class Rows(dict[str, Any]):
         self.document = {**found, **(beside or {})}
 
     def keep(self, name: str, row: Mapping[str, Any]) -> None:
-        """Adds the row, writes the file and prints the beginning of the row."""
+        """Add the row, write the file and print the start of the row."""
         self[name] = row
         first = {each: self[each] for each in self.order if each in self}
         write_result(self.file, {**self.document, self.key: {**first, **self}}, self.folder)
@@ -101,7 +101,7 @@ class Rows(dict[str, Any]):
 
 
 def draw(figures: Mapping[str, Callable[[], Any]]) -> None:
-    """Writes NAME.png to docs/figures for each that is measured: one that is not gives None."""
+    """Write NAME.png to docs/figures for each figure; functions return None for figures without data."""
     from pocketbayes.reporting.figures import save
 
     for name, make in figures.items():

@@ -1,13 +1,13 @@
-"""What independent networks are worth together: the curve of 1 to 10 ResNet-20s on CIFAR-10.
+"""Measure ensembles of 1 to 10 independent ResNet-20s on CIFAR-10.
 
 python benchmarks/members.py --data-dir DATA [--cache FOLDER]
 
-The networks are those of DATA/weights: ten ResNet-20s that others trained, each on its own, for measurement only. For
-every number of members, ten subsets (k neighbours on a ring, so that each member is in k of them) and the mean over
-them: accuracy, NLL, ECE, NLL with a temperature fitted on the other half of the test images, AUROC of the maximum
-probability against SVHN and CIFAR-100. `dee` reads the curve of the calibrated NLL.
+DATA/weights holds ten public, independently trained ResNet-20s, used for measurement only. For every number k of
+members, metrics are means over ten subsets (k neighbours on a ring, so that each member is in k of them): accuracy,
+NLL, ECE, NLL with a temperature fitted on the other half of the test images, AUROC of the maximum probability against
+SVHN and CIFAR-100. `dee` uses the curve of the calibrated NLL.
 
-Probabilities are kept in the cache, figures in results/members.json.
+Probabilities are cached; results go to results/members.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 import pocketbayes as pb
 from measure import write_result
-from networks import given_resnet20
+from networks import pretrained_resnet20
 from pocketbayes.data.shift import ORIGINAL_15, corrupted
 from pocketbayes.inference.metrics import Classification, calibrated_nll, ood_scores
 from pocketbayes.inference.metrics.calibration import temperature
@@ -36,13 +36,13 @@ SEVERITIES, SHIFTED_IMAGES = 5, 40
 
 
 def weights(data_dir: Path, number: int) -> Path:
-    """The checkpoint of a member: the first from one source, nine from others."""
+    """Return the checkpoint of a member; the first has another source than the rest."""
     folder = data_dir / "weights"
     return folder / "members" / f"resnet20-{number:02d}.safetensors" if number else folder / "resnet20-12fca82f.th"
 
 
 def measured(probs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
-    """The figures of one classifier from its probabilities on every data set."""
+    """Return the metrics of a classifier from its probabilities on every data set."""
     measures = Classification(probs["cifar10"].shape[1])
     measures.update(probs["cifar10"], labels)
     found = {name: measures.compute()[name] for name in ("accuracy", "nll", "ece")}
@@ -53,7 +53,7 @@ def measured(probs: dict[str, Tensor], labels: Tensor) -> dict[str, float]:
 
 
 def under_shift(clean: Tensor, labels: Tensor, shifted: Tensor, targets: Tensor) -> dict[str, dict[str, float]]:
-    """The figures by severity, at a temperature that is fitted on clean images."""
+    """Return the metrics by severity, with a temperature fitted on clean images."""
     heat = temperature(clean.clamp(min=1e-12).log(), labels)
     found = {}
     for number, (probs, y) in enumerate(zip(shifted.chunk(SEVERITIES), targets.chunk(SEVERITIES)), 1):
@@ -64,14 +64,14 @@ def under_shift(clean: Tensor, labels: Tensor, shifted: Tensor, targets: Tensor)
 
 
 class Members:
-    """Probabilities of each network, computed once and kept."""
+    """Cached probabilities of each network."""
 
     def __init__(self, data_dir: Path, cache: Path) -> None:
         self.data_dir, self.cache = data_dir, cache
         cache.mkdir(parents=True, exist_ok=True)
 
     def images(self, name: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the first test images of a set, and their labels; of the corrupted ones severity by severity."""
+        """Return the first test images of a data set and their labels; corrupted images by severity."""
         if name == SHIFTED:
             first = pb.data.load("cifar10", "test", self.data_dir, mean="imagenet", subset=list(range(SHIFTED_IMAGES)))
             parts = [corrupted(first, c, s)[:] for s in range(1, SEVERITIES + 1) for c in ORIGINAL_15]
@@ -82,12 +82,12 @@ class Members:
 
     def probs(self, number: int) -> dict[str, Tensor]:
         def network() -> pb.Network:
-            return pb.bayesianize(given_resnet20(weights(self.data_dir, number)), "map")
+            return pb.bayesianize(pretrained_resnet20(weights(self.data_dir, number)), "map")
 
         return {name: self.answers(f"{number:02d}-{name}", name, network) for name in ("cifar10", *OUTSIDE)}
 
     def answers(self, key: str, name: str, network: Callable[[], pb.Network], most: int | None = None) -> Tensor:
-        """Return the probabilities of a network on a data set, from the cache where they are."""
+        """Return the probabilities of a network on a data set, from the cache if possible."""
         path = self.cache / f"{key}.pt"
         if not path.exists():
             torch.save(pb.predict(network(), self.images(name, most)[0]).probs, path)

@@ -1,4 +1,4 @@
-"""What the memory format `channels_last` changes: time with it over time without, of one pass and of a training step.
+"""Measure the memory format `channels_last`: relative time of one pass and of a training step.
 
 python benchmarks/memory_format.py [--rounds 15]
 

@@ -1,4 +1,4 @@
-"""Networks that several benchmarks start from."""
+"""Networks that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ VIT = {"image_size": 28, "patch_size": 7, "in_channels": 1, "classes": 10}
 
 
 def classifier(model: nn.Module, method: pb.Method) -> pb.Network:
-    """The network that the method begins with, its likelihood set."""
+    """Return the initial network of a method for classification."""
     net = pb.bayesianize(model, method)
     assert isinstance(net, pb.Network)
     net.likelihood = pb.Categorical()
     return net
 
 
-def given_resnet20(weights: Path) -> nn.Module:
-    """ResNet-20 for CIFAR-10 with the weights of a checkpoint."""
+def pretrained_resnet20(weights: Path) -> nn.Module:
+    """Return ResNet-20 for CIFAR-10 with the weights of a checkpoint."""
     model = pb.models.build("resnet20")
     pb.models.load_weights(model, weights)
     return model
 
 
 def trained_vit(train: Any) -> pb.Network:
-    """A deterministic ViT-Ti after two epochs on images of MNIST."""
+    """Return a deterministic ViT-Ti after two epochs on MNIST images."""
     torch.manual_seed(0)
     model = pb.models.build("vit-ti", **VIT)
     net = pb.fit("map", model, train, epochs=2, batch_size=64, lr=3e-4, schedule="cosine", progress=False)

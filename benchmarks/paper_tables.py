@@ -31,7 +31,7 @@ def rows(results: Results, file: str, name: str) -> Group:
 
 
 def figure(results: Results, file: str, name: str, key: str) -> float:
-    """Return a measure of a row, the mean over its seeds."""
+    """Return a metric of a row, averaged over its seeds."""
     group = rows(results, file, name)
     if key not in group[0]:
         raise MissingError(key)
@@ -61,7 +61,7 @@ ENOUGH_SEEDS = 3
 CLEAR_NLL = 0.001
 """The smallest difference in calibrated NLL that counts."""
 Answer = tuple[str, bool]
-"""Our figures, and whether the claim held in them."""
+"""Our figures, and whether the claim held."""
 Claim = tuple[str, str, Callable[[Results], Answer], str]
 """The claim, the paper's figures, a function that computes ours, and the difference in setting."""
 

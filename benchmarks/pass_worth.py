@@ -1,12 +1,12 @@
-"""What a pass is worth: one pass by moments or by the delta method beside 5, 10, 30 and 100 weight samples.
+"""Compare one pass of moments or the delta method with 5, 10, 30 and 100 weight samples.
 
 python benchmarks/pass_worth.py --data-dir DATA [--network "2DGBNN, ResNet-20=FILE.pocket" ...] [--section time]
 
 LeNet-5 on MNIST trained by 2DGBNN, SSVI and PBN for one, four and one epochs on 12 000 images, and ResNet-20 networks
-for CIFAR-10 from files: NLL and ECE on test images, and AUROC by entropy against others (Fashion-MNIST, SVHN).
-Times of CPU in a section of their own.
+for CIFAR-10 from files: NLL and ECE on test images, and AUROC by entropy against out-of-distribution images
+(Fashion-MNIST, SVHN). CPU times are a separate section.
 
-Each finished row is written to results/pass-worth.json at once, and a row that is there is not run again.
+Rows are written to results/pass-worth.json; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Bench:
         return pb.fit(method, pb.models.build("lenet5"), train, batch_size=64, progress=False, **settings)
 
     def inputs(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Test images, their labels, and images of another kind."""
+        """Return test images, their labels, and out-of-distribution images."""
         if name in self.files:
             x, y = self.load("cifar10", "test", mean="imagenet").__getitems__(range(self.images // 2))
             return x, y, self.load("svhn", "test", mean="imagenet").__getitems__(range(self.images // 2))[0]

@@ -1,11 +1,10 @@
-"""Partial Bayesian networks beside VI, MC dropout, ensembles and the deterministic network, on real data.
+"""Compare partial Bayesian networks with VI, MC dropout, ensembles and the deterministic network on real data.
 
 python benchmarks/pbn.py --data-dir DATA [--only uci,mnist,cubic,cifar,camvid,weights,cost,speed] [--work FOLDER]
 
-Each section writes results/pbn-SECTION.json after every row, with its settings, and a row that is there is not run
-again: the script can be stopped and started at will. Trained networks that several rows start from lie in the work
-folder; `weights` looks at those of `mnist`. Rows of one section differ in what their name says and in nothing else.
-Times (`speed`) mean something on a quiet machine only.
+Each section writes results/pbn-SECTION.json with its settings after every row; finished rows are not run again, so the
+script can be interrupted. Networks that several rows start from are stored in the work folder; `weights` analyses those
+of `mnist`. Rows of one section differ only in what their name states. Times (`speed`) need an idle machine.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ KEPT = ("accuracy", "nll", "brier", "ece", "entropy")
 
 
 class Bench:
-    """The rows of one section that are done, and its data."""
+    """The finished rows of a section, and its data."""
 
     def __init__(self, section: str, data_dir: Path, work: Path, settings: dict[str, Any]) -> None:
         self.data_dir, self.work = data_dir, work / section
@@ -40,7 +39,7 @@ class Bench:
         self.rows = Rows(f"pbn-{section}", {"settings": settings})
 
     def row(self, name: str, make: Callable[[], dict[str, Any]]) -> None:
-        """Makes the row, unless it is there, and keeps it."""
+        """Make and keep the row, unless it exists."""
         if name in self.rows:
             return
         start = time.process_time()
@@ -48,7 +47,7 @@ class Bench:
         self.rows.keep(name, {**row, "seconds of CPU": round(time.process_time() - start, 1)})
 
     def trained(self, name: str, make: Callable[[], Any]) -> Any:
-        """A network that several rows start from, kept in the work folder."""
+        """Return a network that several rows start from, cached in the work folder."""
         path = self.work / f"{name}.pocket"
         if not path.exists():
             pb.save(make(), path)
@@ -86,7 +85,7 @@ UCI_METHODS = ("deterministic", "ensemble", "PBN", "VI", "subnetwork Laplace", "
 
 
 def uci(bench: Bench) -> None:
-    """RMSE and log-likelihood of six methods on each of the standard splits."""
+    """Measure RMSE and log-likelihood of six methods on the standard splits."""
     for split in range(UCI["splits"]):
         for name in UCI_SETS:
             _uci_split(bench, name, split)
@@ -117,7 +116,7 @@ def _uci_split(bench: Bench, name: str, split: int) -> None:
         "VI": lambda: fit(pb.MeanFieldVI(propagation="local", prior_std=1.0), model),
         "MC dropout": lambda: fit(pb.MCDropout(rate=UCI["dropout"]), model),
     }
-    if batch == 32:  # the Jacobian of every example: where it fits
+    if batch == 32:  # only where the Jacobian of every example fits in memory
         size = round(UCI["rate"] * start.layout.size)
         laplace = pb.Laplace(subset="subnetwork", subnetwork_size=size)
         nets["subnetwork Laplace"] = lambda: fit(laplace, start, 0)
@@ -144,7 +143,7 @@ CUBIC: dict[str, Any] = {
 
 
 def cubic(bench: Bench) -> None:
-    """Mean and std on [-6, 6] after training on [-4, 4]."""
+    """Measure mean and std on [-6, 6] after training on [-4, 4]."""
     train = bench.load("toy-cubic", "train", n=CUBIC["points"])
     data = train.__getitems__(range(len(train)))
     torch.manual_seed(0)
@@ -196,7 +195,7 @@ MNIST: dict[str, Any] = {
 
 
 def mnist(bench: Bench) -> None:
-    """Nine rates, deterministic, ensemble and MC dropout: three seeds."""
+    """Measure nine rates, deterministic, ensemble and MC dropout with three seeds."""
     train, shift = bench.load("mnist", "train"), _Shift(bench)
     for seed in range(3):
         _mnist_seed(bench, train, shift, seed)
@@ -228,7 +227,7 @@ def _mnist_seed(bench: Bench, train: Any, shift: _Shift, seed: int) -> None:
 
 
 class _Shift:
-    """Measures on the test images that no setting was chosen on, turned and foreign images included."""
+    """Metrics on test images not used for choosing settings, rotated images and out-of-distribution images."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -271,7 +270,7 @@ class _Shift:
         return row
 
     def _measures(self, net: Any, images: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Measures, and the scores of each image."""
+        """Return metrics and the scores of each image."""
         x, y = images.__getitems__(range(len(images)))
         found = pb.predict(net, x, MNIST["samples"], batch_size=1000)
         measures = pb.metrics.Classification(10)

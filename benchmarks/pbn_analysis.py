@@ -1,4 +1,4 @@
-"""The sections of pbn.py that look at networks rather than data: cost, speed, variance, weight distributions."""
+"""The sections of pbn.py on networks rather than data: cost, speed, variance, weight distributions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _network(model: Any, kind: str, rate: float = 0.0, **_: Any) -> Any:
 
 
 def _step(net: Any, x: Tensor, y: Tensor, optimizer: Any, samples: int = 1) -> Action:
-    """Sample by sample, and the KL after them, so that one pass at a time is held."""
+    """Run sample by sample and then the KL, so that memory holds one pass at a time."""
 
     def step() -> None:
         optimizer.zero_grad()
@@ -51,7 +51,7 @@ COST: dict[str, Any] = {"batch": 32, "optimizer": "SGD with momentum", "samples"
 
 
 def cost(bench: Any) -> None:
-    """The paper's arithmetic beside counted operations, trained values and live bytes, all over deterministic's."""
+    """Compare the paper's model with counted operations, trained values and live bytes, relative to deterministic."""
     for name in SHAPES:
         for samples in COST["samples"]:
             for label, settings in KINDS.items():
@@ -97,7 +97,7 @@ SPEED: dict[str, Any] = {"batch": 128, "rounds": {"lenet300": 41, "resnet20": 15
 
 
 def speed(bench: Any) -> None:
-    """Seconds of a training step with one weight sample over those of plain PyTorch, interleaved."""
+    """Measure the time of a training step with one weight sample relative to plain PyTorch, interleaved."""
     for name, shape in SHAPES.items():
         bench.row(name, lambda name=name, shape=shape: _speed_row(name, shape))
 
@@ -114,7 +114,7 @@ def _speed_row(name: str, shape: tuple[int, ...]) -> dict[str, float]:
     return ratios(interleaved(steps, SPEED["rounds"][name], warmup=3), "deterministic")
 
 
-# -- what was trained on MNIST ------------------------------------------------------------------------------------
+# -- networks trained on MNIST ------------------------------------------------------------------------------------
 
 NETWORKS = ("PBN-1", "PBN-5", "PBN-10", "PBN-20", "PBN-40", "PBN-60", "PBN-80", "PBN-95", "PBN-100")
 WEIGHTS: dict[str, Any] = {
@@ -128,7 +128,7 @@ WEIGHTS: dict[str, Any] = {
 
 
 def weights(bench: Any) -> None:
-    """Predicted beside sampled variance, and the weights of PBN beside those of the ensemble."""
+    """Compare predicted with sampled variance, and the weights of PBN with those of the ensemble."""
     folder = bench.work.parent / "mnist"
     x = bench.load("mnist", "test", subset=WEIGHTS["images"]).__getitems__(range(WEIGHTS["images"]))[0]
     for name in NETWORKS:
@@ -141,7 +141,7 @@ def weights(bench: Any) -> None:
 
 
 def _variance_row(net: Any, x: Tensor) -> dict[str, Any]:
-    """Std of the predicted class's logit by sum (df/dw)^2 std^2, over that of draws; Spearman's rank correlation."""
+    """Return the first-order std of the predicted logit relative to draws, and Spearman's rank correlation."""
     from scipy.stats import spearmanr
 
     predicted = net.eval().linear(x, "predicted")
@@ -161,7 +161,7 @@ def _variance_row(net: Any, x: Tensor) -> dict[str, Any]:
 
 
 def _distributions(partial: Any, ensemble: Any) -> dict[str, Any]:
-    """All weights of a layer: draws of PBN beside the members of the ensemble, pooled; two-sample KS test."""
+    """Compare pooled draws of PBN with the members' weights by layer, with a two-sample KS test."""
     from scipy.stats import ks_2samp
 
     torch.manual_seed(0)

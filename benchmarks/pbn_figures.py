@@ -1,8 +1,8 @@
-"""Draws the figures of the PBN page from the JSON files in results/, and a picture row from the trained UNets.
+"""Draw the figures of the PBN page from the JSON files in results/, and a row of images from the trained UNets.
 
 python benchmarks/pbn_figures.py [--data-dir DATA --work FOLDER]
 
-Without the folder of the benchmark's networks the picture row is left as it is.
+Without the folder of the benchmark's networks, the row of images is not redrawn.
 """
 
 from __future__ import annotations

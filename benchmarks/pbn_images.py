@@ -1,4 +1,4 @@
-"""The sections of pbn.py on larger images: CIFAR-10 from given weights, and CamVid."""
+"""The sections of pbn.py on larger images: CIFAR-10 from pretrained weights, and CamVid."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
 import pocketbayes as pb
-from networks import classifier, given_resnet20
+from networks import classifier, pretrained_resnet20
 from pocketbayes.data.dataset import Images
 from pocketbayes.data.shift import corrupt
 
@@ -38,7 +38,7 @@ CIFAR: dict[str, Any] = {
 
 
 def cifar(bench: Any) -> None:
-    """Two rates beside the given network, then how fast each gets there."""
+    """Measure two rates and the pretrained network, then convergence."""
     pictures = _Pictures(bench)
     given = pictures.given()
     bench.row("deterministic", lambda: pictures.measures(given))
@@ -57,7 +57,7 @@ class _Pictures:
         self.seen, self.test = test.take(torch.arange(chosen)), test.take(torch.arange(chosen, len(test)))
 
     def given(self) -> Any:
-        model = given_resnet20(self.bench.data_dir / "weights" / "resnet20-12fca82f.th")
+        model = pretrained_resnet20(self.bench.data_dir / "weights" / "resnet20-12fca82f.th")
         return classifier(model, pb.Deterministic())
 
     def fresh(self) -> Any:
@@ -65,7 +65,7 @@ class _Pictures:
         return pb.models.build("resnet20")
 
     def trained(self, name: str, rate: float, start: Any) -> dict[str, Any]:
-        """A short training, measured on the way and, from given weights, at its end."""
+        """Train briefly, with measurements during training and, from pretrained weights, at the end."""
         random_start = not isinstance(start, pb.Network)
         batch, every = CIFAR["batch"], CIFAR["steps between points of a curve"]
         sampler = RandomSampler(self.train, num_samples=batch * every, generator=torch.Generator().manual_seed(0))
@@ -99,7 +99,7 @@ class _Pictures:
         return row
 
     def corrupted(self, net: Any, severity: int) -> dict[str, float]:
-        """Over all corruptions: measures, and the entropy of right and of wrong answers apart."""
+        """Return metrics over all corruptions, and the entropy of correct and of wrong predictions."""
         some = self.test.take(torch.arange(CIFAR["corrupted images"]))
         pixels = some.images.permute(0, 2, 3, 1).numpy()
         parts: list[Tensor] = []
@@ -134,7 +134,7 @@ CAMVID: dict[str, Any] = {
 
 
 def camvid(bench: Any) -> None:
-    """Deterministic, ensemble, PBN at 1 % and VI: IoU per class."""
+    """Measure deterministic, ensemble, PBN at 1 % and VI, with IoU per class."""
     size = tuple(CAMVID["size"])
     train, test = (bench.load("masks", split, path="camvid", size=size, augment=True) for split in ("train", "test"))
     plain = bench.load("masks", "train", path="camvid", size=size)

@@ -1,4 +1,4 @@
-"""The tables of the PBN page, for tables.py."""
+"""Tables of the PBN page, for tables.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Other libraries' Bayesian networks, each used as its own documentation says: a model in, an action to time out.
+"""Bayesian networks of other libraries, used as documented; functions take a model and return an action to time.
 
-Weights are drawn as by Bayes by Backprop, which all of them know. bayesian-torch and fastbnns convert a model by
-themselves; torch-uncertainty and blitz have layers to put in the place of linear and convolutional ones; IVON is an
-optimiser; laplace-torch works on a trained network. Peers are imported where they are used: one that is missing or
-cannot run a model raises, and the caller writes down why.
+Weights are drawn as in Bayes by Backprop, which all of them support. bayesian-torch and fastbnns convert a model by
+themselves; torch-uncertainty and blitz have layers that replace linear and convolutional ones; IVON is an
+optimiser; laplace-torch works on a trained network. Peers are imported on use: one that is missing or
+cannot run a model raises an error, which the caller records.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLES = 30
 
 
 def bayesian_torch_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
-    """KL / batch size, as its README says, though its KL is a mean over each layer's weights and no sum."""
+    """Return a step with KL / batch size as in its README, although its KL is a mean over each layer's weights."""
     from bayesian_torch.models.dnn_to_bnn import get_kl_loss
 
     peer = bayesian_torch(model).train()
@@ -39,7 +39,7 @@ def bayesian_torch_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
 
 
 def bayesian_torch_summed_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
-    """KL / examples with the KL that the ELBO asks for: the sum over all weights."""
+    """Return a step with KL / examples and the KL of the ELBO, the sum over all weights."""
     from bayesian_torch.models.dnn_to_bnn import get_kl_loss
 
     peer = bayesian_torch(model).train()
@@ -65,7 +65,7 @@ def bayesian_torch(model: nn.Module) -> nn.Module:
 
 
 def replaced(model: nn.Module, linear: Callable[..., nn.Module], convolution: Callable[..., nn.Module]) -> nn.Module:
-    """A copy of the model with a peer's layers in the place of linear and convolutional ones."""
+    """Return a copy of the model with a peer's layers in place of linear and convolutional ones."""
     model = copy.deepcopy(model)
     for name, layer in list(model.named_modules()):
         settings: dict[str, Any] = {"bias": getattr(layer, "bias", None) is not None}
@@ -145,12 +145,12 @@ def fastbnns(model: nn.Module) -> nn.Module:
 
     peer: nn.Module = BNN(model)
     for parameter in peer.parameters():
-        parameter.data = parameter.data.clone()  # some share memory, which no optimiser can change in place
+        parameter.data = parameter.data.clone()  # some share memory, so an optimiser cannot update them in place
     return peer
 
 
 def fastbnns_moments_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
-    """The cross-entropy at the mean logits: it has none of its own for Gaussian ones, and the rest costs the same."""
+    """Return a step on the cross-entropy at the mean logits; fastbnns has no loss for Gaussian logits."""
     from fastbnns.bnn.losses import KLDivergence
     from fastbnns.bnn.types import MuVar
 
@@ -202,7 +202,7 @@ def our_training_step(method: pb.Method) -> Callable[[nn.Module, Tensor, Tensor]
 
 
 def our_moments_pass(model: nn.Module, x: Tensor) -> Action:
-    """The Gaussian logits alone, which is what fastbnns gives."""
+    """Return a pass that computes only the Gaussian logits, as fastbnns does."""
     net = pb.bayesianize(model, pb.MeanFieldVI()).eval()
     net.propagation = "moments"
     return without_gradients(lambda: net(x))

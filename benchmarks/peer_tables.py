@@ -1,4 +1,4 @@
-"""The tables of peers.json and growth.json, for tables.py."""
+"""Tables of peers.json and growth.json, for tables.py."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Our training steps and predictions beside those of other libraries, all as multiples of deterministic PyTorch's.
+"""Compare our training steps and predictions with other libraries, relative to deterministic PyTorch.
 
 python benchmarks/peers.py [--models lenet5,lenet300,resnet20,resnet18,vit-ti] [--section "training step"] [--threads 1]
 
-bayesian-torch, torch-uncertainty, blitz, IVON, fastbnns and laplace-torch live together in the extra `bench`, so that
-all of them run interleaved in one process. What a peer cannot do is written down with its own error message. Medians
-of CPU seconds: with one thread they are near those of an idle machine also where others use it. Each model is written
-to results/peers.json when it is done; other models and sections in the file stay.
+The extra `bench` installs bayesian-torch, torch-uncertainty, blitz, IVON, fastbnns and laplace-torch together, so that
+all of them run interleaved in one process. If a peer cannot run, its error message is recorded. Figures are medians of
+CPU seconds, which with one thread also hold on a shared machine. Each finished model is written to results/peers.json;
+other models and sections in the file are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECTIONS = ("training step", "30 samples", "no samples")
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its inputs, and how often each step and pass is timed; 30 samples as often as a third of that."""
+    """A model, its inputs, and the number of timings; 30 samples are timed a third as often."""
 
     batch: int
     shape: tuple[int, int, int] = (3, 32, 32)
@@ -52,7 +52,7 @@ CASES = {
 
 
 def measure(name: str, sections: Collection[str]) -> dict[str, Any]:
-    """Multiples of deterministic PyTorch for each section, and what does not run."""
+    """Return times relative to deterministic PyTorch for each section, and what does not run."""
     case = CASES[name]
     torch.manual_seed(0)
     model = pb.models.build(name, **case.settings)
@@ -82,14 +82,14 @@ def measure(name: str, sections: Collection[str]) -> dict[str, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The old model's sections, those that are in the new one replaced."""
+    """Return the old model's sections, updated with the new ones."""
     kept = {key: why for key, why in old.get("not run", {}).items() if key.rpartition(": ")[2] not in new}
     rounds = {**old.get("rounds", {}), **new["rounds"]}
     return {**old, **new, "rounds": rounds, "not run": {**kept, **new["not run"]}}
 
 
 def tried(make: Callable[[], Action]) -> Action | str:
-    """The action, once it has run; or why it does not, in one line."""
+    """Return the action after a first run, or a one-line reason why it does not run."""
     try:
         action = make()
         action()
@@ -108,7 +108,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # the peers' own
     for name in arguments.models.split(","):
         measured = measure(name, arguments.section or SECTIONS)
-        models = Rows("peers", key="models", order=CASES)  # as they are now: others may have been measured meanwhile
+        models = Rows("peers", key="models", order=CASES)  # read again, since others may have been measured meanwhile
         models.keep(name, merged(models.get(name, {}), measured))
 
 

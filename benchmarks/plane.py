@@ -1,9 +1,9 @@
-"""Stage 2 of 2DGBNN: seconds and memory by number of weights and Gaussians, and the fit beside scikit-learn's.
+"""Measure stage 2 of 2DGBNN: time and memory by number of weights and Gaussians, and the fit against scikit-learn's.
 
 python benchmarks/plane.py [--huge] [--sizes 100000,1000000,11200000] [--gaussians 64,2000,6000] [--skip-peer]
 
-Each size runs in a process of its own, so that its peak memory is its own. CPU seconds stand beside wall-clock seconds,
-and the machine's load beside both: where others use it too, CPU seconds over cores are what an idle one would take.
+Each size runs in a separate process, so that peak memory is measured per size. CPU seconds, wall-clock seconds and the
+machine's load are recorded; on a shared machine, CPU seconds divided by cores approximate the time of an idle one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PEER_KMEANS = (64, 200, 2000)
 
 
 def cloud(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, stds and gradients like those of a mean-field ResNet-18: each layer has its scale and heavy tails."""
+    """Return means, stds and gradients like a mean-field ResNet-18's: each layer has its own scale and heavy tails."""
     generator = torch.Generator().manual_seed(0)
     mean, std, gradient = torch.empty(n), torch.empty(n), torch.empty(n)
     total = sum(share for _, share in LAYERS)
@@ -59,13 +59,13 @@ def cloud(n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def cpu_seconds() -> float:
-    """Spent by this process, all threads together."""
+    """Return the CPU seconds of all threads of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure_survey(n: int, k: int) -> dict[str, Any]:
-    """One survey in this process: seconds by step, memory above the weights, and what came out."""
+    """Run one survey in this process; return seconds by step, additional memory, and the result."""
     mean, std, gradient = cloud(n)
     forget_peak()
     before, cpu, start = memory(), cpu_seconds(), time.perf_counter()
@@ -92,7 +92,7 @@ def measure_survey(n: int, k: int) -> dict[str, Any]:
 
 
 def surveys(cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """What `measure_survey` finds for every (weights, Gaussians), each in a process of its own."""
+    """Return the results of `measure_survey` for every (weights, Gaussians), each from a separate process."""
     found = []
     for case in cases:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -102,14 +102,14 @@ def surveys(cases: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
 
 
 def timed(action: Any) -> tuple[Any, dict[str, float]]:
-    """What an action gives, and what it took."""
+    """Return the result of an action and its cost."""
     cpu, start = cpu_seconds(), time.perf_counter()
     result = action()
     return result, {"seconds": round(time.perf_counter() - start, 2), "cpu_seconds": round(cpu_seconds() - cpu, 2)}
 
 
 def peer_mixture(points: Tensor, k: int) -> dict[str, Any]:
-    """Mean log-likelihood of the same points under both fits."""
+    """Return the mean log-likelihood of the same points under both fits."""
     from sklearn.mixture import GaussianMixture
 
     ours, our_time = timed(lambda: plane.fit_mixture(points, k))
@@ -127,7 +127,7 @@ def peer_mixture(points: Tensor, k: int) -> dict[str, Any]:
 
 
 def peer_kmeans(points: Tensor, k: int) -> dict[str, Any]:
-    """Mean squared distance of the same points to the nearest centre of both."""
+    """Return the mean squared distance of the same points to the nearest centre of both fits."""
     from sklearn.cluster import KMeans
 
     def ours() -> Tensor:
@@ -151,13 +151,13 @@ def peer_kmeans(points: Tensor, k: int) -> dict[str, Any]:
 
 
 def peer_points() -> Tensor:
-    """Points without outliers by value, for both."""
+    """Return points without outliers by value, for both fits."""
     mean, std, _ = cloud(PEER_POINTS)
     return torch.stack((mean, std), 1)[mean.abs() <= 0.2]
 
 
 def main() -> None:
-    """Measure, compare, write."""
+    """Measure, compare and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="100000,1000000,11200000")
     parser.add_argument("--gaussians", default="64,2000,6000")

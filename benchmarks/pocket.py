@@ -1,9 +1,9 @@
-"""The pocket file: sizes against what they are measured by, and the time to code and to load.
+"""Measure pocket files: sizes against references, and the time to encode and load.
 
 python benchmarks/pocket.py [--rounds 5]
 
-Writes results/pocket.json. Sizes are the same on any machine; times want a quiet one. Networks are not trained, but
-values that training would spread are spread by noise: constants would cost nothing and flatter the file.
+Writes results/pocket.json. Sizes are the same on any machine; times need an idle one. Networks are not trained, but
+noise is added to values that training would vary, because constants would make the files unrealistically small.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def layers_of(model: str) -> list[int]:
 
 
 def indices(lengths: list[int], gaussians: int) -> np.ndarray:
-    """Numbers of Gaussians as a network has them: each layer with a distribution of its own."""
+    """Return indices of Gaussians with one distribution per layer, like those of a network."""
     rng = np.random.default_rng(0)
     shares = [rng.dirichlet(np.full(gaussians, 2.0)) for _ in lengths]
     return np.concatenate([rng.choice(gaussians, n, p=p) for n, p in zip(lengths, shares)]).astype(np.int64)
@@ -46,7 +46,7 @@ def entropy_bytes(values: np.ndarray, lengths: list[int]) -> float:
 
 
 def coding(rounds: int) -> dict[str, Any]:
-    """Bytes beside the entropy, and the time for the 11.2 million indices of a ResNet-18."""
+    """Measure bytes against the entropy, and the time for the 11.2 million indices of a ResNet-18."""
     rows: dict[str, Any] = {}
     for model, gaussians in (("resnet20", 16), ("resnet20", 64), ("resnet18", 64), ("resnet18", 2000)):
         lengths = layers_of(model)
@@ -72,7 +72,7 @@ def coding(rounds: int) -> dict[str, Any]:
 
 
 def shared_resnet18(gaussians: int) -> pb.Network:
-    """A ResNet-18 of shared weights, made directly: what is in it does not change how long it takes to load."""
+    """Return a ResNet-18 with shared weights, built without training; its values do not affect the loading time."""
     torch.manual_seed(0)
     model = pb.models.build("resnet18", classes=10)
     layout = pb.Layout.of(model)
@@ -88,7 +88,7 @@ def shared_resnet18(gaussians: int) -> pb.Network:
 
 
 def loading(folder: Path, rounds: int) -> dict[str, Any]:
-    """Seconds to load a ResNet-18, beside `torch.load` of its float32 weights."""
+    """Measure the time to load a ResNet-18, against `torch.load` of its float32 weights."""
     nets = {
         "shared, 64 Gaussians, lossless": (shared_resnet18(64), "lossless"),
         "shared, 2000 Gaussians, int8": (shared_resnet18(2000), "int8"),
@@ -114,7 +114,7 @@ def loading(folder: Path, rounds: int) -> dict[str, Any]:
 
 @torch.no_grad()
 def spread(net: pb.Network) -> pb.Network:
-    """Stds and normalisation as varied as training makes them."""
+    """Add noise to stds and normalisation, so that they vary as after training."""
     for name, tensor in net.posterior.named_parameters():
         if name in net.posterior.spreads:
             tensor += 0.3 * torch.randn_like(tensor)
@@ -125,7 +125,7 @@ def spread(net: pb.Network) -> pb.Network:
 
 
 def sizes(folder: Path) -> dict[str, Any]:
-    """Files of every storage beside the deterministic and the dense mean-field network."""
+    """Measure files of every storage, the deterministic and the dense mean-field network."""
     torch.manual_seed(0)
     model = pb.models.build("resnet20")
     state = io.BytesIO()
@@ -161,7 +161,7 @@ def sizes(folder: Path) -> dict[str, Any]:
 
 
 def coarseness(folder: Path) -> dict[str, Any]:
-    """Why stds may be coarser than means: NLL on the digits' test data, either of them in ever fewer steps."""
+    """Measure the NLL on the digits' test data with means or stds in ever fewer steps."""
     train, test = (pb.data.load("digits", split, val_fraction=0.0) for split in ("train", "test"))
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[64])

@@ -1,11 +1,11 @@
-"""Files of one to four bits a weight: accuracy, NLL and calibrated NLL against bytes, every byte counted.
+"""Measure files of one to four bits per weight: accuracy, NLL and calibrated NLL against the bytes of the file.
 
 python benchmarks/pocket_codes.py --data-dir DATA [--only resnet20] [--steps 600] [--seeds 0 1 2]
 
-Networks with given weights (ResNet-20 and ResNet-56 on CIFAR-10) and networks trained here (LeNet-5 and LeNet-300-100
-on MNIST) go through `pb.compress` to a size in bytes. Calibration and choice use training images only; the test images
-(all of them) are touched once per row. A seed decides which training images are used. Beside them: the network as it
-was, and plain rounding per output channel, packed by lzma. Finished rows are kept in results/pocket-codes.json.
+Pretrained networks (ResNet-20 and ResNet-56 on CIFAR-10) and networks trained here (LeNet-5 and LeNet-300-100 on MNIST)
+are compressed by `pb.compress` to a size in bytes. Calibration and selection use only training images, chosen by a
+seed; all test images are used once per row. References: the uncompressed network, and plain rounding per output
+channel, packed by lzma. Finished rows are kept in results/pocket-codes.json.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ BUDGETS = {
 TUNED = {"resnet20": (76_000, 62_000, 50_000, 40_000), "resnet56": (), "lenet5": (15_000,), "lenet300": (25_000,)}
 CALIBRATION, VALIDATION = 2000, 1000
 STARTS: dict[str, tuple[Any, int]] = {"lenet5": (pb.Deterministic(), 6), "lenet300": (RigL(density=0.12), 8)}
-"""Method and epochs of a start; shifts of up to two pixels, learning rate 2e-3 falling by a cosine."""
+"""Method and epochs of the initial training; shifts of up to two pixels, learning rate 2e-3 with cosine decay."""
 
 
 class Bench:
-    """One network, its data and its rows."""
+    """One network with its data and rows."""
 
     def __init__(self, name: str, data_dir: Path, work: Path, rows: Rows) -> None:
         self.name, self.data_dir, self.work, self.rows = name, data_dir, work, rows
@@ -79,7 +79,7 @@ class Bench:
             self.rows.keep(f"{self.name}, as it was", {"network": self.name, "bytes": size, **self.measures(self.net)})
 
     def rounded(self) -> None:
-        """Plain rounding: 2^b steps per output channel, a float scale each, the integers packed by lzma."""
+        """Measure plain rounding: 2^b steps per output channel, a float scale each, integers packed by lzma."""
         for bits in (5, 4, 3):
             name = f"{self.name}, rounded to {bits} bits"
             if name in self.rows:

@@ -1,9 +1,9 @@
-"""2DGBNN's file from 2 to 8 bits a weight: ResNet-20 on CIFAR-10 from given weights, accuracy, NLL and bytes.
+"""Measure 2DGBNN's files of 2 to 8 bits per weight: a pretrained ResNet-20 on CIFAR-10, accuracy, NLL and bytes.
 
 python benchmarks/pocket_curve.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th [--only NAME;...]
 
-Each row has as many Gaussians as its budget allows, everything in the file counted, shared by the means of the given
-weights, and 50 steps of training. Finished rows are kept in results/pocket-curve.json and not run again.
+Each row has as many Gaussians as its budget allows for the full file, fitted to the means of the pretrained weights,
+and 50 steps of training. Finished rows are kept in results/pocket-curve.json and not run again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import pocketbayes as pb
 from measure import Rows
-from networks import classifier, given_resnet20
+from networks import classifier, pretrained_resnet20
 from pocketbayes.files.packing import Precision
 from pocketbayes.reporting import figures
 
@@ -25,12 +25,12 @@ PRECISION = Precision("int8", "int8", "bfloat16")
 OUTLIERS = 0.4
 STEPS, BATCH = 50, 128
 TRAINING: dict[str, Any] = {"lr": 1e-5, "std_lr": 5e-2, "freeze_batch_norm": True}
-"""A centre moves thousands of weights at once: small steps, and batch norm as prediction has it."""
+"""Small steps and frozen batch norm, because a centre moves thousands of weights at once."""
 BUDGETS = {
     "150 kB": (150_000, 10),
     **{f"{bits} bits": (int(bits * 268_336 / 8), 4) for bits in (4, 3, 2, 5, 6, 8)},
 }
-"""Bytes, and samples to measure by."""
+"""Size limit in bytes, and samples per measurement."""
 ROUNDED = ("int8", "int6", "int5", "int4")
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
 
@@ -40,7 +40,7 @@ class Bench:
         self.data_dir, self.work = data_dir, work
         self.sizes: dict[int, int] = {}
         self.rows = Rows(NAME, {"model": "resnet20", "data": "cifar10"})
-        self.given = classifier(given_resnet20(weights), pb.Deterministic())
+        self.given = classifier(pretrained_resnet20(weights), pb.Deterministic())
         self.test = self.images("test")
         self.train = self.images("train", augment=True, subset=STEPS * BATCH)
 
@@ -55,7 +55,7 @@ class Bench:
             self.rows.keep("deterministic", row)
 
     def rounded(self) -> None:
-        """What rounding alone does: the deterministic network, its weights in steps, coded as all others are."""
+        """Measure rounding alone: the deterministic network with weights in steps, entropy-coded in the same way."""
         file = self.work / "rounded.pocket"
         for level in ROUNDED:
             if f"rounded, {level}" not in self.rows:
@@ -75,7 +75,7 @@ class Bench:
         return net
 
     def most_gaussians(self, budget: int) -> int:
-        """The largest K whose file keeps the budget: training changes values, not the index."""
+        """Return the largest K whose file fits the budget; training changes values, not the index."""
         low, high = 2, 4
         while self.size(high) <= budget:
             low, high = high, 2 * high
@@ -120,7 +120,7 @@ class Bench:
 
 
 def draw(path: Path) -> None:
-    """Accuracy and NLL against the bytes of the file, the deterministic network's as lines."""
+    """Draw accuracy and NLL against file size, with lines for the deterministic network."""
     rows = Rows(NAME)
     given = rows["deterministic"]
     shared = sorted((row for row in rows.values() if "budget" in row), key=lambda row: row["bytes"])

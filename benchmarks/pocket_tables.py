@@ -1,4 +1,4 @@
-"""The tables of pocket.json, pocket-codes.json and pocket-curve.json, for tables.py."""
+"""Tables of pocket.json, pocket-codes.json and pocket-curve.json, for tables.py."""
 
 from __future__ import annotations
 

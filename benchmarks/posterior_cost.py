@@ -27,7 +27,7 @@ from torch import nn
 
 import pocketbayes as pb
 from measure import Rows, forget_peak, interleaved, memory, ratios
-from networks import given_resnet20
+from networks import pretrained_resnet20
 from steps import EXAMPLES, Action, deterministic_step, step_of
 
 STEPS: dict[str, tuple[tuple[int, ...], int]] = {
@@ -72,7 +72,7 @@ def steps(rows: Rows, _: Path) -> None:
 
 def resnet20(weights: Path) -> tuple[nn.Module, Any]:
     data = pb.data.load("cifar10", split="train", subset=2000, mean="imagenet")
-    return given_resnet20(weights), data
+    return pretrained_resnet20(weights), data
 
 
 def efficientnet(_: Path) -> tuple[nn.Module, Any]:

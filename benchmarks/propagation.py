@@ -1,15 +1,15 @@
-"""Uncertainty without sampling: how close it comes to weight samples, and what a pass costs.
+"""Measure uncertainty without sampling: its fidelity to weight samples, and its cost.
 
 python benchmarks/propagation.py --data-dir DATA --weights resnet20-12fca82f.th [--section fidelity|memory|time]
 
-- fidelity: the std of every layer and of the logits by moments and by the delta method over that of weight samples, its
-  rank correlation over images, and NLL and ECE of the probabilities beside those of 100 weight samples. LeNets trained
-  on MNIST by local reparameterisation, with the stds that training gave; ResNet-20 on CIFAR-10 with the given weights
-  and a ViT-Ti trained on MNIST, every weight with a std of 2 % and 10 % of the weights' own std in its layer.
-- memory: the most bytes that live tensors hold in a pass and in a training step, counted: the same in every run.
-- time: ratios to a deterministic pass or step, everything interleaved, seconds of CPU.
+- fidelity: the std of every layer and of the logits by moments and by the delta method relative to weight samples, its
+  rank correlation over images, and NLL and ECE of the probabilities compared with 100 weight samples. LeNets trained on
+  MNIST with local reparameterisation have their learned stds; a pretrained ResNet-20 on CIFAR-10 and a ViT-Ti trained
+  on MNIST have stds of 2 % and 10 % of the std of each layer's weights.
+- memory: the peak bytes of live tensors in a pass and in a training step, counted, the same in every run.
+- time: ratios to a deterministic pass or step, interleaved, in CPU seconds.
 
-Each finished row is written to results/propagation.json at once, and a row that is there is not run again.
+Rows are written to results/propagation.json; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pocketbayes as pb
 from measure import Rows, interleaved, ratios
-from networks import given_resnet20, trained_vit
+from networks import pretrained_resnet20, trained_vit
 from pocketbayes.inference.metrics import Classification, peak_memory
 from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
 from pocketbayes.posteriors.base import softplus_inverse
@@ -43,23 +43,23 @@ TRAINED: dict[str, dict[str, Any]] = {
     "recipe": {"subset": None, "std_init": 0.01, "annealing": "linear-up", "batch_size": 128, "std_lr": 3e-4},
     "wide": {"subset": 12_000, "std_init": 0.02, "annealing": "constant", "batch_size": 64, "std_lr": 3e-3},
 }
-"""Three epochs of local reparameterisation: as the recipe mnist-lenet300-lrt has it, or on few images with the full
-weight of the KL and a high rate, which widens the stds until samples are worse than the mean."""
+"""Three epochs of local reparameterisation: as in the recipe mnist-lenet300-lrt, or on few images with the full
+weight of the KL and a high learning rate, which widens the stds until samples are worse than the mean."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network, the images it is measured on, and how much sampling it gets.
+    """A network, its test images, and its number of samples.
 
     Attributes:
         model: Its name.
         data: Its data set.
         layers: Modules whose outputs are compared.
         images: Test images whose stds are compared with weight samples.
-        draws: The samples.
+        draws: The number of weight samples.
         judged: Test images for NLL and ECE; as many follow for the calibration factor.
-        spread: Stds as a fraction of the weights' own std in each layer; None for those of training.
-        training: Which, of TRAINED.
+        spread: Stds as a fraction of the std of each layer's weights; None for learned stds.
+        training: The key in TRAINED.
     """
 
     model: str
@@ -91,7 +91,7 @@ SUBJECTS = {
 
 
 def with_spread(model: nn.Module, spread: float) -> pb.Network:
-    """The network whose stds are a fraction of the spread of each layer's weights."""
+    """Return the network with stds that are a fraction of the std of each layer's weights."""
     net = pb.bayesianize(model, pb.MeanFieldVI())
     assert isinstance(net, pb.Network)
     views = net.layout.views(net.posterior.moments()[0].detach())
@@ -112,7 +112,7 @@ class Bench:
         return pb.data.load(data, split, self.data_dir, val_fraction=0.0, **mean, **options)
 
     def resnet20(self) -> nn.Module:
-        return given_resnet20(self.weights).eval()
+        return pretrained_resnet20(self.weights).eval()
 
     @cached_property
     def vit(self) -> nn.Module:
@@ -139,7 +139,7 @@ class Bench:
 
 @contextmanager
 def watched(net: pb.Network, layers: tuple[str, ...], seen: Callable[[str, Any], None]) -> Iterator[None]:
-    """Tells `seen` the output of every one of the layers."""
+    """Call `seen` with the output of each layer."""
     hooks = [
         net.model.get_submodule(name).register_forward_hook(lambda _, __, output, name=name: seen(name, output))
         for name in layers
@@ -152,7 +152,7 @@ def watched(net: pb.Network, layers: tuple[str, ...], seen: Callable[[str, Any],
 
 
 def sampled(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """The std of the logits, and of every layer's output, over draws of the weights."""
+    """Return the std of the logits and of every layer's output over weight samples."""
     with torch.no_grad(), net.using("mean"):
         centres: dict[str, Tensor] = {}
         with watched(net, layers, lambda name, output: centres.update({name: output.clone()})):
@@ -160,7 +160,7 @@ def sampled(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> 
     sums = {name: (torch.zeros_like(centre), torch.zeros_like(centre)) for name, centre in centres.items()}
 
     def add(name: str, output: Tensor) -> None:
-        change = output - centres[name]  # from the mean's output, so that single precision will do
+        change = output - centres[name]  # relative to the output at the mean, so that single precision suffices
         sums[name][0].add_(change)
         sums[name][1].addcmul_(change, change)
 
@@ -173,7 +173,7 @@ def sampled(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> 
 
 
 def agreement(std: Tensor, reference: Tensor, predicted: Tensor) -> dict[str, float]:
-    """The ratio of stds, and rank correlations over images."""
+    """Return the ratio of stds, and rank correlations over images."""
     rows = torch.arange(len(std))
     return {
         "ratio": float((std / reference).mean()),
@@ -184,14 +184,14 @@ def agreement(std: Tensor, reference: Tensor, predicted: Tensor) -> dict[str, fl
 
 
 def quality(probs: Tensor, y: Tensor) -> dict[str, float]:
-    """Accuracy, NLL and ECE."""
+    """Return accuracy, NLL and ECE."""
     measure = Classification(probs.shape[1])
     measure.update(probs, y)
     return {name: value for name, value in measure.compute().items() if name in ("accuracy", "nll", "ece")}
 
 
 def stds(net: pb.Network, x: Tensor, subject: Subject) -> dict[str, Any]:
-    """By layer and at the output."""
+    """Return the stds by layer and at the output."""
     reference, layer_stds = sampled(net, x, subject.layers, subject.draws)
     with torch.no_grad(), net.using("mean"):
         predicted = net(x).argmax(1)
@@ -200,7 +200,7 @@ def stds(net: pb.Network, x: Tensor, subject: Subject) -> dict[str, Any]:
         layers: dict[str, float] = {}
 
         def add(name: str, output: Tensor, layers: dict[str, float] = layers) -> None:
-            if not isinstance(output, pb.Gaussian):  # the counting pass before the first one
+            if not isinstance(output, pb.Gaussian):  # the first call also runs the counting pass
                 return
             moves = layer_stds[name] > 1e-3 * layer_stds[name].mean()
             layers[name] = float((output.stddev[moves] / layer_stds[name][moves]).median())
@@ -214,7 +214,7 @@ def stds(net: pb.Network, x: Tensor, subject: Subject) -> dict[str, Any]:
 
 
 def linear_layers(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: int) -> dict[str, float]:
-    """The delta method at every layer: std of J dw over that of f(mean + dw) - f(mean), for the same draws dw."""
+    """Return, for every layer, the std of J dw relative to that of f(mean + dw) - f(mean) for the same draws dw."""
     mean = net.posterior.moments()[0].detach()
 
     def outputs(flat: Tensor) -> dict[str, Tensor]:
@@ -241,7 +241,7 @@ def linear_layers(net: pb.Network, x: Tensor, layers: tuple[str, ...], draws: in
 
 
 def probabilities(net: pb.Network, x: Tensor, y: Tensor, half: int) -> dict[str, dict[str, float]]:
-    """NLL and ECE on the first images; the others fit the calibration factor of rows that have one."""
+    """Return NLL and ECE on the first images; the others fit the calibration factor of rows that have one."""
     first, rest = (x[:half], y[:half]), (x[half:], y[half:])
     samples = pb.predict(net, first[0], 100, "sample").probs
     rows = {"100 weight samples": quality(samples, first[1])}
@@ -292,7 +292,7 @@ def run(net: pb.Network, propagation: str, x: Tensor) -> Action:
 
 
 def cases(bench: Bench) -> dict[str, tuple[nn.Module, Tensor]]:
-    """What passes are measured on."""
+    """Yield the cases for measuring passes."""
     torch.manual_seed(0)
     vit = pb.models.build("vit-ti", image_size=32, patch_size=4, classes=10).eval()
     return {
@@ -303,7 +303,7 @@ def cases(bench: Bench) -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def steps() -> dict[str, dict[str, Action]]:
-    """Training steps: deterministic, VDP++, and on LeNet-5 the full covariance."""
+    """Return training steps: deterministic, VDP++, and on LeNet-5 the full covariance."""
     found: dict[str, dict[str, Action]] = {}
     for name, size, shape in (("lenet5", 16, (1, 28, 28)), ("lenet5", 128, (1, 28, 28)), ("resnet20", 64, (3, 32, 32))):
         torch.manual_seed(0)
@@ -347,9 +347,9 @@ def time(bench: Bench, rounds: int, note: str) -> None:
 
 
 def peaks(actions: dict[str, Action]) -> dict[str, Any]:
-    """Bytes at most of each action, and their ratios to the first's."""
+    """Return the peak bytes of each action, and their ratios to the first."""
     for action in actions.values():
-        action()  # plans are made once
+        action()  # builds the plans, which happens once
     found = {label: peak_memory(action) for label, action in actions.items()}
     return {"bytes": found, "ratio": ratios(found, next(iter(found)))}
 
@@ -357,7 +357,7 @@ def peaks(actions: dict[str, Action]) -> dict[str, Any]:
 def memory(bench: Bench) -> None:
     rows, measured = Rows(NAME, key="memory"), cases(bench)
     vit = next(model for name, (model, _) in measured.items() if name.startswith("vit"))
-    measured["vit-ti (32x32, 65 tokens), batch 128"] = vit, torch.randn(128, 3, 32, 32)  # where weights count less
+    measured["vit-ti (32x32, 65 tokens), batch 128"] = vit, torch.randn(128, 3, 32, 32)  # weights matter less
     for name, (model, x) in measured.items():
         if name not in rows:
             net = with_spread(model, 0.02)

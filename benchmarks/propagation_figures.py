@@ -1,4 +1,4 @@
-"""Draws the figures of docs/methods/vdp.md from results/*.json; what is not measured yet is left out.
+"""Draw the figures of docs/methods/vdp.md from results/*.json; figures without data are skipped.
 
 python benchmarks/propagation_figures.py
 """

@@ -1,4 +1,4 @@
-"""The tables of propagation.json, vdp.json and pass-worth.json, for tables.py; the links to their figures."""
+"""Tables of propagation.json, vdp.json and pass-worth.json, for tables.py, and links to their figures."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _percent(values: list[float | None]) -> str:
 
 
 def figure(name: str, says: str) -> Callable[[Result], str]:
-    """A link to what propagation_figures.py has drawn from the result."""
+    """Return a link to a figure of propagation_figures.py."""
     drawn = (FIGURES / f"{name}.png").exists()
     return lambda result: f"![{says}](../figures/{name}.png)\n" if drawn else "Not drawn yet.\n"
 

@@ -1,8 +1,8 @@
 """VDP++ and a deterministic LeNet-5 with 90 % of the weights pruned: python benchmarks/pruned.py [--seeds 3].
 
-The method and its training are those of the recipe mnist-lenet5-vdp-prunable, on the first 6000 training images; the
-all test images judge it. Both are pruned by magnitude over the whole network, without training after.
-Rows are kept in results/pruned.json; those that are there are not run again.
+Method and training follow the recipe mnist-lenet5-vdp-prunable, on the first 6000 training images, measured on all test
+images. Both networks are pruned by global magnitude, without further training. Rows are written to results/pruned.json;
+finished rows are not run again.
 """
 
 from __future__ import annotations

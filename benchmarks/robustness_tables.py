@@ -1,4 +1,4 @@
-"""The tables of what was done to break it, for tables.py."""
+"""Tables of robustness tests, for tables.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of kills.json, for tables.py."""
+"""Table of kills.json, for tables.py."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Does sensitivity choose well? PBN's rules of choice by rate, with stds that learn, on LeNet-5.
+"""Compare PBN's selection rules by rate, with learned stds, on LeNet-5.
 
 python benchmarks/selection.py [--seeds 3] [--only PATTERN] [--validation]
 
-A deterministic network is trained for each seed; every row goes on from it for as many epochs, with other weights
-random, and differs in what its name says alone. "trained on" is the control without stds. Rows go to
-results/selection.json as they come (with --validation to selection-choose.json, by held-out training images, for the
-choice of settings), and a row that is there is not run again.
+A deterministic network is trained for each seed. Every row continues from it for the same number of epochs with a
+different set of random weights. "trained on" is the control without stds. Rows are written to results/selection.json
+(with --validation to selection-choose.json, on held-out training images, to choose settings); finished rows are not run
+again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def methods() -> dict[str, pb.Method]:
-    """The middle rates first; a layer on its own has no more weights than it has."""
+    """Return the methods, middle rates first; a single layer limits the number of random weights."""
     rows: dict[str, pb.Method] = {"trained on": pb.Deterministic(), "all weights": pb.PBN(rate=1.0, **METHOD)}
     for rate in sorted(RATES, key=lambda rate: abs(rate - 0.05)):
         for rule in RULES:
@@ -61,7 +61,7 @@ def methods() -> dict[str, pb.Method]:
 
 
 def tried() -> dict[str, pb.Method]:
-    """Settings for the choice, at a rate where stds matter."""
+    """Return the settings to choose from, at a rate where stds matter."""
     rows: dict[str, pb.Method] = {}
     for beta in (0.02, 0.05, 0.2):
         for rho in (-4.0, -3.0):

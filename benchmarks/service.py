@@ -1,9 +1,9 @@
-"""The example service over real sockets: many clients at once, others that send a byte a second, and rubbish.
+"""Test the example service over real sockets: many concurrent clients, slow clients, and malformed requests.
 
 python benchmarks/service.py [--clients 200] [--requests 5] [--slow 20]
 
-uvicorn serves examples/service with a small network. While slow clients hold their connections open, all others ask
-at once; every answer must be the one that `predict` gives. Writes results/service.json.
+uvicorn serves examples/service with a small network. While slow clients keep their connections open, all others
+send requests concurrently; every response must equal that of `predict`. Writes results/service.json.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pocketbayes.network import members
 
 SERVICE = Path(__file__).parents[1] / "examples" / "service"
 ROWS = 10
-"""Different questions."""
+"""The number of different requests."""
 
 
 def make_network(path: Path) -> tuple[list[bytes], list[str]]:
-    """Train a small network; return questions to the service and the classes that it must answer with."""
+    """Train a small network; return requests and the expected classes."""
     train = pb.data.load("digits", "train")
     model = pb.models.build("mlp", in_features=64, hidden=[16], out_features=10)
     net = pb.fit(pb.MeanFieldVI(prior_std=0.1, beta=0.1), model, train, epochs=2, progress=False)
@@ -51,13 +51,13 @@ def make_network(path: Path) -> tuple[list[bytes], list[str]]:
 
 
 def head(length: int) -> bytes:
-    """Return the head of a request."""
+    """Return the header of a request."""
     lines = ("POST /predict HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {length}")
     return "\r\n".join((*lines, "Connection: close", "", "")).encode()
 
 
 async def ask(port: int, body: bytes) -> tuple[int, bytes]:
-    """Send a body; return the status and the answer."""
+    """Send a body; return the status and the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head(len(body)) + body)
     await writer.drain()
@@ -70,7 +70,7 @@ async def ask(port: int, body: bytes) -> tuple[int, bytes]:
 async def client(
     port: int, questions: list[bytes], expected: list[str], count: int, seed: int
 ) -> list[tuple[str, float]]:
-    """Ask again and again; return how each request ended, and its seconds."""
+    """Send requests one after another; return the outcome and the seconds of each."""
     chooser, found = random.Random(seed), []
     for _ in range(count):
         number, start = chooser.randrange(len(questions)), time.perf_counter()
@@ -86,7 +86,7 @@ async def client(
 
 
 async def slow_client(port: int, body: bytes, stop: asyncio.Event) -> None:
-    """Hold a connection open, a byte a second."""
+    """Keep a connection open, sending one byte per second."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     for byte in head(len(body)) + body:
         if stop.is_set():
@@ -99,7 +99,7 @@ async def slow_client(port: int, body: bytes, stop: asyncio.Event) -> None:
 async def attack(
     port: int, questions: list[bytes], expected: list[str], arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Let all clients loose; return what came of it."""
+    """Run all clients concurrently; return the outcomes."""
     stop = asyncio.Event()
     slow = [asyncio.create_task(slow_client(port, questions[0], stop)) for _ in range(arguments.slow)]
     await asyncio.sleep(1)

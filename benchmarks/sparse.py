@@ -1,9 +1,9 @@
-"""What sparsity saves: bytes in training and on disk, arithmetic, and time, each beside dense mean-field VI.
+"""Measure what sparsity saves against dense mean-field VI: bytes in training and on disk, arithmetic, and time.
 
 python benchmarks/sparse.py [--rounds 21] [--threads 1]
 
-Times are medians of interleaved rounds, in seconds of CPU, given as dense time over sparse time. `kernels` is what the
-rule of `pocketbayes.posteriors.sparse` for CSR products rests on; `convolutions` is why they have none.
+Times are interleaved medians of CPU seconds, reported as dense time divided by sparse time. `kernels` justifies the
+rule of `pocketbayes.posteriors.sparse` for CSR products; `convolutions` shows why convolutions do not use them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ timed = partial(interleaved, clock=time.process_time)
 
 
 def networks(model: str, density: float) -> dict[str, pb.Network]:
-    """Dense VI and SSVI with both kernels, all with local noise."""
+    """Return dense VI and SSVI with both kernels, all with local noise."""
     torch.manual_seed(0)
     hidden = [int(width) for width in model.removeprefix("mlp ").split("-")] if model.startswith("mlp ") else []
     sides = {"in_features": 784, "out_features": 10, "hidden": hidden}
@@ -50,12 +50,12 @@ def networks(model: str, density: float) -> dict[str, pb.Network]:
 
 
 def training_step(net: pb.Network, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Action:
-    """One optimiser step on NLL + KL / N; predictions may come in between."""
+    """Return an optimiser step on NLL + KL / N; predictions may run in between."""
     return step_of(optimizer, lambda: F.cross_entropy(net.train()(x), y) + net.kl() / EXAMPLES)
 
 
 def sizes(model: str, density: float) -> dict[str, Any]:
-    """Live bytes after a step, file bytes and arithmetic, as ratios to dense VI."""
+    """Return live bytes after a step, file bytes and arithmetic, relative to dense VI."""
     nets = networks(model, density)
     dense, sparse = nets["dense VI"], nets["SSVI, auto"]
     x, y = torch.randn(8, *SHAPES[model]), torch.arange(8)
@@ -81,7 +81,7 @@ def sizes(model: str, density: float) -> dict[str, Any]:
 
 
 def times(model: str, density: float, rounds: int) -> dict[str, Any]:
-    """Dense VI's time over each network's, for a training step and a prediction of 30 samples."""
+    """Return dense VI's time divided by each network's, for a training step and a prediction of 30 samples."""
     nets = networks(model, density)
     x, y = torch.randn(BATCH, *SHAPES[model]), torch.arange(BATCH) % 10
     optimizers = {name: pb.Training(optimizer="sgd").make_optimizer(net) for name, net in nets.items()}
@@ -103,7 +103,7 @@ def prediction(net: pb.Network, x: Tensor, samples: int = 30, how: str | None = 
 
 
 def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Scattering and a dense product over a CSR product: [forward, forward and backward]."""
+    """Return the time of scattering and a dense product divided by a CSR product: [forward, forward and backward]."""
     result: dict[str, dict[str, list[float]]] = {}
     for rows, columns in MATRICES:
         row = result.setdefault(f"{rows}x{columns}", {})
@@ -127,12 +127,12 @@ def kernels(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def with_backward(action: Callable[[], Tensor]) -> Action:
-    """The action and its gradients."""
+    """Return the action with its backward pass."""
     return lambda: action().sum().backward()
 
 
 def convolutions(rounds: int) -> dict[str, dict[str, float]]:
-    """A dense convolution over the CSR product of its unfolded input, forward."""
+    """Return the time of a dense convolution divided by a CSR product of its unfolded input, forward."""
     result: dict[str, dict[str, float]] = {}
     for out, channels, kernel, side in CONVOLUTIONS:
         row = result.setdefault(f"{channels}->{out}, {kernel}x{kernel}, {side}x{side}", {})
@@ -159,7 +159,7 @@ def convolutions(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with floats to three digits."""
+    """Round all floats to three digits."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -168,7 +168,7 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    """Measures everything and writes the result."""
+    """Measure everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)

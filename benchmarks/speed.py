@@ -1,11 +1,10 @@
-"""Every cost that has a goal, in one table: ours, deterministic PyTorch's and a peer's, interleaved in one process.
+"""Measure every cost that has a goal: ours, deterministic PyTorch's and a peer's, interleaved in one process.
 
 python benchmarks/speed.py [--row "training step, lenet300"] [--again] [--before]
 
-Each row runs in a process of its own, one thread, and is written to results/speed.json when it is done; rows that are
-there already are left alone unless --again is given. Times are medians of CPU seconds, warm-up excluded; memory is the
-peak above that of the bare interpreter, one way at a time in a process of its own. `--before` writes the figures as
-those before a change.
+Each row runs in a separate process with one thread and is written to results/speed.json; finished rows are skipped
+unless --again is set. Times are medians of CPU seconds without warm-up. Memory is the peak above that of the bare
+interpreter, each way in a separate process. `--before` stores the figures as those before a change.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from speed_rows import ROWS, Row
 
 
 def in_a_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Run some work in a fork of this process, which has computed nothing yet."""
+    """Run work in a fork of this process, which has not computed anything yet."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=lambda: sender.send(work()))
@@ -39,7 +38,7 @@ def in_a_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def timed(row: Row) -> dict[str, Any]:
-    """Return median CPU seconds of each way; a peer that cannot run is left out with its reason."""
+    """Return median CPU seconds of each way; a peer that cannot run is skipped with the reason."""
     torch.manual_seed(0)
     actions, absent = {}, {}
     for name, build in row.ways().items():

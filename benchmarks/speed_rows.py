@@ -1,4 +1,4 @@
-"""The rows of speed.py: what is timed, beside whom, and the goal."""
+"""The rows of speed.py: what is timed, the peers, and the goal."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Ways = Mapping[str, Callable[[], Action]]
 
 @dataclass(frozen=True)
 class Row:
-    """One cost.
+    """A cost to measure.
 
     Attributes:
-        what: A title.
-        goal: The most that ours should take, in times of the base or in seconds.
-        ways: Builders of what is timed, by name.
-        base: The way that is 1; None where seconds count.
-        rounds: How often each is timed.
-        memory: The way whose peak memory is 1; None where memory is not measured.
-        memory_of_run_alone: Leave out what was allocated before the first run.
+        what: The title.
+        goal: The upper limit for ours, relative to the base or in seconds.
+        ways: Builders of the timed actions, by name.
+        base: The reference way; None to report seconds.
+        rounds: The number of timings.
+        memory: The reference way for peak memory; None to skip memory.
+        memory_of_run_alone: Exclude memory allocated before the first run.
     """
 
     what: str
@@ -143,7 +143,7 @@ def load(name: str) -> Callable[[], Ways]:
 
 
 class Head(nn.Module):
-    """A small trunk and a head of many classes, so that the fit and not the trunk is timed."""
+    """A small trunk and a head of many classes, so that the fit dominates the time."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Head(nn.Module):
 
 
 def laplace_fit() -> Ways:
-    """Ours alone: a peer with 1000 classes did not finish within minutes."""
+    """Return only our fit: a peer with 1000 classes did not finish within minutes."""
     model = Head(512, 1000)
     x, _ = inputs(300, 1, 28, 28)
     y = torch.arange(300) % 1000

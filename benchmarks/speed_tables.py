@@ -1,4 +1,4 @@
-"""The table of speed.json, for tables.py."""
+"""Table of speed.json, for tables.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from table_parts import Result, Table, Tables
 
 
 def speed(result: Result) -> Table:
-    """A row a cost: before, now, the goal, the best peer, and the peak of memory."""
+    """Return a row per cost: before, now, goal, best peer, and peak memory."""
     head = ["", "before", "now", "goal", "fastest peer", "peak memory, relative to the plain model"]
     return head, [cells(row) for row in result["rows"].values()]
 

@@ -1,10 +1,10 @@
-"""SSVI beside dense VI and RigL at the authors' settings: criteria, what they agree on, CIFAR-10.
+"""Compare SSVI with dense VI and RigL at the authors' settings: criteria, their agreement, CIFAR-10.
 
 python benchmarks/ssvi.py SECTION --data-dir DATA [--work FOLDER] [--only PATTERN]
 
-SECTION is one of mnist, overlap, cifar10; each writes results/ssvi-SECTION.json after every row,
-and a row that is there is not run again: the script can be stopped and started at will. Epochs and all settings stand
-in the file. Rows of one section differ in what their name says and in nothing else.
+SECTION is one of mnist, overlap, cifar10. Each writes results/ssvi-SECTION.json with all settings after every row;
+finished rows are not run again, so the script can be interrupted. Rows of one section differ only in what their name
+states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEEDS = (0, 1, 2)
 SAMPLES = 5
 DENSITIES = (0.5, 0.1, 0.05, 0.01)
 DISTINCT = ("abs-snr", "magnitude", "abs-mean", "exp-mean", "exp-snr")
-"""snr ranks as abs-snr does: one seed of it shows that the runs are the same."""
+"""snr ranks weights like abs-snr: one seed shows that the runs are identical."""
 
 MNIST: dict[str, Any] = {
     "model": "lenet300",
@@ -60,8 +60,8 @@ SMALL: dict[str, Any] = {
 }
 """Chosen after trials of 400 steps on 12 800 images, one seed, measured on 4000 test images: SSVI at a tenth with
 uniform densities 49.3 % (48.0 % from the model's values), Erdos-Renyi-kernel 50.2 % from either start, global 50.2 %;
-with the last layer dense and prior std 0.05 50.9 %; dense VI 52.9 % (prior std 0.05: 51.2 %). One seed does not tell
-differences below a point apart. This very combination, with prior std 0.005 and the last layer dense, was not tried.
+with the last layer dense and prior std 0.05 50.9 %; dense VI 52.9 % (prior std 0.05: 51.2 %). One seed does not resolve
+differences below a point. This exact combination, with prior std 0.005 and the last layer dense, was not tried.
 First and last layer are 0.7 % of the weights."""
 
 
@@ -78,7 +78,7 @@ def dense_vi(**settings: Any) -> pb.MeanFieldVI:
 
 
 def mnist_rows() -> dict[str, tuple[pb.Method, int]]:
-    """Six criteria at four densities, dense VI and RigL."""
+    """Return the rows: six criteria at four densities, dense VI and RigL."""
     rows: dict[str, tuple[pb.Method, int]] = {f"dense VI, seed {s}": (dense_vi(), s) for s in SEEDS}
     for seed in SEEDS:
         for density in DENSITIES:
@@ -90,7 +90,7 @@ def mnist_rows() -> dict[str, tuple[pb.Method, int]]:
 
 
 def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
-    """Dense VI against SSVI at a tenth first, for that is the bar; then the other densities and RigL."""
+    """Return the rows: dense VI and SSVI at a tenth first, as the main comparison, then other densities and RigL."""
     rows: dict[str, tuple[pb.Method, int]] = {}
     for seed in SEEDS:
         rows[f"dense VI, seed {seed}"] = (pb.MeanFieldVI(**DENSE, std_init=6e-4, prior_std=0.005), seed)
@@ -103,7 +103,7 @@ def cifar_rows() -> dict[str, tuple[pb.Method, int]]:
 
 
 class Section:
-    """The rows of one result file, and what is the same for all of them."""
+    """The rows of a result file, and their common settings."""
 
     def __init__(self, name: str, setting: dict[str, Any], data_dir: Path, work: Path) -> None:
         self.setting, self.work = setting, work / name
@@ -117,7 +117,7 @@ class Section:
         return self.work / re.sub(r"\W+", "-", name)
 
     def fit(self, name: str, method: pb.Method, seed: int, keep_folder: bool) -> pb.Network:
-        torch.manual_seed(seed)  # the model's own values differ from seed to seed too
+        torch.manual_seed(seed)  # the model's initial values also depend on the seed
         model = pb.models.build(self.setting["model"])
         out = {"out": self.folder(name), "resume": True} if keep_folder else {}
         training = self.setting["training"]
@@ -149,7 +149,7 @@ class Section:
         self.rows.keep(name, row)
 
     def costs(self, net: pb.Network, method: pb.Method) -> dict[str, Any]:
-        """FLOPs of the whole training by both counts, live bytes after a step, bytes of the file."""
+        """Return the FLOPs of the full training by both counts, live bytes after a step, and file bytes."""
         x, y = self.train[:128]
         counts = training_flops(net, x[:2])
         steps = steps_per_epoch(self.train, self.setting["training"]["batch_size"]) * self.setting["epochs"]
@@ -175,7 +175,7 @@ class Section:
 
 
 def fingerprint(net: pb.Network) -> str:
-    """Tells whether two runs ended with the same bits."""
+    """Return a digest that is equal for runs with the same bits."""
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -184,7 +184,7 @@ def fingerprint(net: pb.Network) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Watched(pb.SSVI):
-    """SSVI that takes down what each criterion would remove, every 50 steps."""
+    """SSVI that records the weights that each criterion would remove, every 50 steps."""
 
     every = 50
     seen: Any = None
@@ -195,7 +195,7 @@ class Watched(pb.SSVI):
 
 
 def overlap(section: Section) -> None:
-    """The overlap of what the criteria would remove, all six, over training: at a tenth, by the default criterion."""
+    """Measure the overlap of the six criteria's removals during training at a tenth, with the default criterion."""
     for seed in SEEDS:
         name = f"density 0.1, seed {seed}"
         if name in section.rows:

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/methods/ssvi.md from results/ssvi-*.json; what is not measured yet is left out.
+"""Draw the figures of docs/methods/ssvi.md from results/ssvi-*.json; figures without data are skipped.
 
 python benchmarks/ssvi_figures.py
 """
@@ -15,11 +15,11 @@ from paper_figures import sparsity
 
 MEASURES = {"accuracy": "accuracy", "nll": "NLL"}
 FIVE = ("magnitude", "abs-mean", "abs-snr", "exp-mean", "exp-snr")
-"""snr removes what abs-snr removes."""
+"""snr removes the same weights as abs-snr."""
 
 
 def collected(rows: dict[str, Any], pattern: str, measure: str) -> dict[str, dict[float, list[float]]]:
-    """By the pattern's `name` and number `x`, the values of all seeds."""
+    """Return the values of all seeds by the pattern's `name` and number `x`."""
     found: dict[str, dict[float, list[float]]] = {}
     for row, values in rows.items():
         if match := re.fullmatch(pattern, row):
@@ -39,7 +39,7 @@ def density() -> Any:
 
 
 def overlap() -> tuple[list[int], np.ndarray] | None:
-    """Steps, and the matrices of the five criteria (steps, 5, 5), the mean of all seeds."""
+    """Return the steps and the mean matrices of the five criteria over seeds, (steps, 5, 5)."""
     rows = list(Rows("ssvi-overlap").values())
     if not rows:
         return None

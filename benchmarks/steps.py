@@ -1,4 +1,4 @@
-"""What is timed: training steps and predictions, of a plain network, of ours and of bayesian-torch's."""
+"""The timed actions: training steps and predictions of a plain network, of ours and of bayesian-torch's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pocketbayes as pb
 
 Action = Callable[[], object]
 EXAMPLES = 50_000
-"""What the KL is divided by."""
+"""The number of examples that the KL is divided by."""
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -23,7 +23,7 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 
 
 def step_of(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Action:
-    """A step of the optimizer on a loss."""
+    """Return an optimiser step on a loss."""
 
     def step() -> None:
         optimizer.zero_grad()
@@ -40,13 +40,13 @@ def deterministic_step(model: nn.Module, x: Tensor, y: Tensor) -> Action:
 def our_step(
     net: pb.Network, x: Tensor, y: Tensor, nll: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
 ) -> Action:
-    """A step on NLL + KL / N."""
+    """Return a step on NLL + KL / N."""
     optimizer = pb.Training(optimizer="sgd", lr=1e-4).make_optimizer(net)
     return step_of(optimizer, lambda: nll(net(x), y) + net.kl() / EXAMPLES)
 
 
 def peer_model(model: nn.Module) -> nn.Module | None:
-    """The model converted by bayesian-torch, if it is installed."""
+    """Return the model converted by bayesian-torch, if it is installed."""
     try:
         from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn
     except ImportError:

@@ -1,4 +1,4 @@
-"""One small network per storage whose numbers are exact in binary: the same on every machine and in every release."""
+"""One small network per storage with values that are exact in binary, so that they are equal on every machine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FACTORS = 17
 
 
 def values(count: int, step: int = 37) -> Tensor:
-    """Multiples of 1/64 in [-1/2, 1/2)."""
+    """Return multiples of 1/64 in [-1/2, 1/2)."""
     return ((torch.arange(count) * step) % 64 - 32) / 64
 
 
 def raw(count: int) -> Tensor:
-    """What softplus makes stds of: multiples of 1/8 in (-5, 0)."""
+    """Return inputs of softplus for stds: multiples of 1/8 in (-5, 0)."""
     return -((torch.arange(count) * 11) % 32 + 4) / 8
 
 
 def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
-    """The tensors and the config of each storage."""
+    """Return the tensors and the config of each storage."""
     mean, rho = values(WEIGHTS), raw(WEIGHTS)
     positions = torch.arange(1, WEIGHTS, 3)
     few = len(positions)
@@ -118,7 +118,7 @@ def tables() -> dict[str, tuple[dict[str, Tensor], dict[str, Any]]]:
 
 
 def network(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> pb.Network:
-    """A network of 4-5-3 units with this posterior."""
+    """Return a network of 4-5-3 units with this posterior."""
     model = pb.models.build("mlp", in_features=4, hidden=[5], out_features=3)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -128,7 +128,7 @@ def network(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any])
 
 
 def networks() -> dict[str, pb.Network | pb.Mixture]:
-    """Every storage, and a mixture of two."""
+    """Return a network for every storage, and a mixture of two."""
     each: dict[str, pb.Network | pb.Mixture] = {name: network(name, *parts) for name, parts in tables().items()}
     pair = [network(name, *tables()[name]) for name in ("mean-field", "point")]
     return {**each, "mixture": pb.Mixture(pair)}

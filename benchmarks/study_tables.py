@@ -1,4 +1,4 @@
-"""Tables of studies (`pocketbayes reproduce`): a row a method, a column a measure, means over seeds."""
+"""Tables of studies (`pocketbayes reproduce`): a row per method, a column per metric, means over seeds."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MEASURES = {
     "corruption accuracy": ("accuracy, corrupted", 100, 1),
     "epistemic_share": ("epistemic share", 1, 3),
 }
-"""By key: the column's head, a factor, digits."""
+"""Heading, factor and digits of each column, by key."""
 SPREAD = ("accuracy", "miou", "nll")
-"""Measures that are given with their std over seeds."""
+"""Metrics that are shown with their std over seeds."""
 Seeds = dict[str, dict[str, Any]]
-"""The figures of a row by seed."""
+"""The results of a row by seed."""
 
 
 def study(result: Result) -> Table:
-    """Everything that a study of a classifier measures; times of CPU over those of the row "map"."""
+    """Return all metrics of a classification study, with CPU times relative to the row "map"."""
     rows = rows_of(result)
     every = [figures for seeds in rows.values() for figures in seeds.values()]
     shown = {key: look for key, look in MEASURES.items() if all(key in figures for figures in every)}
@@ -59,7 +59,7 @@ def study(result: Result) -> Table:
 
 
 def ensemble_curve(rows: dict[str, Seeds]) -> list[float]:
-    """Calibrated NLL of 1, 2, ... independent networks, by the rows "map" and "ensemble of N"; linear between them."""
+    """Return the calibrated NLL of 1, 2, ... independent networks, interpolated between "map" and "ensemble of N"."""
     sizes = {"map": 1} | {name: int(name.split()[-1]) for name in rows if re.fullmatch(r"ensemble of \d+", name)}
     points = {size: mean(list(rows[name].values()), "calibrated_nll") for name, size in sizes.items() if name in rows}
     if len(points) < 2 or 1 not in points:
@@ -68,13 +68,13 @@ def ensemble_curve(rows: dict[str, Seeds]) -> list[float]:
 
 
 def equivalent(group: Group, curve: list[float]) -> str:
-    """How many independent networks a row is worth."""
+    """Return the deep ensemble equivalent of a row."""
     worth = dee(mean(group, "calibrated_nll"), curve)
     return f"{worth:.1f}" if math.isfinite(worth) else f"> {len(curve)}"
 
 
 def stds(group: list[dict[str, Any]]) -> str:
-    """Whether the stds of a row have learned, by how much they moved; empty where there are none."""
+    """Return whether the stds of a row have learned and how far they moved; empty without stds."""
     known = [figures["health"] for figures in group if figures.get("health", {}).get("learned") is not None]
     if not known:
         return ""
@@ -84,7 +84,7 @@ def stds(group: list[dict[str, Any]]) -> str:
 
 
 def regression(results: Result) -> Table:
-    """RMSE and log-likelihood of every method on several sets, with standard errors, and the bytes on the first."""
+    """Return RMSE and log-likelihood with standard errors on several data sets, and bytes on the first."""
     sets = {name.partition("-")[2]: rows_of(result) for name, result in results.items()}
     methods = list(dict.fromkeys(method for rows in sets.values() for method in rows))
     lines = []
@@ -98,17 +98,17 @@ def regression(results: Result) -> Table:
 
 
 def rows_of(result: Result) -> dict[str, Seeds]:
-    """The figures of every row that has any."""
+    """Return the results of every row that has any."""
     return {name: row["seeds"] for name, row in result["rows"].items() if row["seeds"]}
 
 
 def error(group: Group, key: str) -> str:
-    """The mean over splits and its standard error."""
+    """Return the mean over splits and its standard error."""
     return spread([figures[key] for figures in group], 2, error=True) if group else ""
 
 
 def ratio(seeds: Seeds, reference: Seeds, key: str) -> str:
-    """The median over seeds, each over the reference's of the same seed; empty where one of them was not taken."""
+    """Return the median ratio to the reference of the same seed; empty if one of them is missing."""
     pairs = [(figures[key], reference.get(seed, {}).get(key)) for seed, figures in seeds.items() if key in figures]
     found = [ours / theirs for ours, theirs in pairs if theirs]
     return f"{statistics.median(found):.1f}" if found else ""

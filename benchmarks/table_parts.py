@@ -1,4 +1,4 @@
-"""What the tables are made of; `tables.py` writes them."""
+"""Parts of the tables that `tables.py` writes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 Result = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
-"""A head and rows."""
+"""A heading and rows."""
 Tables = Mapping[str, tuple[str, Callable[[Result], Table | str]]]
-"""By name: the file in results/, and what makes a table of it, or a line of Markdown; a pattern's files go in together,
-by their names."""
+"""By name: the file in results/, and the function that makes a table or a line of Markdown from it; the files of a
+pattern are passed together, by name."""
 Group = list[dict[str, Any]]
-"""Rows that differ in their seed or split alone."""
+"""Rows that differ only in their seed or split."""
 
 
 def grouped(rows: Mapping[str, dict[str, Any]], last: str = ", seed") -> dict[str, Group]:
-    """The rows of one name over seeds or splits."""
+    """Group the rows of the same name over seeds or splits."""
     groups: dict[str, Group] = {}
     for name, row in rows.items():
         groups.setdefault(name.split(last)[0], []).append(row)
@@ -29,7 +29,7 @@ def mean(group: Group, key: str) -> float:
 
 
 def spread(values: list[float], digits: int, error: bool = False) -> str:
-    """Mean ± std over seeds, or ± the standard error of the mean over splits."""
+    """Return mean ± std over seeds, or ± standard error over splits."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}"
     deviation = statistics.stdev(values) / (len(values) ** 0.5 if error else 1)

@@ -1,9 +1,9 @@
-"""One network asked by many threads, and training beside them: are the answers those of a single thread?
+"""Check that a network shared by many threads, during training, gives the answers of a single thread.
 
     python benchmarks/threads.py
 
 Writes benchmarks/results/threads.json: predictions by 8 threads with mixed propagations that equal the serial ones bit
-for bit, and fits beside predicting threads that equal a fit alone.
+for bit, and fits with concurrent predictions that equal a fit alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model() -> nn.Module:
 
 
 def predictions(calls: int, threads: int) -> dict[str, object]:
-    """Count the answers of many threads that differ from the serial ones."""
+    """Count the predictions of many threads that differ from serial ones."""
     nets = [pb.bayesianize(model(), pb.MeanFieldVI(propagation=how)).eval() for how in ("sample", "local")]
     x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
@@ -51,7 +51,7 @@ def predictions(calls: int, threads: int) -> dict[str, object]:
 
 
 def fits(count: int, threads: int) -> dict[str, object]:
-    """Count the fits beside predicting threads that differ from a fit alone."""
+    """Count the fits with concurrent predictions that differ from a fit alone."""
     x = torch.randn(96, 1, 8, 8, generator=torch.Generator().manual_seed(2))
     y = (x.mean((1, 2, 3)) > 0).long()
     net = pb.bayesianize(model(), pb.MeanFieldVI()).eval()

@@ -1,4 +1,4 @@
-"""Bytes and arithmetic of one training step, counted by the tensors and products that it takes."""
+"""Bytes and arithmetic of one training step, counted over its tensors and products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
 
 
 def training_bytes(network: Network, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of the tensors that live from step to step: parameters (and buffers), gradients, optimiser state."""
+    """Return the bytes kept between steps: parameters, buffers, gradients, optimiser state."""
     parameters = network.census().memory_bytes
     for module in (network.prior, network.likelihood):
         parameters += 0 if module is None else sum(t.nbytes for t in module.state_dict().values())
@@ -33,14 +33,14 @@ def training_bytes(network: Network, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def training_flops(network: Network, x: Tensor) -> dict[str, float]:
-    """Floating-point operations of one training pass per example, in products with the network's weights.
+    """Return the floating-point operations per example of one training pass, in products with the network's weights.
 
     A multiplication and its addition count as two. Local noise and flipout take two products where a draw takes one.
 
     Returns:
-        "dense": forward, and twice that backward, over all weights. "present": the same over the present weights alone,
-        which is how papers count. "executed": what runs: all weights where products are dense, the present ones where
-        they are sparse, and no gradient of the network's inputs.
+        "dense": forward plus twice that backward, over all weights. "present": the same over present weights only, as
+        papers count. "executed": what actually runs: all weights in dense products, present ones in sparse products,
+        without the gradient of the network's inputs.
     """
     posterior = network.posterior
     layout = network.layout
@@ -63,7 +63,7 @@ def training_flops(network: Network, x: Tensor) -> dict[str, float]:
 
 
 class _Counter(TorchFunctionMode):
-    """Takes down the cost of every product with a weight of the layout, and its passes: one forward, 1 or 2 back."""
+    """A counter of the products with weights of the layout, and their passes: one forward, 1 or 2 backward."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Trials on MNIST: the data, and the measures of the yardstick for one network."""
+"""Trials on MNIST: the data, and the metrics of one network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Data:
-    """Training images, images to measure on, and Fashion-MNIST images normalised as the digits are."""
+    """Training images, evaluation images, and Fashion-MNIST images with the same normalisation."""
 
     train: Pair
     held: Pair
@@ -56,7 +56,7 @@ def measures(net: Any, data: Data, propagation: str | None = "sample", samples: 
 
 
 def keep(rows: Rows, name: str, make: Callable[[], dict[str, Any]]) -> None:
-    """Make a row and write it, unless it is there, with the seconds of CPU that it took."""
+    """Make and write a row with its CPU seconds, unless it exists."""
     if name not in rows:
         begun = time.process_time()
         row = make()

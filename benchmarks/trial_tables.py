@@ -1,4 +1,4 @@
-"""The tables of wide-*.json, selection.json, vdp-scratch.json and learned-plane.json, for tables.py."""
+"""Tables of wide-*.json, selection.json, vdp-scratch.json and learned-plane.json, for tables.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUALITY = ["accuracy", "NLL", "calibrated NLL", "ECE", "epistemic share", "AUROC
 
 
 def quality(group: Group) -> list[str]:
-    """Cells of the columns `QUALITY`."""
+    """Return the cells of the columns `QUALITY`."""
     point = not any(row["epistemic share"] for row in group)
     return [
         spread([100 * row["accuracy"] for row in group], 2),
@@ -26,7 +26,7 @@ def quality(group: Group) -> list[str]:
 
 
 def health(group: Group) -> str:
-    """How far stds moved, and their signal-to-noise ratio."""
+    """Return how far stds moved, and their signal-to-noise ratio."""
     found = [row["health"] for row in group]
     if any(each["snr"] is None for each in found):
         return ""
@@ -72,7 +72,7 @@ def scores(result: Result) -> Table:
 
 
 def selection(result: Result) -> Table:
-    """The rules by rate; the rows without a rate first."""
+    """Return the rules by rate, after the rows without a rate."""
     rows = []
     for name, group in sorted(grouped(result["rows"]).items(), key=lambda item: _rate(item[0])):
         count = f"{group[0]['random weights']:,}" if "random weights" in group[0] else "0"
@@ -112,7 +112,7 @@ def scratch(result: Result) -> Table:
 
 
 def scratch_noise(result: Result) -> Table:
-    """Relative variance of the predicted class by signal-to-noise ratio: medians over seeds."""
+    """Return the relative variance of the predicted class by signal-to-noise ratio, as medians over seeds."""
     groups = {name: group for name, group in _without_tests(result).items() if name != "map"}
     if not groups:
         return [], []
@@ -164,7 +164,7 @@ def plane(result: Result) -> Table:
 
 
 def moved(result: Result) -> str:
-    """How far stage 3 moved the Gaussians, in a sentence."""
+    """Return a sentence on how far stage 3 moved the Gaussians."""
     found = [row["moved"] for row in result["rows"].values() if "moved" in row]
     if not found:
         return "Not measured yet.\n"

@@ -1,11 +1,11 @@
-"""VDP++ around given weights: a ResNet-20 and a vision transformer; LeNet-5 from scratch is vdp_scratch.py.
+"""Measure VDP++ from pretrained weights: a ResNet-20 and a vision transformer. See vdp_scratch.py for LeNet-5.
 
 python benchmarks/vdp.py --data-dir DATA --weights resnet20-12fca82f.th [--only cifar10;vit]
 
-- cifar10: ResNet-20 from the given weights, VDP++ for 50 steps on 6 400 augmented images.
+- cifar10: pretrained ResNet-20, VDP++ for 50 steps on 6 400 augmented images.
 - vit: a ViT-Ti on MNIST, VDP++ after deterministic training: its variance under noise.
 
-Each finished row is written to results/vdp.json at once, and a row that is there is not run again.
+Rows are written to results/vdp.json; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 import pocketbayes as pb
 from measure import Rows
-from networks import classifier, given_resnet20, trained_vit
+from networks import classifier, pretrained_resnet20, trained_vit
 from pocketbayes.inference import curves
 
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
@@ -27,7 +27,7 @@ PREDICTED = {"map": "mean", "vdp": "moments"}
 
 
 class Bench:
-    """The data and the rows that are done."""
+    """The data and the finished rows."""
 
     def __init__(self, data_dir: Path, weights: Path) -> None:
         self.data_dir, self.weights = data_dir, weights
@@ -40,7 +40,7 @@ class Bench:
     # -- CIFAR-10 -----------------------------------------------------------------------------------------------------
 
     def cifar10(self) -> None:
-        model = given_resnet20(self.weights)
+        model = pretrained_resnet20(self.weights)
         test = self.images("cifar10", "test")
         nets: dict[str, Any] = {
             "map": lambda: classifier(model, pb.Deterministic()),
@@ -81,7 +81,7 @@ class Bench:
 
 
 def pruning(method: str, net: pb.Network, data: Any) -> dict[str, Any]:
-    """Accuracy by fraction pruned; without stds there is no signal-to-noise ratio."""
+    """Return accuracy by fraction pruned; networks without stds have no signal-to-noise ratio."""
     criteria = ("magnitude",) if method == "map" else ("magnitude", "snr")
     return {by: curves.pruning_curve(net, data, by=by, propagation="mean") for by in criteria}
 

@@ -1,10 +1,10 @@
-"""VDP++ from scratch on LeNet-5, with stds that learn: accuracy, pruning, noise, calibration, beside its controls.
+"""Measure VDP++ from scratch on LeNet-5 with learned stds, against controls: accuracy, pruning, noise, calibration.
 
 python benchmarks/vdp_scratch.py --data-dir DATA [--seeds 5] [--only PATTERN] [--validation]
 
-The deterministic network, VDP++ with either loss, and the deterministic network with a constant std, which shows what
-noise alone gives. Rows go to results/vdp-scratch.json as they come (with --validation to vdp-scratch-choose.json, by
-held-out training images), and a row that is there is not run again; `tests` are made from the rows at the end.
+The deterministic network, VDP++ with either loss, and the deterministic network with a constant std, which shows the
+effect of noise alone. Rows are written to results/vdp-scratch.json (with --validation to vdp-scratch-choose.json, on
+held-out training images); finished rows are not run again. `tests` are computed from the rows at the end.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Study:
         return row
 
     def tests(self, seeds: int) -> None:
-        """ANOVA of accuracy, and paired t-tests over seeds of accuracy below and above 90 % pruned."""
+        """Return the ANOVA of accuracy, and paired t-tests over seeds of accuracy below and above 90 % pruned."""
         found = {name: [self.rows[f"{name}, seed {seed}"] for seed in range(seeds)] for name in NAMES}
         trained = NAMES[:3]
         accuracy = statistics.anova({name: [row["accuracy"] for row in found[name]] for name in trained})

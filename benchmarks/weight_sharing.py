@@ -1,13 +1,13 @@
-"""2DGBNN on CIFAR-10, ResNet-20 from given weights, and on MNIST from scratch: row by row, and the figures.
+"""Measure 2DGBNN on CIFAR-10 (pretrained ResNet-20) and on MNIST (from scratch), and draw the figures.
 
 python benchmarks/weight_sharing.py --data-dir DATA --weights DATA/weights/resnet20-12fca82f.th [--only NAME;...]
 python benchmarks/weight_sharing.py --data-dir DATA --mnist
 
-Each finished row is written to results/weight-sharing.json (or -mnist) at once, and a row that is there is not run
-again: the script can be stopped and started at will. On CIFAR-10 all rows start from one mean-field network around the
-given weights; it and each row are trained for 100 steps, on 12 800 augmented images. Rows that make a claim take
-30 samples of all 10 000 test images; the others 10 samples of 2000, and say so. "main" is trained at rate 1e-4, the
-other rows, whose few Gaussians each move thousands of weights at once, at 1e-5 with batch norm frozen.
+Rows are written to results/weight-sharing.json (or -mnist); finished rows are not run again, so the script can be
+interrupted. On CIFAR-10 all rows start from one mean-field network around the pretrained weights; it and each row are
+trained for 100 steps, on 12 800 augmented images. Main rows use 30 samples and all 10 000 test images; the others use
+10 samples and 2000 images, and say so. "main" is trained with learning rate 1e-4; the other rows, whose few Gaussians
+each move thousands of weights at once, with 1e-5 and frozen batch norm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 import pocketbayes as pb
 from measure import Rows
-from networks import classifier, given_resnet20
+from networks import classifier, pretrained_resnet20
 from paper_figures.weight_sharing import gaussians_curve, layer_density, plane_lines, view_survey
 from pocketbayes import recipes as config
 from pocketbayes.data.batches import batches
@@ -37,7 +37,7 @@ from pocketbayes.reporting.figures.plane import PlaneView, plane
 NAME = "weight-sharing"
 KEPT = ("accuracy", "nll", "ece", "brier", "count")
 BATCH = 500
-"""Of test images."""
+"""Numbers of test images."""
 PRINTED = {"n_min": 30, "tau_g": 0.15, "tau_v": 1e-3}
 MAIN = {"k": 64, "tau_w": 0.3, "gradient_fraction": 0.005, **PRINTED}
 PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01, **PRINTED}
@@ -45,7 +45,7 @@ PAPER = {"k": 2000, "tau_w": 0.2, "gradient_fraction": 0.01, **PRINTED}
 STEPS = {"epochs": 1, "subset": 12_800}
 
 FEW = {"k": 16, "iterations": 0, "tau_w": 0.3, "gradient_fraction": 0.005, "gradient_batches": 50, **PRINTED}
-"""For few Gaussians: K-means alone, which keeps the means closer than EM does."""
+"""K-means alone, for few Gaussians: it keeps the means closer than EM does."""
 SHORT = {
     "seed": 0,
     "samples": 10,
@@ -77,12 +77,12 @@ ROWS: dict[str, dict[str, Any]] = {
 
 
 class Bench:
-    """The data, the networks that rows start from, and the rows that are done."""
+    """The data, the networks that rows start from, and the finished rows."""
 
     def __init__(self, data_dir: Path, weights: Path, work: Path) -> None:
         self.data_dir, self.work = data_dir, work
         self.rows = Rows(NAME, {"model": "resnet20", "data": "cifar10"})
-        self.given = classifier(given_resnet20(weights), pb.Deterministic())
+        self.given = classifier(pretrained_resnet20(weights), pb.Deterministic())
         self.test = self.images("test")
 
     def images(self, split: str, name: str = "cifar10", **options: Any) -> Any:
@@ -101,7 +101,7 @@ class Bench:
         return net  # type: ignore[return-value]
 
     def ood(self, net: pb.Network, samples: int) -> dict[str, Any]:
-        """By maximum probability, as the authors' script, and by entropy; a larger score is further out."""
+        """Return OOD detection by maximum probability, as in the authors' script, and by entropy."""
         scores = {name: self.scores(net, data, samples) for name, data in self.outside().items()}
         inside = self.scores(net, self.test, samples)
         return {
@@ -157,7 +157,7 @@ class Bench:
 
 
 def mnist(data_dir: Path, work: Path) -> None:
-    """LeNet-5 by its recipe, all stages from scratch."""
+    """Train LeNet-5 by its recipe, all stages from scratch."""
     recipe = "mnist-lenet5-2dgbnn"
     rows = Rows(f"{NAME}-mnist", {"recipe": recipe})
     for seed in range(3):
@@ -173,7 +173,7 @@ def mnist(data_dir: Path, work: Path) -> None:
 
 
 def draw(work: Path, folder: Path) -> None:
-    """The figures of the method's page, from the networks that the rows left behind."""
+    """Draw the figures of the method's page from the networks of the rows."""
     start, trained = (pb.load(work / name) for name in ("mean-field.pocket", "main-seed-0/model.pocket"))
     assert isinstance(start, pb.Network)
     assert isinstance(trained, pb.Network)

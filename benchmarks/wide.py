@@ -1,13 +1,14 @@
-"""Wide and sparse, or small and dense? SSVI on wide perceptrons whose stds learn, beside what else costs as much.
+"""Compare wide and sparse with small and dense: SSVI on wide perceptrons with learned stds, at equal cost.
 
 python benchmarks/wide.py choose,wide,scores [--seeds 3] [--only PATTERN]
 
-- choose: settings, by 5000 held-out training images, one seed.
-- wide: MLP 1200-400 at four densities and 2400-800 with as many weights present, beside dense map, dense VI, a static
-  mask, RigL and small dense networks with as many weights; by the 10 000 test images.
-- scores: removal scores and addition rules at one density, with the overlap of what the scores would remove.
+- choose: settings, on 3000 held-out training images, one seed.
+- wide: MLP 1200-400 at four densities and 2400-800 with the same number of present weights, dense map, dense VI,
+  a static mask, RigL and small dense networks with the same number of weights; on the 10 000 test images.
+- scores: removal scores and addition rules at one density, with the overlap of the weights that the scores would
+remove.
 
-Rows go to results/wide-SECTION.json as they come, and a row that is there is not run again.
+Rows are written to results/wide-SECTION.json; finished rows are not run again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def weights(hidden: tuple[int, ...]) -> int:
 
 
 def small(count: int) -> tuple[int, int]:
-    """Return the perceptron of the same proportions, 3 : 1, with as many weights."""
+    """Return the perceptron of the same proportions, 3 : 1, with the same number of weights."""
     return min(((3 * k, k) for k in range(1, 800)), key=lambda hidden: abs(weights(hidden) - count))
 
 
@@ -68,7 +69,7 @@ Row = tuple[pb.Method, tuple[int, ...]]
 
 
 def wide_rows() -> dict[str, Row]:
-    """The cheap rows first."""
+    """Return the rows, cheap ones first."""
     rows: dict[str, Row] = {}
     full = weights(WIDE)
     for density in DENSITIES:
@@ -84,7 +85,7 @@ def wide_rows() -> dict[str, Row]:
 
 
 def chosen_rows() -> dict[str, Row]:
-    """Settings of SSVI at one density, and of a small dense VI."""
+    """Return the settings of SSVI at one density, and of a small dense VI."""
     tried: dict[str, dict[str, Any]] = {
         "beta 0.05": {"beta": 0.05},
         "means as the model's, beta 0.05": {"beta": 0.05, "mean_init": "model"},
@@ -119,7 +120,7 @@ def fit(
 
 
 def costs(net: pb.Network, data: trial.Data) -> dict[str, Any]:
-    """Count bytes that live from step to step, and the most that one step adds to them."""
+    """Return the bytes kept between steps, and the peak that a step adds."""
     x, y = (part[: TRAINING["batch_size"]] for part in data.train)
     optimizer = pb.Training(optimizer="adamw").make_optimizer(net)
 

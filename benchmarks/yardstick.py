@@ -1,13 +1,13 @@
-"""What a posterior has to beat: a pretrained ResNet-20 on CIFAR-10, its temperature, its rounding, and plain noise.
+"""Measure the baselines of a posterior: a pretrained ResNet-20 on CIFAR-10, a temperature, rounding, and plain noise.
 
 python benchmarks/yardstick.py --data-dir DATA
 
 Nothing is trained. Every row: accuracy, NLL and ECE as they are; NLL and ECE with a temperature fitted on the other
 half of the test images; the deep ensemble equivalent on the curve of results/members.json; AUROC of three scores
 against SVHN and CIFAR-100; the epistemic share of the entropy; the bytes of the file. The row "map + constant std"
-draws every weight with a std of a tenth of its layer's: what noise alone gives, a control for learned posteriors.
+draws every weight with a std of a tenth of its layer's, as a control for learned posteriors.
 
-Rows are kept in results/yardstick.json as they come, and a row that is there is not measured again.
+Rows are written to results/yardstick.json; finished rows are not measured again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 
 import pocketbayes as pb
 from measure import RESULTS, write_result
-from networks import given_resnet20
+from networks import pretrained_resnet20
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.metrics import Classification, calibrated_nll, dee, ood_scores, temperature
 from pocketbayes.posteriors import MeanField
@@ -36,8 +36,8 @@ CONSTANT_STD = 0.1
 
 
 def pretrained(data_dir: Path) -> pb.Network:
-    """Return the pretrained network as it is."""
-    net = pb.bayesianize(given_resnet20(data_dir / "weights" / "resnet20-12fca82f.th"), "map")
+    """Return the unchanged pretrained network."""
+    net = pb.bayesianize(pretrained_resnet20(data_dir / "weights" / "resnet20-12fca82f.th"), "map")
     assert isinstance(net, pb.Network)
     return net
 
@@ -52,7 +52,7 @@ def noisy(net: pb.Network) -> pb.Network:
 
 
 def rounded(net: pb.Network, precision: Precision) -> pb.Network:
-    """Return the network as a file of lower precision gives it back."""
+    """Return the network after a round trip through a file of lower precision."""
     with tempfile.TemporaryDirectory() as folder:
         pb.save(net, Path(folder) / "net.pocket", precision=precision)
         again = pb.load(Path(folder) / "net.pocket")
@@ -66,7 +66,7 @@ def file_bytes(net: pb.Network, precision: str | Precision) -> int:
 
 
 def rows(data_dir: Path) -> dict[str, tuple[Callable[[], pb.Network], str | Precision]]:
-    """Return how each row's network is made, and the precision of its file."""
+    """Return the function that makes each row's network, and the precision of its file."""
     return {
         "map": (lambda: pretrained(data_dir), "lossless"),
         "map, rounded to int8": (lambda: rounded(pretrained(data_dir), INT8), INT8),
@@ -76,7 +76,7 @@ def rows(data_dir: Path) -> dict[str, tuple[Callable[[], pb.Network], str | Prec
 
 
 def calibrated_ece(probs: Tensor, labels: Tensor) -> float:
-    """Compute the ECE with a temperature fitted on the other half of the data, both ways."""
+    """Compute the cross-fitted ECE: the temperature is fitted on the other half of the data."""
     log_probs = probs.double().clamp(min=1e-12).log()
     parts = torch.empty_like(log_probs)
     for fit, test in ((0, 1), (1, 0)):
@@ -91,7 +91,7 @@ def figures_of(probs: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def measure(net: pb.Network, data_dir: Path, curve: list[float]) -> dict[str, float]:
-    """Measure one network on the test images and on both out-of-distribution sets."""
+    """Measure one network on the test images and on both out-of-distribution data sets."""
     answers = {}
     for name in ("cifar10", *OUTSIDE):
         data = pb.data.load(name, "test", data_dir, mean="imagenet", **({} if name == "cifar10" else {"subset": 5000}))

@@ -1,1 +1,1 @@
-"""Figures that only the papers' trials need: numbers in, a matplotlib figure out."""
+"""Figures for the papers' experiments; functions take numbers and return a matplotlib figure."""

@@ -1,4 +1,4 @@
-"""How cost grows with size, on logarithmic axes, where a power of the size is a straight line."""
+"""Cost against size on logarithmic axes, where a power law is a straight line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FITTED = 3
 
 @dataclass(frozen=True)
 class Growth:
-    """What one panel shows.
+    """The contents of a panel.
 
     Attributes:
-        size: What grows, with its unit.
-        cost: What is paid, with its unit.
-        places: The sizes; the last of them are the end that the power law is fitted to.
-        curves: By name, the cost at each size.
+        size: The varied quantity, with its unit.
+        cost: The measured cost, with its unit.
+        places: The sizes; the power law is fitted to the last three.
+        curves: The cost at each size, by name.
     """
 
     size: str
@@ -36,7 +36,7 @@ class Growth:
 
 
 def power_laws(panels: Sequence[Growth]) -> Figure:
-    """A panel each; a dashed line continues the power law of a curve's last three places, its exponent b beside."""
+    """Draw the panels; a dashed line shows the power law of the last three sizes, with its exponent b."""
     rows = -(-len(panels) // COLUMNS)
     figure, axes = canvas(rows, COLUMNS, size=(4.2, 3.4))
     for panel, growth in zip(axes.flat, panels):

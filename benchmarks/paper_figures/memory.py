@@ -1,4 +1,4 @@
-"""Memory while a network answers: flat, however many images or calls there are."""
+"""Memory during prediction against the number of images or calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def memory(curves: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Resident memory against the work done, a panel for each kind of work, from 0 so that flat looks flat.
+    """Draw resident memory against the work done, one panel per kind of work, with an axis from 0.
 
     Args:
         curves: By what was counted, such as "images evaluated": (count, megabytes) in order.

@@ -1,4 +1,4 @@
-"""Partial Bayesian networks: measures against the rate, against arithmetic and steps, and their weights."""
+"""Partial Bayesian networks: metrics against rate, arithmetic and steps, and their weights."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def measures_by_rate(
     curves: Mapping[str, Mapping[float, Sequence[float]]],
     others: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> Figure:
-    """A panel a measure: its mean over seeds against the fraction of random weights, and the range of the seeds.
+    """Draw a panel per metric: mean and range over seeds against the fraction of random weights.
 
     Args:
-        curves: By measure, by rate, a value a seed.
-        others: By measure, by name of another network, a value a seed: horizontal lines.
+        curves: By metric and rate, one value per seed.
+        others: By metric and name of another network, one value per seed; drawn as horizontal lines.
     """
     figure, axes = canvas(1, len(curves), size=(3.6, 3.0))
     handles: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def measures_by_rate(
 
 
 def accuracy_by_flops(points: Mapping[str, tuple[float, float]]) -> Figure:
-    """A point a network: floating-point operations of its training, on a log scale, and what they led to.
+    """Draw a point per network: accuracy against floating-point operations of its training, on a log scale.
 
     Args:
         points: Operations, and accuracy in percent, by name.
@@ -85,11 +85,11 @@ def accuracy_by_flops(points: Mapping[str, tuple[float, float]]) -> Figure:
 
 
 def convergence(curves: Mapping[str, Sequence[Mapping[str, float]]], measures: Sequence[str]) -> Figure:
-    """A panel a measure, a line a network, against optimiser steps.
+    """Draw a panel per metric and a line per network against optimiser steps.
 
     Args:
         curves: By name of the network, points with `step` and the measures.
-        measures: Which of them.
+        measures: The metrics to draw.
     """
     figure, axes = canvas(1, len(measures), size=(3.8, 3.0))
     for panel, measure in zip(axes[0], measures):
@@ -110,11 +110,11 @@ def convergence(curves: Mapping[str, Sequence[Mapping[str, float]]], measures: S
 
 
 def weight_distributions(layers: Mapping[str, Mapping[str, Any]], names: tuple[str, str]) -> Figure:
-    """A panel a layer: the weights of two kinds of network as histograms of equal area, with the KS statistic.
+    """Draw a panel per layer: weights of two kinds of network as histograms of equal area, with the KS statistic.
 
     Args:
         layers: By name of the layer, the counts of both by their names, `low` and `high`, `ks statistic` and `p`.
-        names: The two.
+        names: The names of the two kinds.
     """
     figure, axes = canvas(1, len(layers), size=(2.8, 2.5))
     for panel, (layer, found) in zip(axes[0], layers.items()):

@@ -1,4 +1,4 @@
-"""Uncertainty without sampling: fidelity by layer, what a pass is worth, pruning, noise, explanations."""
+"""Uncertainty without sampling: fidelity by layer, one pass against samples, pruning, noise, explanations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def fidelity_by_layer(networks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
-    """A panel a network: propagated over sampled std, layer by layer, on a log scale; 1 is exact.
+    """Draw a panel per network: propagated relative to sampled std by layer, on a log scale; 1 is exact.
 
     Args:
         networks: By network and propagation, the ratio for each layer in the network's order.
@@ -44,12 +44,12 @@ def fidelity_by_layer(networks: Mapping[str, Mapping[str, Mapping[str, float]]])
 
 
 def pass_worth(networks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
-    """What a pass is worth: a row a network, a panel a measure against the number of weight samples.
+    """Draw a row per network and a panel per metric against the number of weight samples.
 
-    Moments and the delta method answer in one pass: horizontal lines, to be read where samples cross them.
+    Moments and the delta method need one pass and are drawn as horizontal lines.
 
     Args:
-        networks: By network and way ("5 samples", "moments", ...), the measures.
+        networks: The metrics by network and propagation ("5 samples", "moments", ...).
     """
     shown = {"nll": "NLL", "ece": "ECE", "auroc, entropy": "OOD AUROC"}
     figure, axes = canvas(len(networks), len(shown), size=(3.6, 2.5))
@@ -76,7 +76,7 @@ def pass_worth(networks: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Fig
 
 
 def pruning(curves: Mapping[str, Mapping[str, Sequence[Rows]]]) -> Figure:
-    """A panel a criterion: accuracy against the fraction pruned, means over seeds, bands from lowest to highest.
+    """Draw a panel per criterion: accuracy against the fraction pruned, mean and range over seeds.
 
     Args:
         curves: By criterion and method, for every seed the rows of `curves.pruning_curve`.
@@ -98,7 +98,7 @@ def pruning(curves: Mapping[str, Mapping[str, Sequence[Rows]]]) -> Figure:
 
 
 def noise(methods: Mapping[str, Rows]) -> Figure:
-    """Accuracy, and the relative variance of the predicted class, against the signal-to-noise ratio.
+    """Draw accuracy and the relative variance of the predicted class against the signal-to-noise ratio.
 
     Args:
         methods: By method, the rows of `curves.noise_curve`.
@@ -117,10 +117,10 @@ def noise(methods: Mapping[str, Rows]) -> Figure:
 
 
 def explanations(measures: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """A panel a measure (Infidelity, Sensitivity-max): a box a method, over images; a log scale for a wide range.
+    """Draw a panel per metric (Infidelity, Sensitivity-max) and a box per method over images.
 
     Args:
-        measures: By measure and method, a number for every image.
+        measures: By metric and method, one number per image.
     """
     figure, axes = canvas(1, len(measures), size=(3.8, 3.2))
     for panel, (measure, methods) in zip(axes[0], measures.items()):

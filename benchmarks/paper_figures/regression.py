@@ -1,4 +1,4 @@
-"""Regression on a line: what is predicted, and how far the prediction may be off."""
+"""One-dimensional regression: predictions and their uncertainty."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def regression_bands(
     interval: tuple[float, float] | None = None,
     width: float = 3.0,
 ) -> Figure:
-    """Mean and a band of mean +- 3 std, a panel a network, all on the same axes.
+    """Draw mean and a band of mean +- 3 std, one panel per network with common axes.
 
     Args:
         grid: x.
         curves: Mean and std on the grid, by name of the network.
-        points: x and y that were trained on.
+        points: The training data, x and y.
         truth: The true curve on the grid.
-        interval: Where the points lie; its ends are marked.
+        interval: The range of the points; its ends are marked.
         width: Stds above and below the mean.
     """
     columns = min(len(curves), COLUMNS)

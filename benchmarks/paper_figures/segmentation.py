@@ -1,4 +1,4 @@
-"""A class for every pixel: pictures of answers with their uncertainty, and IoU per class."""
+"""Segmentation: images of predictions with their uncertainty, and IoU per class."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def segmentation_row(
     answers: Mapping[str, tuple[NDArray[np.int64], NDArray[np.float64]]],
     classes: int,
 ) -> Figure:
-    """Image and truth on the left; then, a column a network, its answer above and the entropy of each pixel below.
+    """Draw image and truth, then a column per network with its prediction above and the entropy of each pixel below.
 
     Args:
         image: (height, width, 3) in 0..1.
-        truth: (height, width) labels; what is outside 0..classes - 1 is void, and white.
+        truth: (height, width) labels; values outside 0..classes - 1 are void and drawn white.
         answers: Labels and entropies in nats, each (height, width), by name of the network.
-        classes: How many there are.
+        classes: The number of classes.
     """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
@@ -57,11 +57,11 @@ def segmentation_row(
 
 
 def iou_bars(iou: Mapping[str, Sequence[float]], class_names: Sequence[str]) -> Figure:
-    """A bar a class and network; a dotted line is the network's mean.
+    """Draw a bar per class and network; a dotted line is the network's mean.
 
     Args:
-        iou: One a class, by name of the network.
-        class_names: One a class.
+        iou: One value per class, by network.
+        class_names: One name per class.
     """
     figure, axes = canvas(size=(max(4.2, 0.62 * len(class_names)), 2.8))
     panel = axes[0, 0]
@@ -78,7 +78,7 @@ def iou_bars(iou: Mapping[str, Sequence[float]], class_names: Sequence[str]) -> 
 
 
 def _class_colours(classes: int) -> list[tuple[float, ...]]:
-    """As many colours as there are classes, neighbours far apart."""
+    """Return one colour per class, with distinct neighbours."""
     from matplotlib import colormaps
 
     table = colormaps["tab20"]

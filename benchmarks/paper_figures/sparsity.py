@@ -1,4 +1,4 @@
-"""Sparse training: accuracy against density, what criteria agree on, densities of layers, the initial std."""
+"""Sparse training: accuracy against density, agreement of criteria, layer densities, the initial std."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vPX*"
 Curve = Mapping[float, Sequence[float]]
-"""By place on the axis, a value for every seed."""
+"""One value per seed, by position on the axis."""
 
 
 def density_curves(
     measures: Mapping[str, Mapping[str, Curve]], dense: Mapping[str, Mapping[str, Sequence[float]]] | None = None
 ) -> Figure:
-    """A panel a measure: its mean over seeds against density, bands from the lowest seed to the highest.
+    """Draw a panel per metric: mean and range over seeds against density.
 
     Args:
-        measures: By measure and name of the method, values for every seed by density.
+        measures: Values of every seed by metric, method and density.
         dense: By measure and name, values of networks that keep all weights, as horizontal lines.
     """
     figure, axes = canvas(1, len(measures))
@@ -38,11 +38,11 @@ def density_curves(
 
 
 def overlap_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: Sequence[str]) -> Figure:
-    """IoU of what each pair of criteria would remove, a panel a time.
+    """Draw the IoU of the weights that each pair of criteria would remove, one panel per time.
 
     Args:
         matrices: By time ("start", "end"), (criteria, criteria) numbers from 0 to 1.
-        names: Of the criteria.
+        names: The names of the criteria.
     """
     figure, axes = canvas(1, len(matrices), size=(3.0, 3.3))
     for panel, (time, matrix) in zip(axes[0], matrices.items()):
@@ -62,11 +62,11 @@ def overlap_matrices(matrices: Mapping[str, Sequence[Sequence[float]]], names: S
 
 
 def overlap_over_training(steps: Sequence[int], pairs: Mapping[str, Sequence[float]]) -> Figure:
-    """IoU of what two criteria would remove, over training, a line a pair; each is named at its end.
+    """Draw the IoU of the weights that two criteria would remove over training, one labelled line per pair.
 
     Args:
-        steps: When it was measured.
-        pairs: By pair of criteria, a number for every step.
+        steps: The steps of the measurements.
+        pairs: One value per step, by pair of criteria.
     """
     figure, axes = canvas(size=(6.4, 3.4))
     panel = axes[0, 0]
@@ -85,7 +85,7 @@ def overlap_over_training(steps: Sequence[int], pairs: Mapping[str, Sequence[flo
 
 
 def layer_densities(runs: Mapping[str, Mapping[str, float]]) -> Figure:
-    """The fraction of present weights in every layer, on a log scale, a line a run.
+    """Draw the fraction of present weights in every layer on a log scale, one line per run.
 
     Args:
         runs: By name of the run, the density of each layer in the network's order.
@@ -120,7 +120,7 @@ def _curves(panel: Any, curves: Mapping[str, Curve], label: str, measure: str) -
 
 
 def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
-    """Numbers instead of powers of ten: the places themselves if they are few, else 1, 2 and 5 of every decade."""
+    """Label ticks with plain numbers: the positions if there are few, else 1, 2 and 5 of every decade."""
     places = sorted(set(values))
     if len(places) > 6:
         low, high = (math.floor(math.log10(bound)) for bound in (places[0], places[-1]))
@@ -131,6 +131,6 @@ def _plain_ticks(axis: Any, values: Sequence[float]) -> None:
 
 
 def _legend(figure: Figure, axes: Any) -> None:
-    """One legend for all panels, from the first."""
+    """Draw one legend for all panels."""
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside upper center", ncols=min(len(labels), 4))
