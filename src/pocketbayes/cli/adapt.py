@@ -5,17 +5,30 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from pocketbayes import models
 from pocketbayes.base.errors import UserError
+from pocketbayes.cli.datasets import load_for
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
-
-if TYPE_CHECKING:
-    from pocketbayes.data import Dataset, Info
-    from pocketbayes.network import Net, Network
+from pocketbayes.data import Dataset, Info
+from pocketbayes.data.description import read_transform
+from pocketbayes.data.folders import require
+from pocketbayes.files.network_file import load, save
+from pocketbayes.inference.calibration import calibrate
+from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.likelihoods import Categorical
+from pocketbayes.methods import MeanFieldVI
+from pocketbayes.network import Net, Network, members
+from pocketbayes.recipes import check_data, network_file
+from pocketbayes.reporting import report
+from pocketbayes.reporting.table import table
+from pocketbayes.ship.compression import compress
+from pocketbayes.ship.onnx import export_onnx
+from pocketbayes.training.fitting import bayesianize
 
 MEASURES = ("accuracy", "nll", "ece")
 
@@ -67,17 +80,6 @@ def adapt(
       pocketbayes adapt timm:resnet18 --weights imagenet.safetensors --classes imagenet --data photos --out small.pocket
       pocketbayes adapt net.pocket --data photos --out small.pocket
     """
-    from pocketbayes.files.network_file import save
-    from pocketbayes.inference.calibration import calibrate
-    from pocketbayes.inference.evaluation import evaluate
-    from pocketbayes.methods import MeanFieldVI
-    from pocketbayes.network import Network, members
-    from pocketbayes.reporting import report
-    from pocketbayes.reporting.table import table
-    from pocketbayes.ship.compression import compress
-    from pocketbayes.ship.onnx import export_onnx
-    from pocketbayes.training.fitting import bayesianize
-
     if out.suffix != ".pocket":
         raise UserError(f"--out {out}: the name must end in .pocket")
     seconds: dict[str, float] = {}
@@ -127,11 +129,6 @@ def _load(
     model: str, weights: Path | None, data: str, classes: str | None, size: int | None, data_dir: Path | None
 ) -> tuple[Net, tuple[Dataset, Dataset, Dataset]]:
     """Read the network and the three splits of the data, prepared for the network."""
-    from pocketbayes.cli.datasets import load_for
-    from pocketbayes.files.network_file import load
-    from pocketbayes.network import members
-    from pocketbayes.recipes import check_data, network_file
-
     tree: dict[str, Any] = {"name": "imagefolder", "path": data} if Path(data).is_dir() else {"name": data}
     given = Path(model)
     if given.exists():
@@ -160,9 +157,6 @@ def _trained_preprocessing(model: str, tree: dict[str, Any]) -> dict[str, Any]:
     """Return the size, crop and normalisation with which timm trained a model; nothing for other models."""
     if not model.startswith("timm:") or tree["name"] != "imagefolder":
         return {}
-    from pocketbayes import models
-    from pocketbayes.data.description import read_transform
-    from pocketbayes.data.folders import require
 
     prepared = read_transform(require("timm.data").resolve_model_data_config(models.build(model)))
     assert prepared.size is not None, "timm's configuration has a size"
@@ -172,8 +166,6 @@ def _trained_preprocessing(model: str, tree: dict[str, Any]) -> dict[str, Any]:
 
 def _class_names(classes: str | None) -> tuple[str, ...] | None:
     """Read the names of a network's classes, in the order of its outputs."""
-    from pocketbayes.data.folders import require
-
     if classes is None:
         return None
     if classes == "imagenet":
@@ -185,11 +177,6 @@ def _class_names(classes: str | None) -> tuple[str, ...] | None:
 
 def _by_name(model: str, weights: Path, data: Info, names: tuple[str, ...] | None) -> Network:
     """Build a model by name, with its trained weights and the description of its data."""
-    from pocketbayes import models
-    from pocketbayes.likelihoods import Categorical
-    from pocketbayes.network import Network
-    from pocketbayes.training.fitting import bayesianize
-
     if names is not None:
         data = replace(data, classes=len(names), class_names=names)
     assert data.classes is not None, "adapt is for classification"

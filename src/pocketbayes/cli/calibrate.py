@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import show, show_json, styled
+from pocketbayes.files.network_file import load, save
+from pocketbayes.inference.adaptive import fit_stopping
+from pocketbayes.inference.calibration import calibrate as fit_calibration
+from pocketbayes.inference.evaluation import evaluate
+from pocketbayes.network import members
+from pocketbayes.recipes import network_file
 
 
 def calibrate(
@@ -42,16 +50,6 @@ def calibrate(
       pocketbayes calibrate runs/digits-bbb
       pocketbayes calibrate five.pocket --adaptive
     """
-    from dataclasses import asdict
-
-    from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-    from pocketbayes.files.network_file import load, save
-    from pocketbayes.inference.adaptive import fit_stopping
-    from pocketbayes.inference.calibration import calibrate as fit_calibration
-    from pocketbayes.inference.evaluation import evaluate
-    from pocketbayes.network import members
-    from pocketbayes.recipes import network_file
-
     file = network_file(path)
     net = load(file)
     part, _ = data_of(file, net, recipe_beside(file), data, settings or [])

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json as json_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
+from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.files.network_file import load
+from pocketbayes.files.packing import Precision
+from pocketbayes.recipes import check_data, network_file
+from pocketbayes.reporting.figures import save
+from pocketbayes.reporting.figures.compression import rate_distortion
+from pocketbayes.reporting.table import table
+from pocketbayes.ship.compression import compress as run
 
 VAL_FRACTION = 0.1
 """Fraction of the training data used if the run has no validation data."""
@@ -73,14 +83,6 @@ def compress(
       pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
       pocketbayes compress net.pocket --out small.pocket --max-bytes 80000 --quick
     """
-    from pocketbayes.base.atomic import write_atomically
-    from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-    from pocketbayes.files.network_file import load
-    from pocketbayes.files.packing import Precision
-    from pocketbayes.recipes import check_data, network_file
-    from pocketbayes.reporting.table import table
-    from pocketbayes.ship.compression import compress as run
-
     if out.suffix in (".json", ".png"):
         raise UserError(f"--out {out}: the measurements need this name; write to {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:
@@ -132,13 +134,9 @@ def compress(
 
 def _draw(path: Path, result: dict[str, Any]) -> Path | None:
     """Draw size against quality, if matplotlib is installed."""
-    from importlib.util import find_spec
-
     if find_spec("matplotlib") is None:
         note("no figure: pip install 'pocketbayes[report]' to draw it")
         return None
-    from pocketbayes.reporting.figures import save
-    from pocketbayes.reporting.figures.compression import rate_distortion
 
     return save(rate_distortion(result), path)
 

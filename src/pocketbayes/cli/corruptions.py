@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from pocketbayes.data.dataset import Pictures
+from pocketbayes.data.folders import read_image
+from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, corrupt
+from pocketbayes.recipes import check_data
+from pocketbayes.reporting.figures.corruptions import contact_sheet
+from pocketbayes.reporting.figures.style import save
 
 MOST_PIXELS = 224
 """Largest shorter side, to which larger images are scaled down: the parameters end there."""
@@ -38,10 +42,6 @@ def corruptions(
       pocketbayes corruptions photo.jpg
       pocketbayes corruptions --data mnist --index 7 --out mnist.pdf
     """
-    from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, corrupt
-    from pocketbayes.reporting.figures.corruptions import contact_sheet
-    from pocketbayes.reporting.figures.style import save
-
     picture = _from_data(data, index, data_dir) if image is None else _from_file(image)
     pictures = {name: [corrupt(picture, name, severity, seed) for severity in SEVERITIES] for name in CORRUPTIONS}
     save(contact_sheet(pictures, picture), out)
@@ -52,10 +52,6 @@ def corruptions(
 
 
 def _from_file(path: Path) -> NDArray[np.uint8]:
-    import numpy as np
-
-    from pocketbayes.data.folders import read_image
-
     if not path.is_file():
         raise UserError(f"no file {path}")
     picture: Any = read_image(path)
@@ -64,11 +60,6 @@ def _from_file(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_data(name: str, index: int, data_dir: Path | None) -> NDArray[np.uint8]:
-    import numpy as np
-
-    from pocketbayes.data.dataset import Pictures
-    from pocketbayes.recipes import check_data
-
     dataset = check_data(name).load("test", data_dir)
     if not isinstance(dataset, Pictures):
         raise UserError(f"data set {name!r} has no images as bytes")

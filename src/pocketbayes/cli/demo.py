@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
+from torch import Tensor
 
+from pocketbayes import recipes as config
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from pocketbayes.data import Info
-    from pocketbayes.recipes.experiment import Outcome
+from pocketbayes.data import Info
+from pocketbayes.inference.prediction import predict
+from pocketbayes.inference.suite import evaluate_suite
+from pocketbayes.methods import METHODS
+from pocketbayes.network import Mixture, members
+from pocketbayes.recipes.experiment import Outcome, about, measure, run
+from pocketbayes.reporting import report
+from pocketbayes.reporting.table import bar, shown, table
+from pocketbayes.ship.compression import compress
 
 PREFIX = "digits-"
 """Prefix of the recipes in the demo."""
@@ -36,13 +45,6 @@ def demo(
     The report, report.html in the folder, shows results on test digits, rotated and noisy digits and, if Pillow is
     installed, patches of photographs as out-of-distribution data.
     """
-    from pocketbayes import recipes as config
-    from pocketbayes.methods import METHODS
-    from pocketbayes.network import Mixture
-    from pocketbayes.recipes.experiment import run
-    from pocketbayes.reporting import report
-    from pocketbayes.reporting.table import shown, table
-
     recipes = {name: config.read(name) for name in config.names() if name.startswith(PREFIX)}
     order = list(METHODS)
     outcomes: dict[str, Outcome] = {}
@@ -87,8 +89,6 @@ def _command() -> str:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Use one thread, since more slow such small networks down."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -99,13 +99,6 @@ def _one_thread() -> Iterator[None]:
 
 def _coded(outcome: Outcome) -> Outcome:
     """Compress an ensemble to the size of one member in float32."""
-    import time
-    from dataclasses import replace
-
-    from pocketbayes.network import members
-    from pocketbayes.recipes.experiment import measure
-    from pocketbayes.ship.compression import compress
-
     start, recipe = time.monotonic(), outcome.recipe
     train, val = (recipe.data.load(split) for split in ("train", "val"))
     networks = members(outcome.net)
@@ -123,9 +116,6 @@ def _coded(outcome: Outcome) -> Outcome:
 
 def _evaluate(outcome: Outcome) -> None:
     """Run a small evaluation for the report."""
-    from pocketbayes.inference.suite import evaluate_suite
-    from pocketbayes.recipes.experiment import about
-
     recipe, test = outcome.recipe, outcome.recipe.data.load(outcome.split)  # type: ignore[arg-type]
     evaluate_suite(
         outcome.net,
@@ -142,9 +132,6 @@ def _evaluate(outcome: Outcome) -> None:
 
 def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
     """Return grey patches of scikit-learn's two photographs in the size of the digits."""
-    import importlib.util
-
-    import torch
     from sklearn.datasets import load_sample_images
 
     if importlib.util.find_spec("PIL") is None or info.mean is None or info.std is None:
@@ -158,8 +145,6 @@ def _photographs(info: Info) -> dict[str, tuple[Tensor, Tensor]]:
 
 def _most_uncertain(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """Return the test digits with the largest total uncertainty under the random network with the lowest NLL."""
-    from pocketbayes.inference.prediction import predict
-
     random = {name: o for name, o in outcomes.items() if o.net.census().random} or outcomes
     name = min(random, key=lambda key: random[key].measures["nll"])
     outcome = random[name]
@@ -200,8 +185,6 @@ def _drawings(uncertain: dict[str, Any]) -> list[Any]:
 
 
 def _drawing(digit: dict[str, Any]) -> str:
-    from pocketbayes.reporting.table import bar
-
     top = len(SHADES) - 1
     rows = ["".join(2 * SHADES[round(min(max(value, 0.0), 1.0) * top)] for value in row) for row in digit["pixels"]]
     guesses = [f"{label} {100 * p:3.0f} % {bar(p, 9)}" for label, p in digit["guesses"].items()]

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.process_group import Team, joined
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
+from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
 from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import note, show, show_json
-
-if TYPE_CHECKING:
-    from pocketbayes.base.process_group import Team
-    from pocketbayes.data import Dataset
-    from pocketbayes.recipes import DataPart
+from pocketbayes.cli.verdicts import seeds_table, sentences, shift_tables, summary_table
+from pocketbayes.data import Dataset, folder_of
+from pocketbayes.data.formats import read_npy
+from pocketbayes.data.request import choose
+from pocketbayes.data.shift import PUBLISHED
+from pocketbayes.files.network_file import load
+from pocketbayes.inference.suite import SHIFTS, compare, evaluate_suite, over_seeds, read_values
+from pocketbayes.propagation import find_propagation
+from pocketbayes.recipes import DataPart, check_data, load_like, network_file
+from pocketbayes.recipes.experiment import about
 
 
 def evaluate(
@@ -68,11 +75,6 @@ def evaluate(
       pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
       torchrun --nproc-per-node 4 -m pocketbayes evaluate runs/resnet20 --shift corruptions
     """
-    from pocketbayes.base.process_group import joined
-    from pocketbayes.inference.suite import SHIFTS, compare, over_seeds, read_values
-    from pocketbayes.propagation import find_propagation
-    from pocketbayes.recipes import network_file
-
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     if propagation is not None:
@@ -106,7 +108,6 @@ def evaluate(
     if json:
         show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
         return
-    from pocketbayes.cli.verdicts import seeds_table, sentences, shift_tables, summary_table
 
     show(summary_table(results, comparisons), *shift_tables(results))
     if groups:
@@ -136,12 +137,6 @@ def _evaluate_one(
     overwrite: bool,
     team: Team,
 ) -> dict[str, Any]:
-    from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
-    from pocketbayes.files.network_file import load
-    from pocketbayes.inference.suite import evaluate_suite
-    from pocketbayes.recipes import load_like
-    from pocketbayes.recipes.experiment import about
-
     net = load(file)
     recipe = recipe_beside(file)
     part, other_settings = data_of(file, net, recipe, data, settings)
@@ -188,10 +183,6 @@ def _document_file(file: Path, out: Path | None, propagation: str | None, adapti
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
     """Return the published corruptions of the same images, if present."""
-    from pocketbayes.data import folder_of
-    from pocketbayes.data.shift import PUBLISHED
-    from pocketbayes.recipes import check_data
-
     name = f"{part.name}-c"
     if split != "test" or name not in PUBLISHED or not (folder_of(data_dir) / PUBLISHED[name].folder).is_dir():
         return None
@@ -207,9 +198,6 @@ def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[s
 
 def _read_humans(path: Path, part: DataPart) -> Any:
     """Read the human labels of the measured images."""
-    from pocketbayes.data.formats import read_npy
-    from pocketbayes.data.request import choose
-
     labels = read_npy(path)
     subset = part.settings.get("subset")
     return labels if subset is None else labels[choose(len(labels), subset, part.settings.get("seed", 0)).numpy()]

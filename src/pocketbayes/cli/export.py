@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
+from pocketbayes.files.network_file import load
+from pocketbayes.recipes import network_file
+from pocketbayes.ship.onnx import export_members, export_onnx
 
 
 def export(
@@ -40,12 +44,6 @@ def export(
       pocketbayes export runs/digits-2dgbnn --out digits.onnx
       pocketbayes export five.pocket --out five.onnx --each-member
     """
-    import torch
-
-    from pocketbayes.files.network_file import load
-    from pocketbayes.recipes import network_file
-    from pocketbayes.ship.onnx import export_members, export_onnx
-
     if out.suffix != ".onnx":
         raise UserError(f"--out {out}: the name must end in .onnx")
     network = load(network_file(net))

@@ -6,7 +6,7 @@ import json as json_module
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,16 @@ from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.run_folder import METRICS_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
-
-if TYPE_CHECKING:
-    from pocketbayes.posteriors import Posterior
-    from pocketbayes.posteriors.layout import Layout
+from pocketbayes.files.network_file import posterior_in, read
+from pocketbayes.files.pocket import sizes
+from pocketbayes.inference.health import Health
+from pocketbayes.methods.sparsity import describe_sparsity
+from pocketbayes.posteriors import Census, Posterior
+from pocketbayes.posteriors.layout import Layout
+from pocketbayes.recipes import network_file
+from pocketbayes.recipes import read as read_recipe
+from pocketbayes.recipes.experiment import census_json
+from pocketbayes.reporting.table import table, write
 
 MOST_ROWS = 40
 """Largest number of weights in a table; JSON has all of them."""
@@ -28,10 +34,6 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Describe a network file: storage, weights, stored values, bytes, and which parameters are points and why."""
-    from pocketbayes.files.network_file import read
-    from pocketbayes.files.pocket import sizes
-    from pocketbayes.recipes import network_file
-
     file = network_file(path)
     tree = read(file)
     networks = [_network(part, file) for part in tree.get("networks", [tree])]
@@ -50,11 +52,6 @@ def inspect(
 
 def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Describe one network of a file without building its model."""
-    from pocketbayes.files.network_file import posterior_in
-    from pocketbayes.methods.sparsity import describe_sparsity
-    from pocketbayes.posteriors import Census
-    from pocketbayes.recipes.experiment import census_json
-
     try:
         posterior, part, state = posterior_in(tree), tree["posterior"], tree["state"]
         layout = posterior.layout
@@ -99,11 +96,9 @@ def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the recipe and the last line of the metrics in the folder of a run."""
-    from pocketbayes.recipes import read
-
     found: dict[str, Any] = {}
     if (folder / RECIPE_FILE).is_file():
-        found["recipe"] = read(folder).to_tree()
+        found["recipe"] = read_recipe(folder).to_tree()
     if (folder / METRICS_FILE).is_file():
         path = folder / METRICS_FILE
         with refusing(path, "a readable file of metrics", "; mend or remove it"):
@@ -115,8 +110,6 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     from rich.columns import Columns
-
-    from pocketbayes.reporting.table import table
 
     networks = found["networks"]
     if len(networks) > 1:
@@ -191,8 +184,6 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
 def _pairs(facts: Mapping[str, Any]) -> Any:
     from rich.table import Table
 
-    from pocketbayes.reporting.table import write
-
     numbers = any(isinstance(value, int) for value in facts.values())
     made = Table.grid(padding=(0, 2))
     made.add_column(style="cyan")
@@ -210,8 +201,6 @@ def _words(part: Mapping[str, Any] | None) -> str:
 
 
 def _health(found: Mapping[str, Any] | None) -> str:
-    from pocketbayes.inference.health import Health
-
     return "unknown" if found is None else str(Health(**found)).removeprefix("stds ")
 
 

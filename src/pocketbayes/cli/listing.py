@@ -10,9 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from pocketbayes import models
+from pocketbayes import recipes as config
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
+from pocketbayes.data.registry import COMMON, LOADERS
+from pocketbayes.methods import METHODS, Method
+from pocketbayes.reporting.table import table
+from pocketbayes.training.settings import Training
 
 
 def list_(
@@ -20,9 +26,6 @@ def list_(
     json: Json = False,
 ) -> None:
     """List methods, models, data sets, recipes, or the settings of training."""
-    from pocketbayes.data.registry import COMMON
-    from pocketbayes.reporting.table import table
-
     kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes, "training": _training}
     if what not in kinds:
         raise UnknownNameError("kind to list", what, kinds)
@@ -43,8 +46,6 @@ def list_(
 
 
 def _methods() -> list[dict[str, Any]]:
-    from pocketbayes.methods import METHODS
-
     rows = []
     for name, entry in METHODS.items():
         preset = entry.keywords if isinstance(entry, partial) else {}
@@ -57,14 +58,10 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _common_settings() -> dict[str, Any]:
-    from pocketbayes.methods import Method
-
     return {f.name: _plain(f.default) for f in dataclasses.fields(Method)}
 
 
 def _models() -> list[dict[str, Any]]:
-    from pocketbayes import models
-
     return [
         {"model": name, "about": _about(models.constructor(name)), "arguments": list(models.argument_names(name))}
         for name in models.names()
@@ -72,8 +69,6 @@ def _models() -> list[dict[str, Any]]:
 
 
 def _data() -> list[dict[str, Any]]:
-    from pocketbayes.data.registry import LOADERS
-
     rows = []
     for name in sorted(LOADERS):
         loader = LOADERS[name]
@@ -86,8 +81,6 @@ def _data() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
-    from pocketbayes import recipes as config
-
     recipes = {name: config.read(name) for name in config.names()}
     return [
         {"recipe": name, "about": r.about, "method": r.method.name, "model": r.model.name, "data": r.data.name}
@@ -96,8 +89,6 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 def _training() -> list[dict[str, Any]]:
-    from pocketbayes.training.settings import Training
-
     told = (inspect.getdoc(Training) or "").partition("Attributes:\n")[2]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", told, re.MULTILINE)
     about = {name: " ".join(text.split()) for name, text in entries}

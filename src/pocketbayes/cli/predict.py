@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import typer
 
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.calibration import check_level
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.progress import display
+from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
 from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
 from pocketbayes.cli.output import show, show_json
-
-if TYPE_CHECKING:
-    from pocketbayes.data import Info
-    from pocketbayes.inference.answer import Prediction
-    from pocketbayes.network import Net
-    from pocketbayes.propagation import Ask
-    from pocketbayes.recipes import DataPart
+from pocketbayes.data import Info, read_inputs
+from pocketbayes.data.folders import require
+from pocketbayes.files.network_file import load
+from pocketbayes.inference.answer import Prediction
+from pocketbayes.inference.evaluation import stream
+from pocketbayes.inference.metrics import abstention
+from pocketbayes.inference.prediction import predict as answer
+from pocketbayes.network import Net, members
+from pocketbayes.propagation import Ask, find_propagation
+from pocketbayes.recipes import DataPart, network_file
+from pocketbayes.recipes.parts import check_input
+from pocketbayes.reporting.table import bar, table
 
 MOST_ROWS = 100
 """Largest number of rows in a table; JSON has all of them."""
@@ -74,16 +87,6 @@ def predict(
       pocketbayes predict runs/streets street.jpg --maps maps
       pocketbayes predict five.pocket cat.png --adaptive
     """
-    from pocketbayes.base.calibration import check_level
-    from pocketbayes.cli.datasets import data_of, recipe_beside
-    from pocketbayes.data import read_inputs
-    from pocketbayes.files.network_file import load
-    from pocketbayes.inference.prediction import predict as answer
-    from pocketbayes.network import members
-    from pocketbayes.propagation import Ask, find_propagation
-    from pocketbayes.recipes import network_file
-    from pocketbayes.recipes.parts import check_input
-
     if propagation is not None:
         find_propagation(propagation)
     if abstain_above is not None and target_risk is not None:
@@ -148,15 +151,6 @@ def _chosen(
     ask: Ask,
 ) -> dict[str, Any]:
     """Choose the threshold of total uncertainty for a risk on validation data, and return its results there."""
-    from dataclasses import asdict
-
-    import torch
-
-    from pocketbayes.base.progress import display
-    from pocketbayes.cli.datasets import load_for
-    from pocketbayes.inference.evaluation import stream
-    from pocketbayes.inference.metrics import abstention
-
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     try:
@@ -189,8 +183,6 @@ def _explained(abstention: dict[str, Any], abstained: int, asked: int) -> str:
 
 def _likely(prediction: Prediction, level: float, info: Info | None) -> list[dict[str, Any]]:
     """Return the interval or the set of classes that holds the truth with probability `level`, for each input."""
-    import torch
-
     if prediction.probs is not None:
         return [
             {"set": [_name(label, info) for label in row.nonzero().flatten().tolist()]}
@@ -204,8 +196,6 @@ def _likely(prediction: Prediction, level: float, info: Info | None) -> list[dic
 
 def _answer(prediction: Prediction, index: int, info: Info | None) -> dict[str, Any]:
     """Return the prediction of one input as JSON values."""
-    import torch
-
     if prediction.probs is None:
         units = (info.target_std, info.target_mean) if info else (1.0, 0.0)
         scale, shift = (torch.tensor(value) for value in units)
@@ -246,12 +236,6 @@ def _name(label: int, info: Info | None) -> str:
 
 def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
     """Draw two images per input: classes by colour, and total uncertainty from black (none) to white (maximal)."""
-    import colorsys
-    from functools import partial
-
-    from pocketbayes.base.atomic import write_atomically
-    from pocketbayes.data.folders import require
-
     assert prediction.probs is not None
     pillow, classes = require("PIL.Image"), prediction.probs.shape[1]
     hues = (colorsys.hsv_to_rgb(k * 0.618 % 1, 0.65, 0.95) for k in range(classes))
@@ -267,8 +251,6 @@ def _draw(prediction: Prediction, folder: Path, stem: str) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    from pocketbayes.reporting.table import table
-
     many = {row["file"] for row in rows if row["index"]}
     shown = []
     for row in rows[:MOST_ROWS]:
@@ -305,6 +287,4 @@ def _written(value: float) -> str:
 
 
 def _with_bar(text: str, fraction: float) -> str:
-    from pocketbayes.reporting.table import bar
-
     return f"{text} {bar(fraction, BAR)}"

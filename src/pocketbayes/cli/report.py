@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import complain, note, show, show_json, styled
-
-if TYPE_CHECKING:
-    from pocketbayes.reporting.runs import RunFolder
+from pocketbayes.reporting.build import write
+from pocketbayes.reporting.runs import RunFolder
 
 
 def report(
@@ -34,8 +33,6 @@ def report(
       pocketbayes report runs/digits-bbb runs/digits-2dgbnn
       pocketbayes report runs/demo --out demo.html --figures figures
     """
-    from pocketbayes.reporting.build import write
-
     found = write(runs, out, figures)
     if json:
         show_json(

@@ -8,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.recipes import studies
+from pocketbayes.reporting.table import table
 
 
 def reproduce(
@@ -39,10 +42,6 @@ def reproduce(
       pocketbayes reproduce digits --workers 4
       pocketbayes reproduce digits --ray ray://head:10001
     """
-    from pocketbayes.base.errors import UnknownNameError
-    from pocketbayes.recipes import studies
-    from pocketbayes.reporting.table import table
-
     if what == "list":
         found = {name: studies.read(name) for name in studies.names()}
         listed = [

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.process_group import is_first
 from pocketbayes.base.run_folder import MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
-
-if TYPE_CHECKING:
-    from pocketbayes.recipes.experiment import Outcome
+from pocketbayes.recipes import check, override, read_tree
+from pocketbayes.recipes.experiment import Outcome, run
+from pocketbayes.reporting.table import measured_on, shown, table
+from pocketbayes.training import checkpoint
 
 
 def train(
@@ -58,11 +60,6 @@ def train(
       pocketbayes train --out runs/digits-bbb --resume
       pocketbayes train --method ensemble --model lenet5 --data mnist --workers 5
     """
-    from pocketbayes.base.process_group import is_first
-    from pocketbayes.recipes import check, override, read_tree
-    from pocketbayes.recipes.experiment import run
-    from pocketbayes.training import checkpoint
-
     if resume and overwrite:
         raise UserError("--resume continues a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
@@ -99,8 +96,6 @@ def train(
 
 
 def _show(outcome: Outcome, json: bool) -> None:
-    from pocketbayes.reporting.table import measured_on, shown, table
-
     folder = outcome.folder
     if json:
         show_json(outcome.to_json())
