@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -206,8 +207,6 @@ def read_image(path: Path, mode: str | None = "RGB", kind: str = "a readable ima
 
 def require(module: str) -> ModuleType:
     """Import an optional module, or raise an error that says how to install it."""
-    import importlib
-
     name, _, _ = module.partition(".")
     try:
         return importlib.import_module(module)

@@ -8,8 +8,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
+from pocketbayes.files import network_file as artifact
+from pocketbayes.inference.suite import compare, over_seeds, read_values
+from pocketbayes.reporting.cost import cost_of
+from pocketbayes.reporting.drawing import draw
+from pocketbayes.reporting.leaderboard import leaderboard
+from pocketbayes.reporting.page import render
 from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
+from pocketbayes.reporting.weights import picture_json, weights_of
 
 
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
@@ -37,10 +47,6 @@ class Written:
 
 def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Written:
     """Write a report and return its files and runs."""
-    from pocketbayes.base import atomic
-    from pocketbayes.reporting.drawing import draw
-    from pocketbayes.reporting.page import render
-
     out = Path(out)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"the name of a report must end in .html, not {out.name!r}")
@@ -61,10 +67,7 @@ def gather(paths: Paths) -> list[RunFolder]:
 
 def document(runs: list[RunFolder]) -> dict[str, Any]:
     """Return the contents of the page as JSON values."""
-    import torch
-
     from pocketbayes import __version__
-    from pocketbayes.reporting.leaderboard import leaderboard
 
     return {
         "leaderboard": leaderboard(runs),
@@ -82,8 +85,6 @@ def document(runs: list[RunFolder]) -> dict[str, Any]:
 
 def tests_of(runs: list[RunFolder]) -> dict[str, Any]:
     """Return paired tests between runs and means over seeds, for runs with suitable evaluations."""
-    from pocketbayes.inference.suite import compare, over_seeds, read_values
-
     measured = [
         place for place, run in enumerate(runs) if run.measures and isinstance(run.evaluation.get("data"), dict)
     ]
@@ -104,10 +105,6 @@ def tests_of(runs: list[RunFolder]) -> dict[str, Any]:
 
 
 def _look_inside(run: RunFolder, file: Path) -> None:
-    from pocketbayes.files import network_file as artifact
-    from pocketbayes.reporting.cost import cost_of
-    from pocketbayes.reporting.weights import weights_of
-
     try:
         run.weights = weights_of(file)
     except (UserError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -121,8 +118,6 @@ def _look_inside(run: RunFolder, file: Path) -> None:
 
 def _run_json(run: RunFolder) -> dict[str, Any]:
     import yaml
-
-    from pocketbayes.reporting.weights import picture_json
 
     weights = dict(run.weights)
     if "sigma" in weights:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pocketbayes.network import Net
+import torch
+
+from pocketbayes.inference.metrics import flops
+from pocketbayes.inference.prediction import predict
+from pocketbayes.network import Net, members
 
 CALLS, SECONDS = 9, 0.5
 """Number of calls for the median latency, and the seconds after which fewer suffice."""
@@ -15,12 +18,6 @@ CALLS, SECONDS = 9, 0.5
 
 def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str, Any]:
     """Measure FLOPs and seconds of one prediction on this machine; empty if the input shape is unknown."""
-    import torch
-
-    from pocketbayes.inference.metrics import flops
-    from pocketbayes.inference.prediction import predict
-    from pocketbayes.network import members
-
     info = members(net)[0].info
     if info is None:
         return {}

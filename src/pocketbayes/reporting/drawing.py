@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.reporting.figures import calibration, layers, ood, pareto, save, shift, training
+from pocketbayes.reporting.figures.plane import PlaneView, plane
 from pocketbayes.reporting.figures.style import FORMATS
 from pocketbayes.reporting.leaderboard import inside, values_of
 from pocketbayes.reporting.runs import RunFolder
+from pocketbayes.reporting.weights import posterior_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,8 +23,6 @@ Drawing = tuple[str, Callable[[], "Figure"]]
 
 def draw(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
     """Write all figures for which the runs have data as PNG, SVG and PDF, and return the files."""
-    from pocketbayes.reporting.figures import save
-
     written = []
     for name, make in _drawings(runs):
         try:
@@ -33,8 +34,6 @@ def draw(runs: Sequence[RunFolder], folder: Path) -> list[Path]:
 
 
 def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
-    from pocketbayes.reporting.figures import calibration, layers, ood, pareto, shift, training
-
     def known(*path: str) -> dict[str, Any]:
         """Return the entries of evaluations at a path, by name of the run."""
         return {run.name: found for run in runs if (found := inside(run.evaluation, *path))}
@@ -78,9 +77,6 @@ def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
 
 
 def _plane(file: Path, name: str) -> Figure:
-    from pocketbayes.reporting.figures.plane import PlaneView, plane
-    from pocketbayes.reporting.weights import posterior_of
-
     shared = posterior_of(file).plane()
     assert shared is not None
     return plane({name: PlaneView.of(shared)})

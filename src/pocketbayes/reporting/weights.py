@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from pocketbayes.files import network_file as artifact
+from pocketbayes.inference.health import Health
+from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.shared_plane import SharedPlane
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
-
-    from pocketbayes.posteriors import Posterior
-    from pocketbayes.posteriors.shared_plane import SharedPlane
 
 MOST_GAUSSIANS, MOST_OUTLIERS = 3000, 3000
 """Largest numbers of Gaussians and outliers that a page draws."""
@@ -27,8 +29,6 @@ GAP, POINT, FIRST = 0, 1, 2
 
 def weights_of(file: Path) -> dict[str, Any]:
     """Return storage, census, layers, std map and plane as JSON values, for a mixture of its first network."""
-    from pocketbayes.files import network_file as artifact
-
     tree = artifact.read(file)
     networks = tree.get("networks", [tree])
     first = networks[0]
@@ -61,16 +61,12 @@ def weights_of(file: Path) -> dict[str, Any]:
 
 def _health(recorded: Mapping[str, Any] | None) -> list[str]:
     """Describe how much the stds changed in training; empty without stds."""
-    from pocketbayes.inference.health import Health
-
     found = Health(**recorded) if recorded else Health()
     return [] if found.snr is None else [str(found)]
 
 
 def posterior_of(file: Path) -> Posterior:
     """Read the posterior in a network's file, of a mixture the first, without building the model."""
-    from pocketbayes.files import network_file as artifact
-
     tree = artifact.read(file)
     return artifact.posterior_in(tree.get("networks", [tree])[0])
 
@@ -164,8 +160,6 @@ def _rounded(values: Tensor) -> list[list[float]]:
 
 def picture_json(sigma: Mapping[str, Any]) -> dict[str, Any]:
     """Return a map of stds in the format of the page."""
-    import base64
-
     codes, low, high = codes_of(sigma["picture"])
     rows, columns = sigma["picture"].shape
     plain = {key: value for key, value in sigma.items() if key != "picture"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -177,9 +179,6 @@ def _shown(values: Mapping[str, Tensor], index: int, source: Any) -> dict[str, A
 
 def _png(pixels: Tensor) -> str | None:
     """Return the base64 text of a PNG; None if Pillow is not installed."""
-    import base64
-    import io
-
     try:
         from PIL import Image
     except ImportError:

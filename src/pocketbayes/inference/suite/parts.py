@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
 from pocketbayes.data.batches import Source, info_of, size_of
+from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
 from pocketbayes.inference.evaluation import Measures, measures_for, stream
 from pocketbayes.inference.metrics import Classification, HumanAgreement
 from pocketbayes.inference.passes import Passes
@@ -213,8 +215,6 @@ def corruption_means(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
     Only complete sets have a mean.
     """
-    from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
-
     found: dict[str, Any] = {}
     for names in (ORIGINAL_15, CORRUPTIONS):
         if all(len(rows.get(name, ())) == len(SEVERITIES) for name in names):
@@ -253,6 +253,4 @@ def _mean(values: Tensor) -> float | None:
 
 
 def _print(values: Tensor) -> str:
-    import hashlib
-
     return hashlib.blake2b(tensor_bytes(values), digest_size=SIZE).hexdigest()

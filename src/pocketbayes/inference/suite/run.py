@@ -15,8 +15,9 @@ from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
+from pocketbayes.data.folders import require
+from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, noisy, rotated
 from pocketbayes.data.shift import corrupted as corrupt_pictures
-from pocketbayes.data.shift import noisy, rotated
 from pocketbayes.inference.adaptive import stopping_of
 from pocketbayes.inference.health import title
 from pocketbayes.inference.prediction import likelihood_of
@@ -125,9 +126,6 @@ def evaluate_suite(
 
 
 def _corruptions(source: Source, ready: Corrupted | None) -> list[Part]:
-    from pocketbayes.data.folders import require
-    from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES
-
     require("PIL.Image")  # before the first pass, not at the first corruption that needs it
     assert isinstance(source, Pictures)
 

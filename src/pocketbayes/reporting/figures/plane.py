@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pocketbayes.posteriors.shared_plane import SharedPlane
 from pocketbayes.reporting.figures.style import PALETTE, canvas
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from pocketbayes.posteriors.shared_plane import SharedPlane
 
 SHOWN_POINTS = 20_000
 """Largest number of drawn points: more are indistinguishable and take megabytes in a vector file."""
