@@ -15,7 +15,7 @@ from typing import Any
 import pocketbayes as pb
 from measure import Rows, draw
 from paper_figures import partial, regression, segmentation
-from pocketbayes.reporting.figures import shift
+from pocketbayes.reporting.figures import evaluation
 from table_parts import grouped, mean
 
 CAMVID_CLASSES = ["sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "person", "bicycle"]
@@ -65,7 +65,7 @@ def rotation() -> Any:
                 }
                 for angle, at in group[0]["rotated"].items()
             ]
-    return shift.shift_curves(shown, "rotation (degrees)")
+    return evaluation.shift_curves(shown, "rotation (degrees)")
 
 
 def by_flops() -> Any:
@@ -102,7 +102,7 @@ def corruption() -> Any:
     if not rows:
         return None
     renamed = {"entropy, right": "entropy_right", "entropy, wrong": "entropy_wrong"}
-    return shift.shift_curves(
+    return evaluation.shift_curves(
         {
             name: [
                 {"severity": int(severity), **{renamed.get(key, key): value for key, value in at.items()}}

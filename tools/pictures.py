@@ -20,7 +20,7 @@ import pocketbayes as pb
 from pocketbayes.methods import make
 from pocketbayes.network import members
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures.pareto import pareto
+from pocketbayes.reporting.figures.tradeoff import pareto
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

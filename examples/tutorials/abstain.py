@@ -14,7 +14,7 @@ from torch import Tensor
 import pocketbayes as pb
 from pocketbayes.data.shift import noise_db
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures import calibration
+from pocketbayes.reporting.figures import evaluation
 
 options = {"val_fraction": 0.33}
 train = pb.data.load("digits", "train", subset=300, **options)
@@ -45,7 +45,7 @@ reported = {name: asked(net, *test[:]) for name, net in nets.items()}
 curves = {name: vars(pb.metrics.risk_coverage(-entropy, right)) for name, (entropy, right) in reported.items()}
 for name, curve in curves.items():
     print(f"{name:14} answers all: {curve['risk'][-1]:.3f} wrong; area under the curve {curve['area']:.4f}")
-figures.save(calibration.risk_coverage(curves), "risk-against-coverage.png")
+figures.save(evaluation.risk_coverage(curves), "risk-against-coverage.png")
 
 # %% [markdown]
 # ## A threshold for a given risk

@@ -10,7 +10,7 @@ import pocketbayes as pb
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference import statistics
 from pocketbayes.reporting import figures
-from pocketbayes.reporting.figures.compression import rate_distortion
+from pocketbayes.reporting.figures.tradeoff import rate_distortion
 
 BUDGET = 62_000
 folder = pb.data.folder_of()

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pocketbayes.reporting.figures.calibration import confidence_boxes, reliability, risk_coverage
-from pocketbayes.reporting.figures.layers import layer_fractions, sigma_map
-from pocketbayes.reporting.figures.ood import ood_histograms
-from pocketbayes.reporting.figures.pareto import beside, pareto, pareto_front
-from pocketbayes.reporting.figures.shift import shift_curves
-from pocketbayes.reporting.figures.training import training_curves
+from pocketbayes.reporting.figures.evaluation import (
+    confidence_boxes,
+    ood_histograms,
+    reliability,
+    risk_coverage,
+    shift_curves,
+)
+from pocketbayes.reporting.figures.tradeoff import beside, pareto, pareto_front
+from pocketbayes.reporting.figures.training import layer_fractions, sigma_map, training_curves
 
 pytest.importorskip("matplotlib")
 

@@ -163,7 +163,7 @@ def test_compress_command_writes_file_curve_and_figure(tmp_path: Path, monkeypat
 
 
 def test_compress_figure_shows_every_trial() -> None:
-    from pocketbayes.reporting.figures.compression import rate_distortion
+    from pocketbayes.reporting.figures.tradeoff import rate_distortion
 
     def trial(size: int, nll: float, **how: Any) -> dict[str, Any]:
         return {"bytes": size, "bits": 1.0, "nll": nll, "accuracy": 1 - nll, "how": how}

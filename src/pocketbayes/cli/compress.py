@@ -18,7 +18,7 @@ from pocketbayes.files.network_file import load
 from pocketbayes.files.packing import Precision
 from pocketbayes.recipes import check_data, network_file
 from pocketbayes.reporting.figures import save
-from pocketbayes.reporting.figures.compression import rate_distortion
+from pocketbayes.reporting.figures.tradeoff import rate_distortion
 from pocketbayes.reporting.table import table
 from pocketbayes.ship.compression import compress as run
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import statistics
+import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,13 +15,18 @@ import torch
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
 from pocketbayes.files import network_file as artifact
+from pocketbayes.inference.metrics import flops
+from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.suite import compare, over_seeds, read_values
-from pocketbayes.reporting.cost import cost_of
+from pocketbayes.network import Net, members
 from pocketbayes.reporting.drawing import draw
 from pocketbayes.reporting.leaderboard import leaderboard
 from pocketbayes.reporting.page import render
 from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 from pocketbayes.reporting.weights import picture_json, weights_of
+
+CALLS, SECONDS = 9, 0.5
+"""Number of calls for the median latency, and the seconds after which fewer suffice."""
 
 
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
@@ -135,3 +142,19 @@ def _run_json(run: RunFolder) -> dict[str, Any]:
         "cost": run.cost,
         "problems": run.problems,
     }
+
+
+def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str, Any]:
+    """Measure FLOPs and seconds of one prediction on this machine; empty if the input shape is unknown."""
+    info = members(net)[0].info
+    if info is None:
+        return {}
+    x = torch.zeros(1, *info.input_shape)
+    predict(net, x, samples, propagation)  # the first call makes the plan
+    seconds: list[float] = []
+    while len(seconds) < CALLS and sum(seconds) < SECONDS:
+        start = time.perf_counter()
+        predict(net, x, samples, propagation)
+        seconds.append(time.perf_counter() - start)
+    count = flops(predict, net, x, samples, propagation)
+    return {"flops": count, "latency": statistics.median(seconds), "samples": samples}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.reporting.figures import calibration, layers, ood, pareto, save, shift, training
+from pocketbayes.reporting.figures import evaluation, save, tradeoff, training
 from pocketbayes.reporting.figures.plane import PlaneView, plane
 from pocketbayes.reporting.figures.style import FORMATS
 from pocketbayes.reporting.leaderboard import inside, values_of
@@ -42,35 +42,35 @@ def _drawings(runs: Sequence[RunFolder]) -> Iterator[Drawing]:
     for key, label in (("bytes", "bytes"), ("latency", "seconds for one answer")):
         points = {name: (row[key], row["nll"]) for name, row in rows.items() if key in row and "nll" in row}
         if points:
-            yield f"pareto-{key}", partial(pareto.pareto, points, label)
+            yield f"pareto-{key}", partial(tradeoff.pareto, points, label)
     if found := known("reliability"):
-        yield "reliability", partial(calibration.reliability, found)
+        yield "reliability", partial(evaluation.reliability, found)
     if found := known("risk_coverage"):
-        yield "risk-coverage", partial(calibration.risk_coverage, found)
+        yield "risk-coverage", partial(evaluation.risk_coverage, found)
     for name, boxes in known("box").items():
-        yield f"confidence-{_file(name)}", partial(calibration.confidence_boxes, boxes, name)
+        yield f"confidence-{_file(name)}", partial(evaluation.confidence_boxes, boxes, name)
     for other in dict.fromkeys(name for sets in known("ood").values() for name in sets):
         if found := known("ood", other, "histogram"):
             own = next((run.data for run in runs if run.data), None) or "own data"
-            yield f"ood-{_file(other)}", partial(ood.ood_histograms, found, own, other)
+            yield f"ood-{_file(other)}", partial(evaluation.ood_histograms, found, own, other)
     for key, x in (("rotation", "degrees"), ("noise", "db")):
         if found := known("shift", key):
-            yield key, partial(shift.shift_curves, found, x)
+            yield key, partial(evaluation.shift_curves, found, x)
     if found := known("shift", "corruptions_mean", "by severity"):
-        yield "corruptions", partial(shift.shift_curves, found)
+        yield "corruptions", partial(evaluation.shift_curves, found)
     for name in dict.fromkeys(name for sets in known("shift", "corruptions").values() for name in sets):
-        yield f"corruption-{_file(name)}", partial(shift.shift_curves, known("shift", "corruptions", name))
+        yield f"corruption-{_file(name)}", partial(evaluation.shift_curves, known("shift", "corruptions", name))
     epochs = {run.name: run.epochs for run in runs if run.epochs}
     if epochs:
         yield "training", partial(training.training_curves, epochs)
     for run in runs:
         if run.weights.get("layers"):
-            yield f"layers-{_file(run.name)}", partial(layers.layer_fractions, run.weights["layers"], run.name)
+            yield f"layers-{_file(run.name)}", partial(training.layer_fractions, run.weights["layers"], run.name)
         if "sigma" in run.weights:
             sigma = run.weights["sigma"]
             yield (
                 f"sigma-{_file(run.name)}",
-                partial(layers.sigma_map, sigma["picture"], f"{run.name}: {sigma['name']}"),
+                partial(training.sigma_map, sigma["picture"], f"{run.name}: {sigma['name']}"),
             )
         if "plane" in run.weights and run.file is not None:
             yield f"plane-{_file(run.name)}", partial(_plane, run.file, run.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,14 @@ def canvas(
         panel.yaxis.label.set_fontsize(9)
         panel.set_prop_cycle(color=PALETTE)
     return figure, axes
+
+
+def grid(count: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, list[Any]]:
+    """Return a figure of `count` panels in rows of `columns`, and the panels in order."""
+    figure, axes = canvas(math.ceil(count / columns), columns, size, **options)
+    for panel in axes.flat[count:]:
+        panel.set_axis_off()
+    return figure, list(axes.flat[:count])
 
 
 def save(figure: Figure, path: str | Path) -> Path:
