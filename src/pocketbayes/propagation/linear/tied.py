@@ -5,13 +5,13 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.csr import Pattern
 
 MAX_PAIRS = 0.25
-"""Largest number of (output, entry) pairs per weight for which two sparse products are faster."""
+"""Largest number of (output, entry) pairs per weight for which two sums are faster than one over all weights."""
 _BLOCK = 1 << 22
 """Largest number of values in memory: 16 MB in single precision."""
 
@@ -20,7 +20,8 @@ class TiedLayer:
     """A linear layer whose weight W_oi copies entry `index[o, i]` of a table.
 
     With output gradients d and inputs a of an example, the gradient of entry k is `sum_o d_o (sum_i a_i)`, where the
-    inner sum runs over inputs i with `index[o, i] = k`: two products with sparse matrices of ones for all examples.
+    inner sum runs over inputs i with `index[o, i] = k`. Both are sums of rows, one row for all examples, which
+    `embedding_bag` adds three times faster than a sparse matrix product.
     """
 
     def __init__(self, index: Tensor, size: int) -> None:
@@ -34,25 +35,29 @@ class TiedLayer:
         if not self.worthwhile:
             return
         self.outputs = pairs // size
-        self._inner = _ones((len(pairs), inputs), counts, order % inputs)
+        self._inner = (order % inputs).int(), _starts(counts)
         entries, by_entry = (pairs % size).sort()
-        self._outer = _ones((size, len(pairs)), torch.bincount(entries, minlength=size), by_entry)
+        self._outer = by_entry.int(), _starts(torch.bincount(entries, minlength=size))
 
     def sums(self, delta: Tensor, inputs: Tensor) -> Tensor:
         """Return the sums (examples, size) from output gradients (examples, outputs) and inputs."""
         step = max(1, _BLOCK // len(self.outputs))
         parts = []
         for d, a in zip(delta.split(step), inputs.split(step)):
-            inner = self._inner.to(a.dtype) @ a.T.contiguous()
+            inner = _row_sums(a.T.contiguous(), *self._inner)
             inner *= d.T.contiguous().index_select(0, self.outputs)
-            parts.append(self._outer.to(a.dtype) @ inner)
+            parts.append(_row_sums(inner, *self._outer))
         return torch.cat(parts, 1).T
 
 
-def _ones(shape: tuple[int, int], counts: Tensor, columns: Tensor) -> Tensor:
-    """Return a sparse matrix of ones from the counts per row and the columns."""
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-    return Pattern(shape, starts, columns.int()).matrix(torch.ones(len(columns), device=columns.device))
+def _starts(counts: Tensor) -> Tensor:
+    """Return the position of each group's first member."""
+    return (counts.cumsum(0) - counts).int()
+
+
+def _row_sums(table: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
+    """Sum the given rows of a table, group by group."""
+    return F.embedding_bag(rows, table, starts, mode="sum")
 
 
 _LAYERS: WeakKeyDictionary[Posterior, dict[int, TiedLayer]] = WeakKeyDictionary()
