@@ -1,4 +1,4 @@
-"""One row per method: whatever is added here runs through the whole contract."""
+"""Test cases, one per method; the contract tests run all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Case:
         name: The registry name.
         make: The method.
         exact_moments: Whether a draw's mean and std are exactly those of `moments`.
-        has_kl: Whether a random posterior has a KL from the prior: a discrete one has none.
+        has_kl: Whether a random posterior has a KL to the prior; a discrete one does not.
         trainable: Whether the posterior has parameters that gradients reach after `init`.
     """
 
@@ -61,7 +61,7 @@ CASES = [
 
 
 class TinyNet(nn.Module):
-    """A convolution, batch norm, and a linear layer: what most networks are made of."""
+    """A network with a convolution, batch norm and a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def tiny_model(seed: int = 1) -> nn.Module:
 
 
 def tiny_data(n: int = 48, seed: int = 2) -> tuple[Tensor, Tensor]:
-    """Three classes of noisy images, each with a bright row of its own."""
+    """Return noisy images of three classes, each with a bright row at its own position."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 3
     x = 0.3 * torch.randn(n, 1, 6, 6, generator=generator)
@@ -88,7 +88,7 @@ def tiny_data(n: int = 48, seed: int = 2) -> tuple[Tensor, Tensor]:
 
 
 class Smooth(nn.Module):
-    """Without batch norm, so that parts of a batch are independent."""
+    """A network without batch norm, so that parts of a batch are independent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def smooth(seed: int = 4) -> nn.Module:
 
 
 def untrained(case: Case, seed: int = 1) -> pb.Network | pb.Mixture:
-    """The network of a case as training starts with it; `bayesianize` refuses methods that need data."""
+    """Return the initial network of a case; `bayesianize` rejects methods that need data."""
     net = case.make().init(tiny_model(seed)).eval()
     for network in net if isinstance(net, pb.Mixture) else [net]:
         network.method = case.name

@@ -48,14 +48,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if learns or item.path.parent.name in NUMERICAL_FOLDERS:
             item.add_marker("numerics")
     seed = config.getoption("--shuffle")
-    if seed is not None:  # by folder and file, so that fixtures of a module are made once
+    if seed is not None:  # grouped by folder and file, so that module fixtures are created once
         chooser = random.Random(seed)
         places = {path: chooser.random() for item in items for path in (item.path.parent, item.path)}
         items.sort(key=lambda item: (places[item.path.parent], places[item.path], chooser.random()))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    torch.manual_seed(config.getoption("--seed"))  # for what modules draw while they are collected
+    torch.manual_seed(config.getoption("--seed"))  # for draws during collection
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +65,14 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a slow machine shows progress must not decide what stderr holds."""
+    """Disable progress lines, so that stderr does not depend on the machine's speed."""
     monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", float("inf"))
     monkeypatch.setattr("pocketbayes.base.progress.BAR_SECONDS", float("inf"))
 
 
 @pytest.fixture(autouse=True)
 def _registries_as_they_were() -> Iterator[None]:
-    """Remove what a test registers, so that no other test meets it in another order."""
+    """Undo a test's registrations, so that tests do not depend on their order."""
     registries: tuple[dict[Any, Any], ...] = (LOADERS, LIKELIHOODS, METHODS, POSTERIORS, PROPAGATIONS, RULES)
     before = [dict(registry) for registry in registries]
     yield
@@ -81,13 +81,13 @@ def _registries_as_they_were() -> Iterator[None]:
             module = getattr(entry, "__module__", "")
             if name in old:
                 registry[name] = old[name]
-            elif not module.startswith("pocketbayes."):  # parts of the package may be imported late
+            elif not module.startswith("pocketbayes."):  # parts of the package may be imported later
                 del registry[name]
 
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder with real data, or a skip that says how to get one."""
+    """Return the folder with real data, or skip the test with instructions."""
     folder = os.environ.get("POCKETBAYES_DATA")
     if not folder or not Path(folder).is_dir():
         pytest.skip("no real data: set POCKETBAYES_DATA to a folder in torchvision's layout")

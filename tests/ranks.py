@@ -62,7 +62,7 @@ def _rank(work: Callable[..., Any], rank: int, size: int, port: int, folder: Pat
     torch.save(found, folder / f"{rank}.part")
     (folder / f"{rank}.part").rename(folder / f"{rank}.pt")
     if torch.distributed.is_initialized() and isinstance(found, str):
-        os._exit(1)  # no farewell to those who are gone
+        os._exit(1)  # no shutdown message to processes that are gone
 
 
 def by_command_line(options: list[str], out: Path, *, torchrun: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Two runs in one folder: the second is refused, and no lock outlives its run."""
+"""Folder locks: a second run is rejected, and a lock ends with its run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_fit_refuses_a_folder_that_another_process_trains_in(tmp_path: Path) -> 
     finally:
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    pb.fit("map", tiny_model(), tiny_data(), epochs=1, out=tmp_path)  # a killed run's lock is none
+    pb.fit("map", tiny_model(), tiny_data(), epochs=1, out=tmp_path)  # the lock of a killed run does not count
     assert not (tmp_path / LOCK_FILE).exists()
 
 
@@ -79,7 +79,7 @@ def test_hold_removes_the_folders_that_stay_empty(tmp_path: Path) -> None:
     ("holder", "refused"),
     [
         ({"pid": os.getppid(), "host": platform.node()}, True),
-        ({"pid": 2**22 + 1, "host": platform.node()}, False),  # no such process: above Linux' largest number
+        ({"pid": 2**22 + 1, "host": platform.node()}, False),  # no such process: above Linux's largest pid
         ({"pid": os.getppid(), "host": "elsewhere"}, True),
         ({"pid": "nonsense", "host": platform.node()}, False),
         ("nonsense", False),

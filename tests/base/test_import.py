@@ -1,4 +1,4 @@
-"""`import pocketbayes` stays quick: what is slow to import is imported where it is used."""
+"""`import pocketbayes` is fast: slow modules are imported on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while something takes long, and what other processes must not show."""
+"""Progress lines on terminals, in logs and in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_display_prints_lines_above_the_bar(show: Any, seen: bool, capsys: Any, 
     with display(show) as bar:
         assert isinstance(bar, Bar)
         bar.begin("first", 2)
-        bar.begin("second", 4)  # in place of the one before
+        bar.begin("second", 4)  # replaces the previous line
         bar.advance(3, loss=0.25)
         assert [(task.description, task.completed, task.total) for task in bar.progress.tasks] == [("second", 3, 4)]
         assert bar.progress.tasks[0].fields["figures"] == "loss 0.25"

@@ -1,4 +1,4 @@
-"""Random numbers of a caller's own."""
+"""Private random generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A terminal shows what stands in files and never obeys it."""
+"""Text from files cannot control the terminal."""
 
 from __future__ import annotations
 

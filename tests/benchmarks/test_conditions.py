@@ -1,4 +1,4 @@
-"""Hard conditions, as benchmarks/conditions.py makes them."""
+"""The hard conditions of benchmarks/conditions.py."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_train_without_rights_ends_in_one_line(condition: str) -> None:
 def test_predict_and_folders_refuse_a_picture_bomb() -> None:
     row = conditions.picture_bomb(side=20_000)
     assert row["ok"], row
-    assert row["memory growth in MB"] < 300  # the bomb would take 400
+    assert row["memory growth in MB"] < 300  # the bomb would take 400 MB
 
 
 def test_fit_ignores_clocks_that_jump() -> None:

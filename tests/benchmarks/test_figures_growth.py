@@ -1,4 +1,4 @@
-"""Figures of growth: what is drawn is what was given, and the exponent is the far end's."""
+"""Figures of scaling: curves, and exponents of the last points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of partial Bayesian networks, regression and segmentation hold what they were given."""
+"""Figures of partial Bayesian networks, regression and segmentation."""
 
 from __future__ import annotations
 

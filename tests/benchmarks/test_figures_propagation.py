@@ -1,4 +1,4 @@
-"""Figures of uncertainty without sampling hold what they were given."""
+"""Figures of uncertainty without sampling."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_pruning_figure_averages_over_seeds() -> None:
     figure = propagation.pruning({"magnitude": {"map": rows[:1], "vdp": rows}, "snr": {"vdp": rows}})
     left, right = figure.axes
     np.testing.assert_allclose(left.get_lines()[1].get_xydata(), [[0, 90], [90, 45]])
-    assert right.get_lines()[0].get_color() == left.get_lines()[1].get_color()  # a method keeps its colour
+    assert right.get_lines()[0].get_color() == left.get_lines()[1].get_color()  # a method has one colour
 
 
 def test_noise_figure_shows_only_existing_variances() -> None:

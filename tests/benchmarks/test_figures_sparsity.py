@@ -1,4 +1,4 @@
-"""Figures of sparse training hold what they were given."""
+"""Figures of sparse training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers leave nothing behind: memory stays where it is, however many there are."""
+"""Memory stays flat over many predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_evaluate_holds_memory_flat(net: object) -> None:
 
 
 def test_predict_leaks_nothing_on_small_inputs(net: object) -> None:
-    """A leak of one prediction's tensors a call would be some 2 kB."""
+    """A leak of one prediction's tensors would be about 2 kB per call."""
     assert load.summary(load.predicted(net, 1000))["bytes for each"] < 1024
 
 

@@ -50,7 +50,7 @@ def write_images(folder: Path, names: str, count: int = 12) -> None:
 
 @pytest.fixture
 def named(tmp_path: Path) -> Path:
-    """A folder with weights of a depthwise network with four classes, their names, and images of two of them."""
+    """Return a folder with weights of a network with four classes, their names, and images of two of them."""
     pytest.importorskip("timm")
     write_images(tmp_path / "images", "db")
     (tmp_path / "classes.txt").write_text("a\nb\nc\nd\n")

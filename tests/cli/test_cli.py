@@ -1,4 +1,4 @@
-"""The command line: what it writes, what it prints, and how it says no."""
+"""The command line: files, output and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TINY = ["--set", "model.hidden=[8]", "--set", "samples=3"]
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Any:
-    """Networks this small only wait for a second thread."""
+    """Use one thread, which is faster for networks this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -43,7 +43,7 @@ def call(*args: object, **options: Any) -> Result:
 
 
 def call_json(*args: object) -> dict[str, Any]:
-    """The one JSON object of a command that succeeds and says nothing else."""
+    """Return the JSON object of a command that succeeds without other output."""
     result = call(*args, "--json")
     assert result.exit_code == 0, result.stderr
     assert "error" not in result.stderr  # progress is shown there
@@ -54,7 +54,7 @@ def call_json(*args: object) -> dict[str, Any]:
 
 @dataclass
 class Trained:
-    """A run that the command line made."""
+    """A run made by the command line."""
 
     folder: Path
     found: dict[str, Any]
@@ -68,12 +68,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module")
 def images() -> np.ndarray:
-    """The embedded digits' test images as bytes."""
+    """Return the embedded digits' test images as bytes."""
     return pb.data.load("digits", "test").images.numpy()
 
 
 def same_network(one: Path, two: Path) -> bool:
-    """Whether two runs made the same network, bit for bit."""
+    """Return whether two runs made the same network, bit for bit."""
     states = [pb.load(folder / "model.pocket").state_dict() for folder in (one, two)]
     return all(torch.equal(states[0][name], states[1][name]) for name in states[0] | states[1])
 
@@ -167,7 +167,7 @@ def test_train_starts_from_a_saved_network(trained: Trained, tmp_path: Path) -> 
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, checkpoints: int) -> None:
-    """Ctrl-C right after so many checkpoints have been written, or before the first."""
+    """Interrupt after `count` checkpoints have been written, or before the first."""
     write, count = checkpoint.write, 0
 
     def write_and_stop(*args: Any) -> None:
@@ -297,7 +297,7 @@ def test_evaluate_on_other_and_shifted_data(trained: Trained, images: np.ndarray
 
 
 def test_evaluate_normalises_other_data_like_the_network(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
-    """The test images themselves as other data cannot be told apart."""
+    """The test images as out-of-distribution data cannot be distinguished."""
     np.savez(tmp_path / "same.npz", x=images, y=np.zeros(len(images), dtype=np.int64))
     (result,) = call_json("evaluate", trained.folder, "--out", tmp_path, "--ood", tmp_path / "same.npz")["results"]
     (other,) = result["ood"].values()
@@ -315,7 +315,7 @@ def test_evaluate_reads_human_labels(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_evaluate_reads_published_corruptions(tmp_path: Path) -> None:
-    """Images that are all one colour in the files, whatever the test images are."""
+    """The files hold uniform images, unlike the test images."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "data"
     (folder / "CIFAR-10-C").mkdir(parents=True)
@@ -390,7 +390,7 @@ def test_evaluate_says_how_to_resume(trained: Trained, tmp_path: Path, monkeypat
 
 
 def test_predict_preprocesses_like_the_data_set(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
-    """Bytes, numbers from 0 to 1, channels left out or last, a single image: one and the same input."""
+    """Bytes, numbers from 0 to 1, missing or last channels, and a single image give the same input."""
     test = pb.data.load("digits", "test")
     net = pb.load(trained.folder / "model.pocket")
     probs = pb.predict(net, test.__getitems__(range(3))[0], 5).probs
@@ -464,7 +464,7 @@ def test_threshold_needs_data_to_be_chosen_on(tmp_path: Path, images: np.ndarray
 
 
 def test_threshold_is_chosen_for_a_target_risk(trained: Trained, images: np.ndarray, tmp_path: Path) -> None:
-    """What is said of the threshold is so on the very data that it was chosen on."""
+    """The reported risk and coverage hold on the data that the threshold was chosen on."""
     np.save(tmp_path / "x.npy", images)
     command = ["predict", trained.folder, tmp_path / "x.npy", "--samples", 3, "--target-risk", 0.4, "--split", "test"]
     found = call_json(*command)
@@ -531,7 +531,7 @@ def test_inspect_counts_like_the_network(trained: Trained) -> None:
 
 
 def test_inspect_needs_no_model(tmp_path: Path) -> None:
-    """A network of a class that only its author has can be looked into, though not loaded."""
+    """A network with an unknown model class can be inspected, though not loaded."""
 
     class Own(torch.nn.Sequential):
         pass
@@ -615,7 +615,7 @@ def test_demo_runs_in_full(tmp_path: Path) -> None:
 
 
 def assert_mistake(result: Result, fragment: str) -> None:
-    """One line on stderr that names the thing, exit code 2, nothing on stdout."""
+    """Check for one line on stderr that names the cause, exit code 2, and nothing on stdout."""
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -626,7 +626,7 @@ def assert_mistake(result: Result, fragment: str) -> None:
 
 @pytest.fixture
 def bad(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder full of files that something is wrong with."""
+    """Return a working folder with invalid files."""
     from safetensors.torch import save_file
 
     folder = tmp_path / "bad"
@@ -760,7 +760,7 @@ def test_cli_reports_permission_denied(bad: Path, trained: Trained) -> None:
 
 
 def test_cli_reports_permission_denied_in_one_line(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system refuses, whoever runs the test."""
+    """Simulates the error, so that it also works as root."""
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "secret.yaml")
@@ -804,7 +804,7 @@ def test_cli_process_warns_in_one_line(tmp_path: Path) -> None:
     ask = ("train", "--method", "map", "--model", "mlp", "--data", tmp_path / "table.npz", "--json", "--out")
     _, stderr = (running := process(*ask, tmp_path / "raw", "--epochs", 1)).communicate()
     assert running.returncode == 0
-    first, second = (line for line in stderr.splitlines() if line.startswith("warning"))  # progress aside
+    first, second = (line for line in stderr.splitlines() if line.startswith("warning"))  # apart from progress
     assert first.startswith("warning: features as large as 10")
     assert second.startswith("warning: targets as large as 1.1")
 
@@ -868,7 +868,7 @@ def test_predict_refuses_a_folder_without_images(trained: Trained, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on a standardised table of two classes, and the table."""
+    """Return a run on a standardised table of two classes, and the table."""
     folder = tmp_path_factory.mktemp("table")
     x = np.random.default_rng(0).normal([100, -5], [30, 0.1], (300, 2)).astype(np.float32)
     np.savez(folder / "table.npz", x=x, y=np.where(x[:, 0] > 100, "high", "low"))
@@ -879,7 +879,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_evaluate_scales_named_data_like_the_network(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(table / "run")  # a run can be asked from another folder
+    monkeypatch.chdir(table / "run")  # a run works from another folder
     (own,) = call_json("evaluate", table / "run")["results"]
     assert own["measures"]["accuracy"] > 0.8
     given = ["--data", table / "table.npz", "--out", table / "given"]

@@ -1,4 +1,4 @@
-"""What the command line says of a sparse network."""
+"""The command line on sparse networks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in CSV files: features, targets of each kind, and rows that are wrong."""
+"""CSV tables: features, targets and invalid rows."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_csv_table_needs_headings(tmp_path: Path) -> None:
     path.write_text("1.5,2\n3,4\n")
     with pytest.raises(pb.UserError, match="the first row holds numbers, not headings"):
         pb.data.load("npz", "train", path=path)
-    path.write_text("0,1\n" + "3,4.5\n" * 20 + "\n")  # as pandas writes columns without names
+    path.write_text("0,1\n" + "3,4.5\n" * 20 + "\n")  # as pandas names columns without a header
     assert pb.data.load("npz", "train", path=path).info.input_shape == (1,)
 
 

@@ -1,4 +1,4 @@
-"""Own arrays, the UCI layout and the cubic toy."""
+"""User arrays, the UCI layout and the cubic toy data."""
 
 from __future__ import annotations
 

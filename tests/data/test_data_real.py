@@ -1,4 +1,4 @@
-"""The real files, against torchvision's own reading of them and known facts."""
+"""Real data files, compared with torchvision's reader and known facts."""
 
 from __future__ import annotations
 

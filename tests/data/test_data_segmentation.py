@@ -1,4 +1,4 @@
-"""Masks and Cityscapes: labels, joint augmentation, mistakes."""
+"""Masks and Cityscapes: labels, joint augmentation, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pocketbayes.data.segmentation import CITYSCAPES_IDS
 
 
 def picture_of(mask: np.ndarray, step: int) -> Image.Image:
-    """An image whose grey value says what the mask says."""
+    """Return an image whose grey values equal the mask."""
     return Image.fromarray(np.repeat((mask * step).astype(np.uint8)[..., None], 3, axis=2))
 
 

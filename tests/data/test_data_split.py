@@ -1,4 +1,4 @@
-"""Splits are disjoint, cover everything and depend on the seed alone."""
+"""Splits are disjoint, complete, and depend only on the seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch that is not what its data set promises is named: set, position, value."""
+"""Errors for invalid batches name the data set, position and value."""
 
 from __future__ import annotations
 
@@ -99,5 +99,5 @@ def test_validate_names_the_example_in_any_order() -> None:
 
 
 def place_of(row: int, chunks: tuple[Tensor, ...]) -> int:
-    """The place of a row in its batch, which decides the process that reads it."""
+    """Return the position of a row in its batch, which determines the process that reads it."""
     return next(chunk.tolist().index(row) for chunk in chunks if row in chunk.tolist())

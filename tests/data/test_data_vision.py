@@ -1,4 +1,4 @@
-"""Image sets in torchvision's layout, made up on the spot."""
+"""Generated image data sets in torchvision's layout."""
 
 from __future__ import annotations
 

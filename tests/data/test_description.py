@@ -1,4 +1,4 @@
-"""What a network learns of a user's own data, and what files and graphs keep of it."""
+"""Descriptions of a user's data in networks, files and graphs."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ TRAIN = transforms.Compose(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Pictures of two classes, told apart by their colour."""
+    """Return a folder with images of two classes that differ in colour."""
     for label, colour in (("cold", (20, 40, 200)), ("warm", (220, 60, 10))):
         (tmp_path / "pictures" / label).mkdir(parents=True)
         for number in range(4):
@@ -45,7 +45,7 @@ def test_fit_takes_description_from_image_folder(folder: Path) -> None:
     assert info.class_names == ("cold", "warm")
     assert info.input_shape == (3, 16, 16)
     assert info.mean == (0.5, 0.4, 0.3)
-    assert info.crop_fraction == pytest.approx(0.8)  # validation's, not the random crop's
+    assert info.crop_fraction == pytest.approx(0.8)  # from the validation data, without the random crop
 
 
 def test_command_line_predicts_photo_of_own_data(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Inputs unlike the training data are reported, those like them are not."""
+"""Warnings about inputs unlike the training data."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Corruptions: parameters, seeds, shapes, hashes, and their parts against slow or second implementations."""
+"""Corruptions: parameters, seeds, shapes, hashes, and comparison with reference implementations."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ GRAY_HASHES = {
 
 
 def pattern(*shape: int) -> np.ndarray:
-    """Images with edges, flat parts and texture, from whole numbers only."""
+    """Return images with edges, flat areas and texture, computed with integers only."""
     n, h, w, c = np.indices(shape)
     waves = (h * (3 + n) * 256 // shape[1] + w * (2 + c) * 256 // shape[2]) % 256
     square = (abs(h - shape[1] // 2) < shape[1] // 4) & (abs(w - shape[2] // 2) < shape[2] // 4)
@@ -219,7 +219,7 @@ class TestColour:
         for name in ("frost", "fog", "snow", "spatter", "saturate", "brightness", "contrast", "motion_blur"):
             luma = shift.corrupt(colour, name, 5) @ np.array([0.299, 0.587, 0.114])
             ours = shift.corrupt(gray, name, 5)[..., 0]
-            inside = (luma > 1) & (luma < 235)  # clipped channels bend the luma
+            inside = (luma > 1) & (luma < 235)  # clipped channels distort the luma
             assert np.abs(ours - luma)[inside].max() < 1.01, name
 
 

@@ -1,4 +1,4 @@
-"""Image sets changed as they are fetched, and the published CIFAR-C files as data sets."""
+"""Data sets with corruptions applied on access, and the published CIFAR-C files."""
 
 from __future__ import annotations
 

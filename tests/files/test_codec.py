@@ -1,4 +1,4 @@
-"""Codecs: exact inverses, sizes near the entropy, a second reader from the specification, damage is an error."""
+"""Codecs: exact inverses, sizes near the entropy, a reference decoder, and damaged input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ quick = settings(max_examples=60, deadline=None)
 
 @st.composite
 def sequences(draw: st.DrawFn) -> tuple[np.ndarray, list[int]]:
-    """Integers of any size and spread, from uniform to almost constant, with segments, some of them empty."""
+    """Return a strategy for integers of any size and spread, with segments that may be empty."""
     lengths = draw(st.lists(st.integers(0, 300), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 999)))
     spread = draw(st.sampled_from([1, 2, 3, 50, 64, 65, 300, 2**16 - 1, 2**16, 2**20, 2**40, 2**61]))
@@ -119,14 +119,14 @@ def entropy_bytes(values: np.ndarray) -> float:
 
 @pytest.mark.parametrize("gaussians", [4, 16, 64, 256])
 def test_codec_indices_take_one_percent_over_entropy(gaussians: int) -> None:
-    """Layers as those of a ResNet-20, each with a distribution of its own."""
+    """Layers like those of a ResNet-20, each with its own distribution."""
     rng = np.random.default_rng(0)
     lengths = [432, *[2304] * 6, 4608, *[9216] * 5, 18432, *[36864] * 5, 640]
     layers = [rng.choice(gaussians, n, p=rng.dirichlet(np.full(gaussians, 2.0))) for n in lengths]
     data = codec.pack_ints(np.concatenate(layers).astype(np.int64), lengths)
     tables = gaussians * len(lengths)
     assert len(data) <= 1.01 * (sum(map(entropy_bytes, layers)) + tables)
-    assert len(data) < len(codec.pack_ints(np.concatenate(layers).astype(np.int64)))  # a model per layer pays
+    assert len(data) < len(codec.pack_ints(np.concatenate(layers).astype(np.int64)))  # a model per layer saves bytes
 
 
 @pytest.mark.parametrize("density", [0.3, 0.05, 0.01])
@@ -138,7 +138,7 @@ def test_codec_positions_take_one_percent_over_entropy(density: float) -> None:
 
 
 def test_codec_chooses_static_and_adaptive_models() -> None:
-    """A table for many symbols of a few kinds, none for few of many kinds: never more than the better of the two."""
+    """A table for many symbols of few kinds, none for few symbols of many kinds; never worse than the better one."""
     rng = np.random.default_rng(0)
     few_kinds, many_kinds = rng.integers(0, 3, 50_000), rng.integers(0, 300, 500)
     assert modes_of(codec.pack_ints(few_kinds.astype(np.int64))) == [1]
@@ -235,7 +235,7 @@ def modes_of(data: bytes) -> list[int]:
 
 
 def reference_unpack(data: bytes, lengths: list[int]) -> list[int]:
-    """Integers as docs/format.md says, in plain Python."""
+    """Decode integers as specified in docs/format.md, in plain Python."""
     sign, place = read_varint(data, 0)
     direct, place = read_varint(data, place)
     alphabet, place = read_varint(data, place)
@@ -322,7 +322,7 @@ def test_codec_agrees_with_the_specified_reader() -> None:
 
 
 def test_codec_block_bound_holds_and_is_tight() -> None:
-    """What a decoder allows for learning, before it learns: no less than the encoder needs, not many times more."""
+    """The decoder's bound on learning is at least what the encoder needs, and not many times more."""
     from pocketbayes.files.codec.integers import FIRST_BLOCK, _blocks, _Models
 
     for length in (*range(1, 2000, 7), 5 * FIRST_BLOCK, 5 * FIRST_BLOCK + 1, 10**5, 10**7, 10**9):

@@ -1,4 +1,4 @@
-"""Files: any tree comes back bit for bit; damaged and foreign files are user errors; a write is whole or not at all."""
+"""The container: exact round trips, errors for damaged and foreign files, atomic writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ trees = st.recursive(
 
 
 def same(one: Any, two: Any) -> bool:
-    """Equal in value, type and order, NaN included."""
+    """Return whether two trees are equal in value, type and order, including NaN."""
     if type(one) is not type(two):
         return False
     if isinstance(one, Tensor):
@@ -123,7 +123,7 @@ def test_container_rejects_every_truncation(file: Path) -> None:
 
 
 def test_container_rejects_every_flipped_bit(file: Path) -> None:
-    """Of the header every byte, of the tensors some: nothing may load with other values than were saved."""
+    """Flips every byte of the header and some of the tensors; nothing may load with changed values."""
     whole = file.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     chooser = random.Random(0)
@@ -148,7 +148,7 @@ def test_container_rejects_added_or_removed_bytes(file: Path) -> None:
 
 
 class Trap:
-    """Unpickling it would create a file."""
+    """An object that creates a file when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""Codes of weights under models by context."""
+"""Context models for the codes of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHAPES = [(8, 3, 3, 3), (16, 8, 3, 3), (12, 1, 5), (10, 16), (7,), (0, 4)]
 
 
 def scaled_codes(shapes: list[tuple[int, ...]], seed: int = 0) -> np.ndarray:
-    """Codes whose magnitude depends on row and column."""
+    """Return codes whose magnitude depends on row and column."""
     random = np.random.default_rng(seed)
     parts = []
     for shape in shapes:

@@ -1,6 +1,6 @@
-"""Files of earlier releases: the same network makes the same bytes, and they load with the same moments.
+"""Files of earlier releases: equal networks give equal bytes, and old files load with the same moments.
 
-`python tests/files/test_frozen_files.py` writes frozen/ anew; only a new format is a reason to.
+`python tests/files/test_frozen_files.py` rewrites frozen/, which only a new format justifies.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def record() -> dict[str, Any]:
 
 
 def probe() -> str:
-    """The digest of what zlib, whose releases compress differently, makes of a known text."""
+    """Return the digest of a known text compressed by zlib, whose releases differ."""
     text = json.dumps([[number % 7, f"layer.{number}.weight"] for number in range(200)]).encode()
     return hashlib.sha256(zlib.compress(text, 9)).hexdigest()
 
 
 def moments(net: pb.Network | pb.Mixture) -> list[float]:
-    """Means and stds of all weights, each as one number that any change moves."""
+    """Return the means and stds of all weights, each as one sensitive number."""
     with torch.no_grad():
         both = [torch.cat(each).double() for each in zip(*(network.posterior.moments() for network in members(net)))]
     place = torch.arange(1, len(both[0]) + 1, dtype=torch.float64)
@@ -46,7 +46,7 @@ def moments(net: pb.Network | pb.Mixture) -> list[float]:
 
 
 def contents(path: Path) -> tuple[Any, Any, dict[str, bytes]]:
-    """The text, the tree and the coded tensors of a file."""
+    """Return the text, the tree and the coded tensors of a file."""
     text, parts = pocket.read(path)
     tree = json.loads(zlib.decompress(parts["tree"]))
     return text, tree, {name: bytes(part) for name, part in parts.items() if name != "tree"}
@@ -81,7 +81,7 @@ def test_frozen_files_cover_every_storage():
 
 
 def freeze() -> None:
-    """Writes the files and the record of this release."""
+    """Write the files and the record of this release."""
     digests: dict[str, dict[str, str]] = {}
     for name, net in networks().items():
         for precision in PRECISIONS:

@@ -1,4 +1,4 @@
-"""A little of benchmarks/fuzz_predict.py: spoiled networks of every storage are refused or answer."""
+"""A short run of benchmarks/fuzz_predict.py: damaged files of every storage are rejected or predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that lie: truncated, flipped, foreign, or made to harm; each is refused by a UserError and costs little."""
+"""Hostile files: truncated, flipped, foreign or malicious ones are rejected with a UserError at little cost."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_load_refuses_a_sealed_file_with_false_values(name: str, sound: tuple[Pa
     with pytest.raises(UserError):
         pb.load(path)
     assert peak_memory() - peak < 200 << 20
-    assert time.process_time() - seconds < 10  # these took 20 s and more
+    assert time.process_time() - seconds < 10  # these used to take 20 s and more
 
 
 def peak_memory() -> int:
@@ -149,7 +149,7 @@ def test_load_ignores_models_of_other_threads(sound: tuple[Path, dict[str, Any],
 
 
 def seal(text: dict[str, Any], parts: Part) -> bytes:
-    """The file with a right checksum, however large its header."""
+    """Return the file with a correct checksum, for any size of header."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pocket, "LARGEST_HEADER", 1 << 40)
         return pocket.assemble(text, parts)
@@ -179,7 +179,7 @@ def test_load_refuses_a_header_with_wrong_offsets(
 def test_load_refuses_a_huge_foreign_file_by_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     with path.open("wb") as file:
-        file.truncate(1 << 40)  # a terabyte that takes no room
+        file.truncate(1 << 40)  # a sparse file of a terabyte
     with pytest.raises(UserError, match="not a readable pocketbayes file"):
         pb.load(path)
 

@@ -1,4 +1,4 @@
-"""Pocket files: bit for bit when lossless, small when not, read by name, and refused by name when they do not fit."""
+"""Pocket files: lossless round trips, lower precisions, models by name, and errors for mismatches."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_save_deflates_large_tensors_and_restores_them(tmp_path: Path, monkeypat
     size = pb.save(net, tmp_path / "net.pocket")
     assert size != usual
     assert size < 1.02 * usual
-    monkeypatch.undo()  # the file says how it is coded
+    monkeypatch.undo()  # the file states its encoding
     assert same_values(pb.load(tmp_path / "net.pocket"), net)
 
 

@@ -1,4 +1,4 @@
-"""Every reader of files, fed with spoiled ones: it reads or refuses, runs nothing, and stays in its folder."""
+"""All file readers on damaged files: they read or reject, execute nothing, and stay in their folder."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_npy_reader_refuses_anything_but_numbers(tmp_path: Path) -> None:
 
 
 def nested_tuples(levels: int) -> bytes:
-    """A dictionary with one key: a tuple of itself twice, again and again. Its hash would take 2^levels steps."""
+    """Return a dictionary with a nested tuple as its key, whose hash would take 2^levels steps."""
     inner = b"".join(b"h%c" % (n,) + b"h%c" % (n,) + b"\x86q%c" % (n + 1,) for n in range(levels))
     return b"\x80\x02}(K\x01q\x00" + inner + b"K\x00u."
 

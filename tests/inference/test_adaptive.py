@@ -1,4 +1,4 @@
-"""Adaptive passes: the rule, its bound, and the answers that come of it."""
+"""Adaptive prediction: the stopping rule, its bound, and the predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def digits(split: str) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def mixture() -> Mixture:
-    """Five small networks of 200 images: they are often wrong, and differ."""
+    """Return five small networks trained on 200 images, which are often wrong and differ."""
     torch.manual_seed(0)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[16])
     train = tuple(part[:200] for part in digits("train"))
@@ -48,7 +48,7 @@ def test_predict_adaptively_saves_passes_within_the_bound(mixture: Mixture) -> N
 
 
 def test_predict_adaptively_agrees_with_brute_force(mixture: Mixture) -> None:
-    """Answer k is the mean of the first k members at temperature k, for the first k that is sure enough."""
+    """The answer is the mean of the first k members at temperature k, for the first k that is confident enough."""
     x = digits("test")[0][:60]
     rule = pb.fit_stopping(mixture, digits("val"), max_rise=0.05)
     found = pb.predict(mixture, x, adaptive=rule, batch_size=7)
@@ -80,7 +80,7 @@ def test_fit_stopping_works_on_draws_of_one_network() -> None:
 
 
 def test_choose_stopping_never_stops_where_the_bound_forbids() -> None:
-    """The first member answers at random, and is sure of it."""
+    """The first member predicts at random with high confidence."""
     labels = torch.arange(400) % 4
     wrong = torch.eye(4)[torch.randint(4, (400,), generator=torch.Generator().manual_seed(0))] * 6
     right = torch.eye(4)[labels] * 4
@@ -90,7 +90,7 @@ def test_choose_stopping_never_stops_where_the_bound_forbids() -> None:
 
 
 def test_choose_stopping_asks_the_best_member_first() -> None:
-    """The second member is right, the first one at random: asked first, the second settles everything."""
+    """The second member is correct and the first one random: evaluated first, the second settles everything."""
     labels = torch.arange(400) % 4
     wrong = torch.eye(4)[torch.randint(4, (400,), generator=torch.Generator().manual_seed(0))] * 6
     right = torch.eye(4)[labels] * 4 + torch.randn(400, 4, generator=torch.Generator().manual_seed(1))

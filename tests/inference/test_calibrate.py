@@ -21,7 +21,7 @@ from pocketbayes.training.beta_search import search_beta
 
 
 def regression(std: float) -> tuple[pb.Network, torch.Tensor]:
-    """y = x w with w ~ N(0, 1) drawn anew for every example; the network's std is another."""
+    """Return y = x w with a new w ~ N(0, 1) for every example, and a network with another std."""
     torch.manual_seed(0)
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -48,7 +48,7 @@ def test_variance_scale_of_a_regression_matches_the_data(propagation: str) -> No
 def test_variance_scale_of_a_classifier_is_the_best_of_a_grid(propagation: str, readout: str) -> None:
     x, y = tiny_data()
     model = tiny_model().eval()
-    with torch.no_grad():  # a sure classifier, of which some labels say that it should not be
+    with torch.no_grad():  # a confident classifier with some wrong labels
         model.head.weight.mul_(20)
         y = torch.where(torch.arange(48) % 5 > 0, model(x).argmax(1), y)
     net = pb.bayesianize(model, pb.VDP(std_init=0.1))

@@ -1,4 +1,4 @@
-"""`pb.calibrate`: what it finds, what it refuses, and that predictions, files and graphs apply it."""
+"""`pb.calibrate`: its results, its errors, and its use in predictions, files and graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRUE_TEMPERATURE = 3.0
 
 
 def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Labels drawn from the softmax of the inputs."""
+    """Return labels drawn from the softmax of the inputs."""
     generator = torch.Generator().manual_seed(seed)
     x = 2 * torch.randn(n, 4, generator=generator)
     return x, torch.multinomial(x.softmax(1), 1, generator=generator)[:, 0]

@@ -1,4 +1,4 @@
-"""Sets and intervals cover what they say, also where the network is wrong about its own uncertainty."""
+"""Prediction sets and intervals have their coverage, even for miscalibrated networks."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ def labelled(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def overconfident() -> pb.Network:
-    """A classifier whose logits are ten times too large."""
+    """Return a classifier whose logits are ten times too large."""
     model = nn.Linear(4, 3, bias=False)
     with torch.no_grad():
         model.weight.copy_(10 * torch.tensor([[1.0, 0, 0, 0.5], [0, 1, 0, 0.5], [0, 0, 1, 0]]))
@@ -31,7 +31,7 @@ def test_sets_cover_level_of_an_overconfident_network(level: float) -> None:
     net = overconfident()
     x, y = labelled(20_000, 1)
     plain = pb.predict(net, x).sets(level).gather(1, y[:, None]).float().mean()
-    assert plain < level - 0.05  # its probabilities promise too much
+    assert plain < level - 0.05  # its probabilities are overconfident
     pb.fit_conformal(net, labelled(8000, 2))
     covered = pb.predict(net, x).sets(level).gather(1, y[:, None]).float().mean()
     assert level - 0.03 < covered < level + 0.04

@@ -1,4 +1,4 @@
-"""Pruning and noise: what is removed, what is added, and what the curves say."""
+"""Pruning and noise curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanations of any network: gradients against finite differences, captum's measures against their definitions."""
+"""Explanations: gradients against finite differences, captum's metrics against their definitions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_explain_takes_every_network(case: Case) -> None:
 
 
 class Linear(nn.Module):
-    """p(class 0) is almost linear in the input near 0."""
+    """A network whose p(class 0) is almost linear in the input near 0."""
 
     def __init__(self) -> None:
         super().__init__()

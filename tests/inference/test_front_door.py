@@ -1,4 +1,4 @@
-"""Arguments that predict, evaluate and stream refuse, in one line."""
+"""Invalid arguments of predict, evaluate and stream."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ def test_predict_by_full_moments_takes_huge_random_weights(magnitude: float) -> 
     with torch.no_grad():
         net.posterior.mean.mul_(magnitude)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not finite, at last
+        warnings.simplefilter("ignore")  # the non-finite value comes last
         found = pb.predict(net, torch.randn(20, 3), propagation="moments-full")
     assert found.mean.shape == (20, 4)

@@ -1,4 +1,4 @@
-"""Health tells stds that have learned from stds that are where they started."""
+"""Health distinguishes learned stds from those at their initial values."""
 
 from __future__ import annotations
 

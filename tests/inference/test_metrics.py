@@ -1,4 +1,4 @@
-"""Each measure against a second implementation, against cases with known answers, and sharded against whole."""
+"""Metrics against reference implementations and known cases, and merged over shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLASSES = 10
 
 
 def predictions(n: int = 1500, classes: int = CLASSES, sharpness: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Probabilities and labels that agree with them in part: overconfident, as networks are."""
+    """Return overconfident probabilities with labels that agree in part."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(n, classes, generator=generator, dtype=torch.float64)
     labels = torch.distributions.Categorical(logits=logits).probs.multinomial(1, generator=generator)[:, 0]
@@ -34,7 +34,7 @@ def classify(probs: Tensor, labels: Tensor, **settings: int) -> dict[str, float]
 
 
 def sharded(make, batches) -> dict[str, float]:
-    """Two accumulators fed in turn, then merged."""
+    """Return two accumulators, fed alternately and then merged."""
     shards = [make(), make()]
     for i, batch in enumerate(batches):
         shards[i % 2].update(*batch)
@@ -69,7 +69,7 @@ class TestClassification:
 
     def test_adaptive_error_against_sorting(self):
         confidence = 0.5 + 0.5 * torch.rand(1500, dtype=torch.float64)
-        correct = (60 * confidence).sin() > 0  # too sure and too modest by turns: mixed bins would cancel
+        correct = (60 * confidence).sin() > 0  # alternately over- and underconfident: mixed bins would cancel
         probs = torch.stack([confidence, 1 - confidence], 1)
         gap = (confidence - correct.double())[confidence.argsort()].view(15, -1).sum(1).abs().sum() / 1500
         assert classify(probs, (~correct).long())["ece_adaptive"] == pytest.approx(float(gap), abs=2e-3)
@@ -483,7 +483,7 @@ def test_peak_memory_counts_what_lives_at_once() -> None:
 
     def chain(x: Tensor) -> Tensor:
         for _ in range(5):
-            x = x + 1  # the one before dies
+            x = x + 1  # the previous process dies
         return x
 
     def hoard(x: Tensor) -> Tensor:

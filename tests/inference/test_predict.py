@@ -1,4 +1,4 @@
-"""Predictions against brute force over stacked passes; seeds, batches, modes, threads, mixtures."""
+"""Predictions compared with stacked passes; seeds, batches, modes, threads, mixtures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def regressor(noise: Any, outputs: int = 2) -> pb.Network:
 
 
 def recorded(net: pb.Network | pb.Mixture, x: Tensor, **settings: Any) -> tuple[pb.Prediction, Tensor]:
-    """The prediction, and every pass that it was made of."""
+    """Return the prediction and all its passes."""
     outputs: list[Tensor] = []
     networks = list(net) if isinstance(net, pb.Mixture) else [net]
     handles = [network.register_forward_hook(lambda *call: outputs.append(call[2].double())) for network in networks]
@@ -56,7 +56,7 @@ def assert_same(one: pb.Prediction, two: pb.Prediction) -> None:
 
 
 def assert_classes(prediction: pb.Prediction, logits: Tensor) -> None:
-    """Against the definitions, on passes (s, n, classes, ...)."""
+    """Check a prediction against the definitions, on passes (s, n, classes, ...)."""
     probs = logits.softmax(2)
     mean = probs.mean(0)
     total = -(mean * mean.log()).sum(1)
@@ -234,7 +234,7 @@ def test_predict_divides_the_passes_of_a_mixture() -> None:
 
 
 def test_predict_weighs_members_of_a_mixture_equally() -> None:
-    """A member that draws nothing runs once, but counts as often as the others."""
+    """A deterministic member runs once but has the same weight as the others."""
     random, fixed = classifier(seed=1), classifier("mean", seed=2)
     x = tiny_data(10)[0]
     prediction, logits = recorded(pb.Mixture([fixed, random]), x, samples=8)
@@ -245,7 +245,7 @@ def test_predict_weighs_members_of_a_mixture_equally() -> None:
 
 
 def test_predict_does_not_keep_passes() -> None:
-    """Memory does not grow with samples: an output is gone before the next but one is made."""
+    """Memory does not grow with samples: at most two outputs exist at a time."""
     net, alive, most = classifier(), [], 0
 
     def watch(module: nn.Module, args: object, output: Tensor) -> None:

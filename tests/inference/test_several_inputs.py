@@ -1,4 +1,4 @@
-"""Models of several inputs, keyword arguments and outputs with names: Hugging Face classifiers as they come."""
+"""Models with several inputs, keyword arguments and named outputs, such as Hugging Face classifiers."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 
 class Output(NamedTuple):
-    """What transformers' classifiers return, in little."""
+    """A small version of the output of transformers' classifiers."""
 
     loss: Tensor | None
     logits: Tensor
@@ -35,7 +35,7 @@ class Tokens(nn.Module):
 
 
 def rows(count: int = 48) -> list[dict[str, Any]]:
-    """Sequences that hold token 3 or not, with a row number that no model takes."""
+    """Return sequences with or without token 3, and a row number that no model accepts."""
     made = torch.Generator().manual_seed(0)
     ids = torch.randint(4, 20, (count, 6), generator=made)
     labels = torch.arange(count) % 2
@@ -49,7 +49,7 @@ def rows(count: int = 48) -> list[dict[str, Any]]:
 
 
 def batch(count: int = 48) -> dict[str, Any]:
-    """All rows as one batch."""
+    """Return all rows as one batch."""
     return next(iter(DataLoader(rows(count), batch_size=count)))
 
 
@@ -154,7 +154,7 @@ def test_fit_takes_hugging_face_classifiers(learning_seed: int) -> None:
     )
     pictures = [{"pixel_values": torch.rand(1, 8, 8), "labels": i % 3} for i in range(6)]
     seen = pb.fit("bbb", vit, pictures, epochs=1, batch_size=3, progress=False)
-    answer = pb.predict(seen, torch.rand(4, 1, 8, 8), 2)  # one tensor, as pictures often come
+    answer = pb.predict(seen, torch.rand(4, 1, 8, 8), 2)  # one tensor, as for images
     assert answer.probs.shape == (4, 3)
 
 

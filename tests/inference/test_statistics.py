@@ -1,4 +1,4 @@
-"""Statistics against scipy, and cases whose answers are known."""
+"""Statistics compared with scipy and known cases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_paired_t_agrees_with_scipy() -> None:
 
 
 def test_paired_t_sees_a_difference_that_images_hide() -> None:
-    """Hard and easy images spread the values far more than the networks differ."""
+    """The values vary far more between images than between networks."""
     difficulty = RNG.exponential(2, 400)
     a, b = difficulty, difficulty + RNG.normal(0.05, 0.2, 400)
     assert paired_t(a, b).p < 1e-3

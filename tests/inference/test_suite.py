@@ -1,4 +1,4 @@
-"""The evaluation suite: its figures against second computations, its parts kept and taken up again."""
+"""The evaluation suite: results against reference computations, and resumption of parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def make_net(method: Any = None, seed: int = 0) -> pb.Network:
-    """A network that has learnt a little, so that its answers differ."""
+    """Return a briefly trained network, so that its predictions differ."""
     torch.manual_seed(seed)
     model = pb.models.build("mlp", in_features=64, hidden=[12], out_features=10)
     train = pb.data.load("digits", "train", subset=300)
@@ -60,7 +60,7 @@ def digits() -> Pictures:
 
 @pytest.fixture(scope="module")
 def noise_data() -> Pictures:
-    """Nothing that looks like a digit."""
+    """Return noise images."""
     images = np.random.default_rng(0).integers(0, 256, (50, 8, 8), dtype=np.uint8)
     like = pb.data.load("digits", "test", subset=50)
     assert isinstance(like, Images)
@@ -69,7 +69,7 @@ def noise_data() -> Pictures:
 
 @pytest.fixture(scope="module")
 def whole(net: pb.Network, digits: Pictures, noise_data: Pictures, tmp_path_factory: Any) -> tuple[Path, dict]:
-    """An evaluation with everything but the corruptions."""
+    """Return an evaluation with everything but corruptions."""
     path = tmp_path_factory.mktemp("whole") / "evaluation.json"
     document = evaluate_suite(
         net, digits, ood={"noise": noise_data}, shift=["rotation", "noise"], samples=SAMPLES, out=path
@@ -316,7 +316,7 @@ def test_suite_omits_shifts_of_arrays_that_are_not_images(net: pb.Network, digit
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, count: int | None) -> list[int]:
-    """Counts parts; Ctrl-C in the middle of the one after so many."""
+    """Count parts and interrupt in the middle of part `count` + 1."""
     started: list[int] = []
     stream = parts.stream
 
@@ -424,7 +424,7 @@ def test_suite_never_reuses_parts_of_other_settings(
 def test_suite_never_reuses_values_of_other_settings(
     net: pb.Network, digits: Pictures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the power had failed between the two files."""
+    """Simulates a power failure between writing the two files."""
     path, other = tmp_path / "evaluation.json", tmp_path / "other.json"
     evaluate_suite(net, digits, samples=SAMPLES, out=path)
     evaluate_suite(net, digits, samples=SAMPLES + 1, out=other)

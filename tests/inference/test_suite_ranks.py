@@ -1,4 +1,4 @@
-"""The evaluation suite on several processes: the document of one."""
+"""The evaluation suite on several processes gives the document of one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 16
 
 
 def make_net() -> pb.Network:
-    """Local noise is drawn for every image of a batch: it tells whether ranks get the batches of one process."""
+    """Local noise is drawn per image, so it shows whether ranks get the batches of one process."""
     torch.manual_seed(3)
     model = pb.models.build("mlp", in_features=64, hidden=[12], out_features=10)
     net = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.3, propagation="local"))
@@ -37,7 +37,7 @@ def suite(out: Path, team: Team, **changes: Any) -> dict[str, Any]:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    """Each rank has a folder of its own, as on machines that share none."""
+    """Each rank has its own folder, as on machines without shared storage."""
     with joined() as team:
         own = folder / str(team.rank)
         return {
@@ -66,7 +66,7 @@ def without_times(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_alike(mine: Any, theirs: Any) -> None:
-    """Sums are added up in another order: doubles are equal up to their last bits, everything else as it is."""
+    """Check for equality, with a tolerance for doubles, whose sums are added in another order."""
     assert type(mine) is type(theirs)
     if isinstance(theirs, dict | list):
         pairs = theirs.items() if isinstance(theirs, dict) else enumerate(theirs)
@@ -88,7 +88,7 @@ def test_suite_on_ranks_equals_one_process(size: int, tmp_path: Path) -> None:
         for name in ("first", "loader"):
             assert_alike(without_times(found[name]), without_times(alone[name]))
         assert found["first"]["humans"]["count"] == 90
-        assert found["again"] == several[0]["first"]  # nothing was measured again, on ranks without the file neither
+        assert found["again"] == several[0]["first"]  # nothing was measured again, not even on ranks without the file
         assert "a DataLoader with a batch_size" in found["uneven"]
         assert "another samples (3, now 4)" in found["other"]
     assert json.loads(written.read_text()) == several[0]["again"]
@@ -99,7 +99,7 @@ def test_suite_on_ranks_equals_one_process(size: int, tmp_path: Path) -> None:
 
 
 def test_suite_runs_under_torchrun(tmp_path: Path) -> None:
-    """Two processes print and write what one does; only the first prints and writes."""
+    """Two processes give the output of one; only the first prints and writes."""
     pb.save(make_net(), tmp_path / "net.pocket")
     options = ["evaluate", str(tmp_path / "net.pocket"), "--data", "digits", "--shift", "noise", "--samples", "2"]
     options += ["--set", "data.subset=300", "--json"]

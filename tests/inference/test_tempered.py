@@ -1,4 +1,4 @@
-"""Calibrated measures from sums over temperatures agree with those from all probabilities at once."""
+"""Calibrated metrics from running sums agree with those from all probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pocketbayes.inference.metrics.tempered import TEMPERATURES, fit_temperature
 
 
 def overconfident(n: int = 2000) -> tuple[torch.Tensor, torch.Tensor]:
-    """Answers with a known right temperature of 3."""
+    """Return predictions with a known optimal temperature of 3."""
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(n, 5, generator=generator)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
@@ -52,7 +52,7 @@ def test_fit_temperature_takes_little_from_few_examples() -> None:
 
 
 def test_tempered_keeps_the_nll_of_few_sure_answers() -> None:
-    probs = torch.tensor([[0.9, 0.1]] * 9 + [[0.6, 0.4]])  # every answer is right: no finite temperature is best
+    probs = torch.tensor([[0.9, 0.1]] * 9 + [[0.6, 0.4]])  # all correct: no finite temperature is optimal
     measures = Tempered(2)
     measures.update(probs, torch.zeros(10))
     raw = float(F.nll_loss(probs.log(), torch.zeros(10, dtype=torch.long)))

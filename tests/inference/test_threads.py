@@ -1,4 +1,4 @@
-"""One network asked by many threads answers as if it were asked by one."""
+"""A network shared by many threads predicts as in a single thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THREADS, CALLS = 8, 24
 
 
 class Pause(nn.Module):
-    """Lets other threads go first, in the middle of a pass."""
+    """A module that lets other threads run in the middle of a pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(0.002)
@@ -26,7 +26,7 @@ class Pause(nn.Module):
 
 
 class AlwaysDropout(nn.Module):
-    """Draws from torch's generator in evaluation too."""
+    """Dropout that is also active in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, 0.3, training=True)
@@ -65,7 +65,7 @@ def test_predict_in_threads_mixes_propagations(trained: str) -> None:
     net.propagation = trained
 
     def call(number: int) -> Tensor:
-        with net.using("mean"):  # of this thread only
+        with net.using("mean"):  # only in this thread
             net(x[:1])
         how = PROPAGATIONS[number % len(PROPAGATIONS)]
         prediction = pb.predict(net, x[number : number + 1], samples=3, propagation=how, seed=number)

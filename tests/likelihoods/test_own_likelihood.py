@@ -1,4 +1,4 @@
-"""A likelihood of the user's own needs `nll` alone."""
+"""A user's likelihood needs only `nll`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = {"epochs": 2, "progress": False, "lr": 1e-2}
 
 
 class Counts(Likelihood):
-    """Poisson counts: the outputs are log rates."""
+    """A Poisson likelihood whose outputs are log rates."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Counts(Likelihood):
 
 
 class Rates(Counts):
-    """The same, with the rate and its noise told."""
+    """The same likelihood with `moments`."""
 
     name = "rates"
 

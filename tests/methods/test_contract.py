@@ -1,4 +1,4 @@
-"""The contract: what every method promises, run for each row of the case table."""
+"""The contract of methods, checked for each row of the case table."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_draw_is_a_function_of_its_noise(case: Case) -> None:
 
 @each_case
 def test_draws_in_a_batch_equal_single_draws(case: Case) -> None:
-    """Of all weights, and of one layer's."""
+    """For all weights, and for one layer."""
     network = members(fitted(case))[0]
     posterior, slot = network.posterior, network.layout.slots[-1]
     noise = torch.randn(3, posterior.noise_size)
@@ -166,7 +166,7 @@ def test_fit_with_the_same_seed_gives_the_same_network(case: Case) -> None:
 def test_fit_resumes_an_interrupted_run_bit_for_bit(
     case: Case, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stops the run right after a checkpoint, in the first stage or in the last, and goes on from the file."""
+    """Stops the run right after a checkpoint, in the first or last stage, and resumes from the file."""
     settings = {"checkpoint_steps": 2, "seed": 5}
     write, count, stop = checkpoint.write, 0, -1
 
@@ -194,7 +194,7 @@ def test_fit_resumes_an_interrupted_run_bit_for_bit(
 
 @each_case
 def test_projected_gradient_has_the_variance_of_draws(case: Case) -> None:
-    """g . w over draws of w: what the delta method takes for every storage, shared draws and correlations included."""
+    """Compares with g . w over draws of w, for shared and correlated draws too."""
     network = members(fitted(case))[0]
     gradient = torch.randn(3, network.layout.size)
     with torch.no_grad():

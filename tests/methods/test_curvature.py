@@ -1,4 +1,4 @@
-"""Stds from curvature: exact where theory is, for every storage, and refused where they mean nothing."""
+"""Stds from curvature: exact in linear regression, for every storage, and rejected where meaningless."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_bayesianize_gives_every_storage_stds_from_data(method: str) -> None:
 
 
 def test_bayesianize_gives_important_weights_smaller_stds() -> None:
-    """An input that is always 0 has no curvature: its weights keep the prior's std."""
+    """An input that is always 0 has no curvature, so its weights keep the prior's std."""
     x, y = classes()
     x = torch.cat([x[:, :5], torch.zeros(len(x), 1)], 1)
     net = pb.bayesianize(nn.Linear(6, 2), "bbb", data=(x, y), delta=1.0)

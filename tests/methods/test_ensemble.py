@@ -147,7 +147,7 @@ def test_ensemble_names_mistakes() -> None:
 
 
 def test_ensemble_member_alone_equals_that_of_the_ensemble(tmp_path: Path) -> None:
-    """Of a method with noise, and of several stages."""
+    """For a method with noise and several stages."""
     for base in (pb.MeanFieldVI(std_init=0.1), pb.SWAG(swag_epochs=2, rank=2)):
         whole = pb.Ensemble(members=3, method=base)
         together = members(fit(whole, seed=2))

@@ -1,4 +1,4 @@
-"""Draws as a mixture, with batch-norm statistics of their own."""
+"""Fixed draws as a mixture, each with its own batch-norm statistics."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The closed form of a softmax head's curvature is what laplace-torch finds class by class."""
+"""The closed-form curvature of a softmax head equals laplace-torch's class by class."""
 
 from __future__ import annotations
 

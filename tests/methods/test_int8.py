@@ -1,4 +1,4 @@
-"""Int8: codes and their packing, the bounds of their errors, and files that really shrink."""
+"""Int8: codes and packing, error bounds, and smaller files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_int8_packs_the_first_code_in_the_lowest_bits() -> None:
 
 
 def entropy_bytes(codes: Tensor) -> float:
-    """What the empirical frequencies of the codes allow."""
+    """Return the bytes given by the empirical entropy of the codes."""
     share = codes.flatten().to(torch.int64).sub(int(codes.min())).bincount().double() / codes.numel()
     return float(-(share * share.clamp_min(1e-300).log2()).sum()) * codes.numel() / 8
 
 
 def draw(shapes: list[tuple[int, ...]], seed: int) -> tuple[Layout, Tensor, Tensor]:
-    """Weights of such shapes, their channels on very different scales, some of them 0 or constant."""
+    """Draw weights of these shapes, with channels on very different scales, some 0 or constant."""
     generator = torch.Generator().manual_seed(seed)
     layout = Layout.from_json(
         {"slots": [{"name": f"{i}", "shape": s, "sites": [f"{i}"]} for i, s in enumerate(shapes)]}

@@ -1,4 +1,4 @@
-"""IVON's optimiser where single estimates of curvature are far off."""
+"""IVON's optimiser with inaccurate curvature estimates."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Laplace: against exact posteriors, and against laplace-torch's own predictive."""
+"""Laplace compared with exact posteriors and with laplace-torch's predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def linear_data(n: int = 60, features: int = 5, outputs: int = 1) -> tuple[Tenso
 
 
 def trained(model: nn.Module, likelihood: likelihoods.Likelihood, **settings: object) -> Network:
-    """The model as it is, as a network that has been trained."""
+    """Return the model as a trained network."""
     net = pb.bayesianize(model, pb.Deterministic(**settings))
     assert isinstance(net, Network)
     net.likelihood = likelihood
@@ -37,7 +37,7 @@ def trained(model: nn.Module, likelihood: likelihoods.Likelihood, **settings: ob
 
 
 def approximate(net: Network, data: tuple[Tensor, Tensor], **settings: object) -> tuple[Network, Tensor]:
-    """The network with a Laplace posterior, and its covariance over the random weights."""
+    """Return the network with a Laplace posterior, and its covariance over the random weights."""
     result = pb.fit(pb.Laplace(**{"prior_precision": PRECISION, **settings}), net, data, batch_size=25, progress=False)
     assert isinstance(result, Network)
     posterior = result.posterior
@@ -78,7 +78,7 @@ def test_laplace_covers_a_random_bias_of_the_last_layer() -> None:
 
 
 class HeadFirst(nn.Module):
-    """Registers its last layer before its first one."""
+    """A model that registers its last layer before its first one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_laplace_last_layer_keeps_other_weights_as_points() -> None:
 def test_laplace_subnetwork_is_exact_for_linear_regression(hessian: str) -> None:
     """The weights with the largest 1 / (H_ii + a), and the covariance given the others."""
     x, y = linear_data(outputs=2)
-    x[:, 1] = 0  # a weight that the data say nothing of has the prior's variance, but no use
+    x[:, 1] = 0  # a weight without information from the data has the prior's variance and no effect
     net = trained(nn.Linear(5, 2, bias=False), pb.GaussianNoise(NOISE))
     result, covariance = approximate(net, (x, y), subset="subnetwork", hessian=hessian, subnetwork_size=4)
     assert result.posterior.index.tolist() == [0, 2, 5, 7]
@@ -234,7 +234,7 @@ def test_laplace_refuses_factors_that_do_not_fit() -> None:
 
 
 class Scaled(nn.Module):
-    """Has a parameter of its own that is called as that of a layer."""
+    """A model with its own parameter that is named like a layer's."""
 
     def __init__(self) -> None:
         super().__init__()

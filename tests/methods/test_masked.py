@@ -1,4 +1,4 @@
-"""Masked Bayesian networks: the units of weights, the chain of the mask, and what a run stores."""
+"""Masked Bayesian networks: units, the Markov chain of masks, and stored weights."""
 
 from __future__ import annotations
 

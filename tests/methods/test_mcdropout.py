@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: the storage's exact moments, its masks, and dropout as local propagation."""
+"""Monte Carlo dropout: exact moments, masks, and dropout as local propagation."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_mcdropout_local_drops_inputs_per_example(name: str) -> None:
 
 
 class Before(nn.Module):
-    """Passes its input on, but has a first layer, which is the one that is not dropped."""
+    """A model whose unused first layer is the one that is not dropped."""
 
     def __init__(self) -> None:
         super().__init__()

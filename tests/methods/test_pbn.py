@@ -1,4 +1,4 @@
-"""Partial Bayesian networks: which weights are chosen, and that only these are random."""
+"""Partial Bayesian networks: selection of weights, and that only these are random."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_pbn_chooses_the_largest_scores(rule: str) -> None:
 
 
 class Cubic(nn.Module):
-    """One hidden layer of 100 units."""
+    """A network with one hidden layer of 100 units."""
 
     def __init__(self) -> None:
         super().__init__()

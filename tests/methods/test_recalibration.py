@@ -1,4 +1,4 @@
-"""Batch norm's running statistics after a change of weights."""
+"""Recalibration of batch norm after a change of weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_recalibrate_takes_any_data_and_changes_nothing_else() -> None:
 
 
 def test_recalibrate_shuffles_sorted_data() -> None:
-    """Within-batch variances of data sorted by class would miss what lies between the classes."""
+    """Within-batch variances of sorted data would miss the variance between classes."""
     x = torch.arange(4.0).repeat_interleave(64)[:, None] + 0.01 * torch.randn(256, 1)
     net = pb.bayesianize(nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)), "map")
     pb.recalibrate(net, (x, torch.zeros(256, dtype=torch.long)), batch_size=64)
@@ -67,7 +67,7 @@ def test_recalibrate_without_batch_norm_does_nothing() -> None:
 
 
 def trained_with_batch_norm() -> tuple[Network, torch.Tensor]:
-    """A network whose running statistics belong to wider data than the sample returned."""
+    """Return a network with running statistics of wider data than the returned sample."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     net = pb.bayesianize(model, "map")
@@ -85,7 +85,7 @@ def test_relative_recalibration_keeps_unchanged_weights() -> None:
 
 
 def test_relative_recalibration_hides_a_scale_and_a_shift() -> None:
-    """Batch norm is blind to a positive factor and a shift of its inputs; stale statistics are not."""
+    """Batch norm is invariant to scale and shift of its inputs; stale statistics are not."""
     net, x = trained_with_batch_norm()
     changed = copy.deepcopy(net)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""SSVI and RigL: swaps by hand, the exact density at every step, the schedule, optimiser state, ranks and resuming."""
+"""SSVI and RigL: swaps against hand calculations, exact density, schedule, optimiser state, ranks, resumption."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_ssvi_swap_interval_follows_the_length_of_a_run(steps: int, every: int) 
 
 
 class Recorded:
-    """A run that hands out marked batches."""
+    """A training context with numbered batches."""
 
     seed, examples, team = 0, 48, ALONE
 
@@ -238,7 +238,7 @@ def test_ssvi_gradient_for_addition_is_that_of_the_dense_weight(addition: str, p
         if inputs is x:
             assert passes.nll == pytest.approx(float(loss.detach()))
     torch.testing.assert_close(gradient, expected)
-    assert torch.equal(after, torch.get_rng_state())  # the run goes on as if all layers had been taken at once
+    assert torch.equal(after, torch.get_rng_state())  # the run continues as if all layers had been processed together
     assert run.turns == (([7, 7, 0] if layerwise else [7, 0]) if addition == "averaged" else [])
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
@@ -385,7 +385,7 @@ def test_ssvi_trains_a_sparse_network_further() -> None:
     assert point.posterior.rho is None
 
 
-# -- whole runs -------------------------------------------------------------------------------------------------------
+# -- full runs --------------------------------------------------------------------------------------------------------
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""SWAG: the moments of the path, the stages around them, and batch norm afterwards."""
+"""SWAG: moments of the trajectory, stages, and batch norm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LAYOUT = pb.Layout.of(nn.Linear(4, 3))
 
 
 def walk(steps: int, rank: int) -> tuple[Trajectory, Tensor, Tensor]:
-    """A trajectory that collected random weights (steps, 12) and points (steps, 2)."""
+    """Return a trajectory with random weights (steps, 12) and points (steps, 2)."""
     weights, points = 3 + 0.01 * torch.randn(steps, 12), torch.randn(steps, 2)
     trajectory = Trajectory(LAYOUT, torch.zeros(12), rank, 2)
     for weight, point in zip(weights, points):
@@ -28,7 +28,7 @@ def walk(steps: int, rank: int) -> tuple[Trajectory, Tensor, Tensor]:
 
 @pytest.mark.parametrize("steps", [3, 4, 9])
 def test_swag_gaussian_is_that_of_the_paper(steps: int) -> None:
-    """Against Eq. 1 of Maddox et al. from all collected weights at once."""
+    """Compares with Eq. 1 of Maddox et al., computed from all collected weights."""
     trajectory, weights, points = walk(steps, rank=4)
     deviations = torch.stack([weights[t] - weights[: t + 1].mean(0) for t in range(steps)])[-4:]
     columns = len(deviations)

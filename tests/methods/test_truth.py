@@ -18,7 +18,7 @@ NOISE, PRIOR_STD, EXAMPLES, FEATURES = 0.5, 2.0, 100, 4
 
 
 def regression(seed: int = 4) -> tuple[Tensor, Tensor]:
-    """Correlated features: the marginal stds of the exact posterior are up to 1.5 times the mean-field ones."""
+    """Return data with correlated features: the exact marginal stds are up to 1.5 times the mean-field ones."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(EXAMPLES, FEATURES, generator=generator)
     x[:, 1] += 1.5 * x[:, 0]
@@ -27,7 +27,7 @@ def regression(seed: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def exact(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and precision of the exact posterior."""
+    """Return mean and precision of the exact posterior."""
     x, y = x.double(), y.double()
     precision = x.T @ x / NOISE**2 + torch.eye(FEATURES, dtype=torch.float64) / PRIOR_STD**2
     return torch.linalg.solve(precision, x.T @ y / NOISE**2)[:, 0], precision
@@ -102,7 +102,7 @@ def test_predict_has_the_mean_field_variance() -> None:
 
 
 def test_mean_field_without_data_returns_to_the_prior() -> None:
-    """Inputs of 0 say nothing: the posterior goes to the prior, whatever it started from."""
+    """Inputs of 0 carry no information, so the posterior converges to the prior from any start."""
     net = pb.fit(
         pb.MeanFieldVI(prior_std=0.5, std_init=0.05),
         nn.Linear(3, 1, bias=False),

@@ -186,7 +186,7 @@ def test_vdp_row_variance_survives_the_file(tmp_path: Path) -> None:
     assert net.census().stored == {"means": net.layout.size, "stds": 3 + 3}
     for view in net.layout.views(net.posterior.moments()[1]):
         assert torch.equal(view, view.flatten(1)[:, :1].view(-1, *(1,) * (view.ndim - 1)).expand_as(view))
-    assert float((net.posterior.rho.detach() - net.posterior.rho[0].detach()).abs().max()) > 0  # they move apart
+    assert float((net.posterior.rho.detach() - net.posterior.rho[0].detach()).abs().max()) > 0  # they diverge
     pb.save(net, tmp_path / "net.pocket")
     again = pb.load(tmp_path / "net.pocket", tiny_model())
     x = tiny_data()[0]

@@ -1,4 +1,4 @@
-"""2DGBNN as a method: its stages, what each step leaves out when switched off, and its edges."""
+"""2DGBNN as a method: stages, disabled steps, and edge cases."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_weight_sharing_skips_stages_that_are_done(tmp_path: Path) -> None:
 
 
 def test_weight_sharing_answers_like_the_original_network() -> None:
-    """With as many Gaussians as the cloud needs, sharing changes the mean prediction little."""
+    """With enough Gaussians, sharing changes the mean prediction little."""
     trained = pb.fit("map", tiny_model(), tiny_data(), lr=1e-2, epochs=10, batch_size=16, progress=False)
     method = pb.WeightSharing(k=40, n_min=1, tau_w=None, gradient_fraction=0.0, merge=None, ellipse=None)
     net = pb.bayesianize(trained, method)
@@ -223,13 +223,13 @@ def test_refresh_refuses_unsupported_networks(settings: dict[str, object]) -> No
 
 
 def test_weight_sharing_takes_stds_that_are_not_drawn() -> None:
-    """Moments carry the stds of a mean-field network: it needs no mean-field stage."""
+    """A network with learned stds needs no mean-field stage."""
     net = pb.bayesianize(nn.Linear(4, 3), pb.VDP(std_init=0.1))
     assert [stage.name for stage in pb.WeightSharing(k=2, n_min=1).stages(net)] == ["shared"]
 
 
 def test_weight_sharing_continues_from_an_empirical_prior() -> None:
-    """The prior of mean-field defaults belongs to layers, which Gaussians do not keep to."""
+    """The default mean-field prior is per layer, while Gaussians span layers."""
     start = pb.fit("lrt", tiny_model(), tiny_data(), epochs=1, batch_size=16, progress=False)
     method = pb.WeightSharing(k=4, n_min=2, tau_w=0.3)
     net = pb.fit(method, start, tiny_data(), epochs=1, batch_size=16, progress=False)

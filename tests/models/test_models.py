@@ -1,4 +1,4 @@
-"""The zoo: sizes, shapes, names in the state dict, specs, checkpoints, and clear refusals."""
+"""Built-in models: sizes, shapes, state-dict names, specs, checkpoints, and errors."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_models_download_nothing_unasked(monkeypatch: pytest.MonkeyPatch) -> Non
     model = models.build(name, weights="DEFAULT", aux_loss=True)
     assert models.spec_of(model) == models.ModelSpec(name, {"aux_loss": True})
     assert all((tensor == state[key]).all() for key, tensor in model.state_dict().items())
-    # These weights switch an auxiliary head on, which a spec without weights would not rebuild.
+    # These weights enable an auxiliary head, which a spec without weights would not rebuild.
     with pytest.raises(UserError, match=r"structure, first at 'aux_classifier.*aux_loss="):
         models.build(name, weights="DEFAULT")
 
@@ -340,7 +340,7 @@ def test_load_weights_names_the_first_difference(tmp_path: Path, change: dict[st
 
 
 class Trap:
-    """An object whose unpickling would run code."""
+    """An object that runs code when unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[Path]]:
         return (Path.touch, (Path("trap"),))

@@ -1,4 +1,4 @@
-"""Every architecture converts as it is, runs, and passes gradients to every mean and std it passes them to itself."""
+"""Every architecture converts unchanged, runs, and passes gradients to all means and stds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TIMM = {
     "mixer": ("mixer_s32_224", 64),
     "resmlp": ("resmlp_12_224", 64),
 }
-"""One small model of a family, and an input size it takes."""
+"""A small model of each family, and its input size."""
 
 SMALLER: dict[str, tuple[str, int, dict[str, object]]] = {
     "swin": ("swin_tiny_patch4_window7_224", 56, {"embed_dim": 24, "depths": (2, 2), "num_heads": (2, 4)}),
@@ -77,7 +77,7 @@ SMALLER: dict[str, tuple[str, int, dict[str, object]]] = {
     "beit": ("beit_base_patch16_224", 64, {"embed_dim": 48, "depth": 2, "num_heads": 3}),
     "sequencer (LSTM)": ("sequencer2d_s", 64, {"embed_dims": (24, 24, 24, 24), "hidden_sizes": (6, 6, 6, 6)}),
 }
-"""timm's own code at a fraction of its width."""
+"""timm models with reduced width."""
 
 TORCHVISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet": (tv.resnet18, 32),
@@ -114,7 +114,7 @@ TORCHVISION: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 
 def timm_model(name: str, size: int, **settings: object) -> nn.Module:
-    """The model for this size: those that fix their size on construction are told."""
+    """Return the model for this input size, passed to models that need it at construction."""
     try:
         return timm.create_model(name, pretrained=False, num_classes=3, img_size=size, **settings)
     except TypeError:
@@ -122,7 +122,7 @@ def timm_model(name: str, size: int, **settings: object) -> nn.Module:
 
 
 def outputs_of(output: object) -> Iterator[Tensor]:
-    """The tensors of an output: some models give a tuple of heads in training."""
+    """Return the tensors of an output; some models return a tuple of heads in training."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -134,7 +134,7 @@ def outputs_of(output: object) -> Iterator[Tensor]:
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    """Training mode without dropped branches, and no parameter at 0: zero gains would hide the layers before them."""
+    """Set training mode without dropped branches, and replace zero parameters, which would block gradients."""
     for module in model.modules():
         if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
             for name in ("p", "drop_prob"):
@@ -152,7 +152,7 @@ def backward(model: nn.Module, x: Tensor) -> None:
 
 
 def check(model: nn.Module, size: int) -> None:
-    """Runs the model and its two conversions; a weight is reached under both if it is in the plain model."""
+    """Run the model and its two conversions; both reach the weights that the plain model reaches."""
     x = torch.randn(2, 3, size, size)
     backward(prepare(model), x)
     reached = {name for name, p in model.named_parameters() if p.grad is not None and bool(p.grad.any())}
@@ -194,7 +194,7 @@ LARGEST = 150_000_000
 
 
 def smallest(names: list[str]) -> str:
-    """The name that promises the smallest model."""
+    """Return the name that suggests the smallest model."""
 
     def rank(name: str) -> tuple[int, int, str]:
         return next((i for i, word in enumerate(SMALL_WORDS) if word in name), 99), len(name), name
@@ -203,12 +203,12 @@ def smallest(names: list[str]) -> str:
 
 
 def families() -> list[str]:
-    """One model of every timm module that has any."""
+    """Return one model of every timm module."""
     return [smallest(names) for module in timm.list_modules() if (names := timm.list_models(module=module))]
 
 
 def runnable(makers: list[tuple[Callable[[], nn.Module], int]]) -> tuple[nn.Module, int]:
-    """The model at the smallest input that the plain model itself takes."""
+    """Return the model with the smallest input that the plain model accepts."""
     for make, size in makers:
         try:
             model = make()

@@ -1,4 +1,4 @@
-"""Any module converts: without noise every propagation is the plain model, outputs and gradients, in float64."""
+"""Conversion of any module: without noise, every propagation equals the plain model in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROPAGATIONS = ("mean", "sample", "local", "flipout")
 
 
 class Scale(torch.autograd.Function):
-    """x W^T in a function with a backward pass of its own."""
+    """x W^T as an autograd function with its own backward pass."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -53,7 +53,7 @@ class Keywords(nn.Module):
 
 
 class Custom(nn.Module):
-    """Uses its weight by hand, and asks it for its shape, type and the like."""
+    """A layer that uses its weight directly and reads its attributes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Custom(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding tied to the decoder, as in language models."""
+    """A model with an embedding tied to the decoder, as in language models."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Attention(nn.Module):
 
 
 class NoBiases(nn.Module):
-    """Asks for `next(self.parameters())` where all of them are selected."""
+    """A model that calls `next(self.parameters())` although all of them are selected."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ EXAMPLES = {
 def gradients(
     model: nn.Module, inputs: tuple[Tensor, ...], names: list[str]
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Outputs, gradients of the inputs, and the gradient of the named parameters (or of the posterior's mean)."""
+    """Return outputs, input gradients, and gradients of the named parameters (or of the posterior's mean)."""
     torch.manual_seed(3)
     inputs = tuple(x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs)
     outputs = list(tensors_in(model(*inputs)))
@@ -236,7 +236,7 @@ def test_to_module_trains_and_keeps_tied_weights() -> None:
     assert module.decoder.weight is module.embedding.weight
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
     lstm = pb.bayesianize(nn.LSTM(2, 3), pb.MeanFieldVI()).to_module()
-    lstm.weight_ih_l0.data.zero_()  # the recurrent layer runs on its own list of weights: they must be these
+    lstm.weight_ih_l0.data.zero_()  # the recurrent layer uses its own list of weights, which must be these
     lstm.bias_ih_l0.data.zero_()
     one, two = lstm(torch.zeros(1, 1, 2))[0], lstm(torch.ones(1, 1, 2))[0]
     torch.testing.assert_close(one, two)
@@ -244,7 +244,7 @@ def test_to_module_trains_and_keeps_tied_weights() -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "attention", "weight norm", "tied"])
 def test_to_module_frees_old_draws(name: str) -> None:
-    """After a pass the model holds no drawn weight, and copies."""
+    """After a pass the model holds no drawn weight and can be copied."""
     example = EXAMPLES[name]
     net = pb.bayesianize(example.make().double(), pb.MeanFieldVI())
     net(*example.inputs())

@@ -1,4 +1,4 @@
-"""Mixtures: weighted answers against brute force, files, and what is refused."""
+"""Mixtures: weighted predictions against brute force, files, and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mixture_of_points_weighs_probabilities() -> None:
 
 @pytest.mark.parametrize("propagation", ["sample", "moments", "linear"])
 def test_mixture_of_posteriors_is_the_sum_of_its_members(propagation: str) -> None:
-    """The law of total variance, and entropies of the members' own answers."""
+    """Uses the law of total variance, and entropies of the members' predictions."""
     networks = [trained(pb.MeanFieldVI(std_init=0.2), seed) for seed in range(3)]
     x = tiny_data()[0]
     settings: dict[str, Any] = {"propagation": propagation, "readout": "probit"}
@@ -64,7 +64,7 @@ def test_mixture_of_posteriors_is_the_sum_of_its_members(propagation: str) -> No
 
 
 def test_mixture_of_point_and_gaussian_members_keeps_shares() -> None:
-    """A point member has one pass and a posterior thirty: their shares stay what they are."""
+    """A deterministic member has one pass and a posterior thirty; their weights stay the same."""
     point, gaussian = trained("map", 0), trained(pb.VDP(), 1)
     x = tiny_data()[0]
     found = pb.predict(Mixture([point, gaussian]), x, readout="probit")

@@ -1,4 +1,4 @@
-"""Network: planning leaves no trace, compiling keeps one graph, checkpointing is refused."""
+"""Network: planning has no side effects, compiling gives one graph, checkpointing is rejected."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_compiled_graph_keeps_tied_weights_drawn() -> None:
     net = pb.bayesianize(Twice(), pb.MeanFieldVI(propagation="local", std_init=1.0))
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     output = compiled(torch.ones(2, 3))
-    torch.testing.assert_close(output[0], output[1])  # one draw serves both examples
+    torch.testing.assert_close(output[0], output[1])  # both examples share one draw
 
 
 @pytest.mark.slow
@@ -402,7 +402,7 @@ def test_frozen_normalisation_ignores_the_batch() -> None:
 
 
 class Bank(nn.Module):
-    """Keeps weights in a list, which a module's text looks into."""
+    """A model that keeps weights in a list, which its repr reads."""
 
     def __init__(self) -> None:
         super().__init__()

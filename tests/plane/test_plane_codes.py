@@ -1,4 +1,4 @@
-"""Entropy-constrained codebooks on a line."""
+"""Entropy-constrained scalar codebooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
 
 
 def costs(values: torch.Tensor, codebook: Codebook) -> torch.Tensor:
-    """Every value's cost under every code, (n, K)."""
+    """Return every value's cost under every code, (n, K)."""
     return (values[:, None] - codebook.centres).square() + codebook.lam * codebook.bits
 
 

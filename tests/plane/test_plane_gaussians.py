@@ -1,4 +1,4 @@
-"""Closed forms in the plane against scipy's matrix roots and against samples."""
+"""Closed forms of the plane compared with scipy's matrix roots and with samples."""
 
 from __future__ import annotations
 

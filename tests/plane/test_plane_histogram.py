@@ -1,4 +1,4 @@
-"""The histogram: exact moments, cells where the points are, and parts that add up to the whole."""
+"""The histogram: exact moments, cells, and merging of parts."""
 
 from __future__ import annotations
 

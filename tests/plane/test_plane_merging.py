@@ -1,4 +1,4 @@
-"""Fewer Gaussians: what is dissolved, what is merged, and where the old numbers go."""
+"""Dissolving and merging Gaussians, and the mapping of indices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fit: a known mixture is found again, as well as scikit-learn finds it, and the same on any number of threads."""
+"""The mixture fit: recovery of a known mixture, comparison with scikit-learn, and thread independence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.plane.search import _best_of_all, best
 
 
 def layers(n: int, seed: int = 0) -> Tensor:
-    """Points like those of a network: layers of different scale, stds log-normal about a share of it."""
+    """Return points like a network's: layers of different scale, with log-normal stds."""
     generator = torch.Generator().manual_seed(seed)
     scale = 0.005 * 1.6 ** torch.randint(8, (n,), generator=generator)
     mean = scale * torch.randn(n, generator=generator)

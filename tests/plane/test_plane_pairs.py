@@ -10,7 +10,7 @@ from pocketbayes.plane.plane_codes import fit_plane_codebook, importance_of
 
 
 def pairs(n: int = 4000) -> tuple[Tensor, Tensor]:
-    """Means, and stds that are small where means are large."""
+    """Return means, and stds that are small where means are large."""
     torch.manual_seed(0)
     means = 0.1 * torch.randn(n)
     return means, 0.02 + 0.05 * torch.exp(-30 * means.abs()) * torch.rand(n)
@@ -51,7 +51,7 @@ def test_pairs_follow_stds_as_bits_become_cheap() -> None:
 
 
 def test_pairs_keep_no_stds_without_stds() -> None:
-    """Of a sparse or partial posterior most stds are 0."""
+    """Most stds of a sparse or partial posterior are 0."""
     means, stds = pairs()
     stds = torch.where(torch.arange(len(means)) % 10 == 0, stds, 0)
     codebook = fit_plane_codebook(means, stds, importance_of(stds), 0.003)

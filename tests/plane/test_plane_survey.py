@@ -1,4 +1,4 @@
-"""Stage 2 as a whole: every weight is accounted for, every step can be switched off, and edges do not break it."""
+"""Stage 2: every weight is assigned, every step can be disabled, and edge cases work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def weights(n: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check(plane: Plane, n: int) -> None:
-    """What holds for every survey, whatever the weights."""
+    """Check the invariants of every survey."""
     k = len(plane.mixture)
     causes = torch.cat((plane.value_outliers, plane.gradient_outliers, plane.small_outliers))
     assert torch.equal(causes.sort().values, plane.outliers)

@@ -1,4 +1,4 @@
-"""Storages declare their tensors: a file is checked by it, and a user's own storage needs `moments` alone."""
+"""Declared tensors: files are checked by them, and a user's storage needs only `moments`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_ANY_LENGTH = [("trajectory", "deviations"), ("trajectory", "points")]
 
 
 def refusal(name: str, tensor: str, value: Tensor) -> str:
-    """The line with which a file that holds `value` is refused."""
+    """Return the error for a file that holds `value`."""
     tree = network_file.describe(network(name, *tables()[name]))
     tree["posterior"]["tensors"][tensor] = value
     with pytest.raises(pb.UserError) as error:
@@ -85,7 +85,7 @@ def test_check_accepts_a_std_of_zero():
 
 
 class Relative(Posterior):
-    """A user's storage with one duty: std = rate |mean|."""
+    """A user's storage with only `moments`: std = rate |mean|."""
 
     def __init__(self, layout: Layout, mean: Tensor, rate: float) -> None:
         super().__init__(layout)

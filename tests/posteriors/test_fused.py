@@ -1,4 +1,4 @@
-"""Fused draws and KL divergences are those of torch's own operations."""
+"""Fused draws and KL divergences equal torch's operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pocketbayes.posteriors.priors import Empirical, LogUniform, Normal, Prior
 
 
 def posterior(dtype: torch.dtype = torch.float32, std: float = 0.02) -> MeanField:
-    """More weights than a block, in two layers."""
+    """Return a posterior with more weights than a block, in two layers."""
     layout = Layout.of(nn.Sequential(nn.Linear(600, 450), nn.Linear(450, 7)))
     mean = torch.randn(layout.size, dtype=dtype) / 10
     return MeanField(layout, mean, std * (0.5 + torch.rand(layout.size, dtype=dtype)))

@@ -1,4 +1,4 @@
-"""The Gaussian with Kronecker factors: against the dense covariance that they stand for."""
+"""The Gaussian with Kronecker factors, compared with the dense covariance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pocketbayes.posteriors.priors import Normal
 
 LAYOUT = pb.Layout.of(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3)), bayesian_bias=True)
 SLOTS = (2, 3)
-"""The weight and the bias of the second layer: 12 and 3 of 27 weights."""
+"""Positions of the second layer's weight and bias: 12 and 3 of 27 weights."""
 FIRST = 12
 
 
@@ -23,7 +23,7 @@ def rotation(size: int) -> Tensor:
 
 @pytest.fixture
 def pair() -> tuple[Kronecker, LowRank]:
-    """The same distribution twice, with factors and with a dense covariance."""
+    """Return the same distribution with factors and with a dense covariance."""
     torch.manual_seed(0)
     mean, std = torch.randn(27), torch.rand(15) + 0.1
     rows, columns, bias_rows = rotation(3), rotation(4), rotation(3)

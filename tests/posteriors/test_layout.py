@@ -1,4 +1,4 @@
-"""Layout: which weights are selected, where they lie, and that they come back as they were."""
+"""Layout: selection of weights, positions, and round trips."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layout_of_shapes(sizes: list[tuple[int, ...]]) -> Layout:
 
 @st.composite
 def models(draw: st.DrawFn) -> nn.Module:
-    """Chains of layers of any kind, some of them shared, some with tied weights."""
+    """Return a strategy for chains of layers, some shared or with tied weights."""
     layers: list[nn.Module] = []
     for _ in range(draw(st.integers(1, 5))):
         width, bias = draw(st.integers(1, 3)), draw(st.booleans())

@@ -24,7 +24,7 @@ CASES = {  # k, columns, which have a diagonal part, positions
 
 
 def make(name: str) -> tuple[LowRank, Tensor, Tensor]:
-    """The posterior, and its covariance and mean over the random weights."""
+    """Return the posterior, and its covariance and mean over the random weights."""
     size, columns, has_std, index = CASES[name]
     std, factor = (torch.rand(size) + 0.1) * has_std, torch.randn(size, columns)
     mean = torch.linspace(-1, 1, 12)

@@ -185,7 +185,7 @@ def test_empirical_kl_of_a_large_layer_is_exact_to_1e_6() -> None:
 @pytest.mark.parametrize("std", [1e-38, 1e-7, 0.0999, 0.1, 0.7, 1e15])
 @pytest.mark.parametrize("n", [1, 3, 2**16 + 5])
 def test_normal_total_kl_is_exact_for_any_std(std: float, n: int) -> None:
-    """A prior std of 0.1 makes the third and fourth nearly cancel."""
+    """A prior std of 0.1 makes the third and fourth terms nearly cancel."""
     mean, stds = torch.full((n,), 0.01), torch.full((n,), std)
     expected = Normal(0.1).kl(mean.double(), stds.double()).sum()
     torch.testing.assert_close(Normal(0.1).total_kl(mean, stds).double(), expected, rtol=1e-6, atol=0)
@@ -260,7 +260,7 @@ def test_kl_is_zero_only_at_the_prior() -> None:
 
 
 def quadrature_kl(prior: ScaleMixture, mean: float, std: float) -> float:
-    """The integral of q log(q / p), with p written by torch.distributions."""
+    """Return the integral of q log(q / p), with p from torch.distributions."""
     z = torch.linspace(-12, 12, 200_001, dtype=torch.float64)
     q = D.Normal(mean, std)
     p = D.MixtureSameFamily(

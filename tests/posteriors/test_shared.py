@@ -1,4 +1,4 @@
-"""The shared storage: draws have their moments, gradients reach every parameter, files keep every bit."""
+"""The shared storage: moments of draws, gradients of every parameter, exact files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWS = ["shared", "shared-noise", "independent"]
 
 
 def make(draw: str = "shared", blend: str = "convex", dtype: torch.dtype = torch.float32) -> Shared:
-    """14 weights: 8 in three Gaussians, 3 outliers, 3 blends of two Gaussians."""
+    """Return 14 weights: 8 in three Gaussians, 3 outliers, 3 blends of two Gaussians."""
     layout = Layout.of(nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 3, bias=False)))
     generator = torch.Generator().manual_seed(0)
     index = torch.tensor([0, 1, 2, 3, 0, 4, 6, 1, 1, 5, 7, 2, 8, 0])

@@ -1,4 +1,4 @@
-"""Sparse posteriors: scores, places, products over present values, and that nothing dense lives on."""
+"""Sparse posteriors: scores, positions, sparse products, and that no dense tensor is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from training_cost import training_bytes, training_flops
 
 
 def integral(f: object, mean: float, std: float) -> float:
-    """E f(|w|) for w ~ N(mean, std^2)."""
+    """Return E f(|w|) for w ~ N(mean, std^2)."""
 
     def each(w: float) -> float:
         return f(abs(w)) * math.exp(-0.5 * ((w - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))  # type: ignore[operator]
@@ -99,7 +99,7 @@ def test_scores_rank_correctly_beyond_float_range() -> None:
     for name in ("snr", "abs-snr"):
         assert bool((removal_score(name, mean, still, log=True).diff() > 0).all()), name
     tiny = torch.logspace(-9, -1, 1000, dtype=torch.float64)
-    for ratio in (0.0, 0.3, 1.0, 10.0):  # no step where the series takes over
+    for ratio in (0.0, 0.3, 1.0, 10.0):  # no jump where the series takes over
         assert bool((removal_score("exp-snr", ratio * tiny, tiny).diff() < 0).all()), ratio
 
 
@@ -276,7 +276,7 @@ def test_sparse_kernels_agree(propagation: str) -> None:
 
 
 class Odd(nn.Module):
-    """A matrix used twice, one that no rule sees, and one that is used as usual."""
+    """A model with a matrix that is used twice, one without a rule, and one that is used normally."""
 
     class Hidden(torch.autograd.Function):
         @staticmethod
@@ -438,7 +438,7 @@ def test_overlap_compares_removal_criteria() -> None:
 
 
 def test_sparse_draws_are_independent_of_absent_weights() -> None:
-    """s random numbers a draw, however large the network."""
+    """A draw takes s random numbers for any size of network."""
     net = lenet()
     state = torch.get_rng_state()
     net.posterior.sample()

@@ -1,4 +1,4 @@
-"""The packages that ours can import: licences known, none of them the GPL, versions pinned, the page up to date."""
+"""The dependency audit: known licences, no GPL, pinned versions, and a current page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says is so: its code runs, its tables are what the results say."""
+"""README and docs: code runs, and tables match the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_readme_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("page", ["index.md", "trust.md", "convert.md"])
 def test_docs_python_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    if importlib.util.find_spec("transformers") is None:  # no extra of ours brings it
+    if importlib.util.find_spec("transformers") is None:  # not in any of our extras
         blocks = [block for block in blocks if "from transformers" not in block]
     assert blocks
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The examples run as they stand."""
+"""The examples run unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_extension_skeletons_run(
     name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copied = shutil.copy(EXAMPLES / "extend" / f"{name}.py", tmp_path)  # a user's folder knows nothing of this one
+    copied = shutil.copy(EXAMPLES / "extend" / f"{name}.py", tmp_path)  # run from a folder outside the repository
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(copied), run_name="__main__")
     assert said in capsys.readouterr().out

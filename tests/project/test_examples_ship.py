@@ -1,4 +1,4 @@
-"""The examples run as their pages say."""
+"""The shipping examples run as documented."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_service_answers_for_image_files(service: Any, digits: Path, tmp_path: P
 
 
 def test_service_answers_over_a_socket(digits: Path, tmp_path: Path) -> None:
-    """As its page says: uvicorn in a process of its own, and a photo sent as the body of a request."""
+    """As documented: uvicorn in a separate process, and a photo as the body of a request."""
     pytest.importorskip("uvicorn", reason="the service runs under uvicorn")
     httpx = pytest.importorskip("httpx")
     image = pytest.importorskip("PIL.Image")
@@ -168,7 +168,7 @@ def test_edge_example_needs_neither_torch_nor_pocketbayes(digits: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three members with a rule of adaptive passes."""
+    """Return three members with a stopping rule."""
     model = pb.models.build("mlp", in_features=64, hidden=[16], out_features=10)
     net = pb.fit(pb.Ensemble(members=3), model, pb.data.load("digits", "train"), epochs=3, lr=1e-2)
     pb.fit_stopping(net, pb.data.load("digits", "val"), max_passes=2)

@@ -1,4 +1,4 @@
-"""A user's own model, method, storage, propagation and likelihoods from files of theirs, through every verb."""
+"""A user's model, method, storage, propagation and likelihoods from external files, with every verb."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The modules, copied to a folder of their own; what they register is gone afterwards."""
+    """Return the modules, imported from a separate folder; their registrations are undone afterwards."""
     folder = tmp_path_factory.mktemp("parts")
     registries: tuple[dict[str, Any], ...] = (MODELS, METHODS, POSTERIORS, PROPAGATIONS, LIKELIHOODS)
     before = [dict(registry) for registry in registries]
@@ -54,7 +54,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def cases(parts: dict[str, Any]) -> dict[str, Case]:
-    """A trained network for each part."""
+    """Return a trained network for each part."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(96, 3, generator=generator)
     classes, counts = (x.sum(1) > 0).long(), torch.poisson(x[:, 0].exp(), generator=generator).long()
@@ -140,7 +140,7 @@ def test_command_line_knows_imported_parts(cases: dict[str, Case], parts: dict[s
 def test_command_line_reads_networks_of_an_own_class(
     parts: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file saved before its class had a name is refused with the way out, and can be saved again."""
+    """A file saved before its class had a name is rejected with a remedy, and can be saved again."""
     monkeypatch.chdir(parts["folder"])
     parts["my_model"].main()
     assert "bytes; accuracy 0." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Storage and propagation do not know each other, and no other room asks for one of them by name."""
+"""Storage and propagation are independent, and no other room names one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pocketbayes.propagation import PROPAGATIONS
 PACKAGE = Path(pocketbayes.__file__).parent
 STORAGES = {kind.__name__ for kind in POSTERIORS.values() if kind.__module__.startswith("pocketbayes.")}
 AMBIGUOUS = {"mean", "moments"}
-"""Propagations whose names are also those of statistics: a comparison counts only beside a word for a propagation."""
+"""Propagations named like statistics; a comparison counts only next to a word for propagation."""
 WORDS = {"propagation", "mode"}
 
 

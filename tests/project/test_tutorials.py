@@ -1,4 +1,4 @@
-"""The tutorials' pages are what their scripts say and do."""
+"""The tutorials' pages match their scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tutorials  # noqa: E402
 
 
 def said(page: str) -> list[str]:
-    """What a page shows as output, with every number as one sign: their digits differ between machines."""
+    """Return a page's output with all numbers masked, since digits differ between machines."""
     blocks = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
     return [re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.,]*(e-?\d+)?", "#", block)) for block in blocks]
 

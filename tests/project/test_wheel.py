@@ -1,4 +1,4 @@
-"""What is published installs and runs: the wheel, in an environment that has its dependencies and not this checkout."""
+"""The wheel installs and runs in an environment without this checkout."""
 
 from __future__ import annotations
 

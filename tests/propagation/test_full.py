@@ -1,4 +1,4 @@
-"""Full-covariance propagation: every rule against brute force or Monte Carlo, correlations included; refusals."""
+"""Full-covariance propagation: rules against brute force or Monte Carlo, correlations, and errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRAWS = 100_000
 
 
 def correlated(*shape: int, groups: int = 1, seed: int = 0) -> Correlated:
-    """Random means and covariances of order 1."""
+    """Return random means and covariances of order 1."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.Size(shape[1:]).numel() // groups
     root = torch.randn(shape[0], groups, size, size, generator=generator, dtype=torch.float64) / size**0.5
@@ -36,7 +36,7 @@ def weight(*shape: int, seed: int = 1) -> Gaussian:
 
 
 def first_order(function: Callable[[Tensor], Tensor], x: Correlated) -> Tensor:
-    """J S J^T of every example."""
+    """Return J S J^T of every example."""
     jacobian = torch.func.vmap(torch.func.jacrev(lambda row: function(row[None])[0]))(torch.Tensor(x.loc))
     jacobian = jacobian.flatten(1, jacobian.ndim - x.ndim).flatten(2)
     return jacobian @ x.covariance @ jacobian.mT
@@ -140,7 +140,7 @@ def small_network(model: nn.Module, std: float) -> pb.Network:
 
 
 def test_full_covariance_beats_the_diagonal_after_pooling() -> None:
-    """A kernel's draw moves every position of a channel alike: their mean hardly averages it out."""
+    """A kernel's draw moves all positions of a channel together, so pooling hardly averages it out."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
     net = small_network(model, 0.02)
@@ -279,7 +279,7 @@ def test_full_covariance_refuses_exact_activations() -> None:
 
 
 def test_full_covariance_predicts_in_chunks() -> None:
-    """More images than memory would hold at once."""
+    """More images than memory could hold at once."""
     net = small_network(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), 0.01)
     x = torch.rand(35, 1, 4, 4)
     together = pb.predict(net, x)

@@ -1,4 +1,4 @@
-"""Networks whose last layer alone is random: one pass of the rest, and the same answers."""
+"""Networks with only a random last layer: one pass of the rest, and the same predictions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pocketbayes.propagation.linear.taps import make_plan
 
 
 class Features(nn.Module):
-    """Counts how often it runs."""
+    """A module that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def last_layer_only(model: nn.Module, bias: bool = False) -> pb.Network:
 
 
 def laplace_of(model: nn.Module, hessian: str = "full") -> pb.Network:
-    """All weights in the layout, those of the last layer random."""
+    """Return a posterior over all weights with only the last layer random."""
     start = pb.bayesianize(model, pb.Deterministic())
     start.likelihood = pb.Categorical()
     data = torch.randn(40, 6), torch.arange(40) % 3
@@ -90,7 +90,7 @@ def test_head_runs_the_rest_once_with_the_same_answer(bias: bool, monkeypatch: p
 @pytest.mark.parametrize("hessian", ["full", "kron", "diag"])
 @pytest.mark.parametrize("at_once", [1 << 22, 1])
 def test_head_is_found_among_point_weights(hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All draws at once, or one after the other where memory holds no more."""
+    """Draws run together, or one after the other if memory is short."""
     monkeypatch.setattr("pocketbayes.propagation.head._AT_ONCE", at_once)
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h)), hessian), torch.randn(9, 6)

@@ -1,4 +1,4 @@
-"""The delta method: gradients of single examples, the variances they give, and what is read from them."""
+"""The delta method: per-example gradients, variances, and readouts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SequenceFirst(nn.Module):
 
 
 class Windows(nn.Module):
-    """A layer on windows that are folded into the batch axis."""
+    """A model with windows that are folded into the batch axis."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Recurrent(nn.Module):
 
 
 class ChangesItsInput(nn.Module):
-    """Adds to a layer's input after the layer has used it."""
+    """A model that changes a layer's input in place after use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def test_linear_is_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch
 
 
 def test_linear_agrees_with_samples_at_small_noise() -> None:
-    """A convolution whose positions share their weights: what moments cannot see."""
+    """A convolution's positions share their weights, which moments ignore."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
@@ -262,7 +262,7 @@ def test_linear_takes_tokens_and_deterministic_networks() -> None:
 
 
 def test_linear_takes_outputs_per_pixel() -> None:
-    """Of a network that is linear in its weights, the variance of every pixel is known."""
+    """The variance of every pixel is known for a network that is linear in its weights."""
     net = network_of(nn.Conv2d(2, 3, 3, padding=1), std=0.1)
     x = torch.randn(2, 2, 6, 6)
     with net.using("moments"), torch.no_grad():
@@ -395,7 +395,7 @@ def test_linear_mixtures_add_the_variance_between_networks() -> None:
 
 
 class Rounded(nn.Module):
-    """No gradient comes back to its first layer."""
+    """A model without a gradient at its first layer."""
 
     def __init__(self, stop: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -413,7 +413,7 @@ def test_linear_names_uncertainty_without_a_gradient(stop: Callable[[Tensor], Te
 
 
 class WithoutGrad(Rounded):
-    """Its first layer is not even recorded."""
+    """A model that runs its first layer without autograd."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():

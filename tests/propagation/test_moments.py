@@ -1,4 +1,4 @@
-"""Every moment rule on its own: against derivatives of the operation itself, and against Monte Carlo."""
+"""Moment rules, each against derivatives of the operation and against Monte Carlo."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWS = 100_000
 
 
 def gaussian(*shape: int, seed: int = 0, low: float | None = None) -> Gaussian:
-    """A random tensor with moments of order 1; `low` keeps its means above a bound."""
+    """Return a random tensor with moments of order 1; `low` is a lower bound of its means."""
     generator = torch.Generator().manual_seed(seed)
     mean = torch.randn(shape, generator=generator, dtype=torch.float64)
     mean = mean if low is None else low + mean.abs()
@@ -32,7 +32,7 @@ def plain(*shape: int, seed: int = 9) -> Tensor:
 
 
 def monte_carlo(function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the function over draws of its Gaussian inputs."""
+    """Return mean and variance of the function over draws of its Gaussian inputs."""
 
     def once(*noise: Tensor) -> Tensor:
         drawn = iter(noise)

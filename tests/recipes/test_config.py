@@ -1,4 +1,4 @@
-"""Recipes: YAML to checked values, changed by dotted keys, made into methods, models and data."""
+"""Recipes: YAML, dotted keys, and building of methods, models and data."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_override_of_a_section_drops_its_old_settings() -> None:
 
 
 def test_recipe_keeps_only_chosen_training_settings() -> None:
-    """What a recipe leaves out is the stages' to choose: writing out defaults would override them."""
+    """Settings that a recipe omits are chosen by stages; written defaults would override them."""
     recipe = checked(training={"lr": "1e-2"})
     assert recipe.training == {"lr": 0.01}
     assert recipe.to_tree()["training"] == {"lr": 0.01}

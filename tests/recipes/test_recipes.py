@@ -1,4 +1,4 @@
-"""Every recipe that ships trains: two steps of each of its stages, on made-up data of the shape it names."""
+"""All built-in recipes train: two steps of each stage, on generated data of the right shape."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pocketbayes.recipes.experiment import run
 BATCH, STEPS = 4, 2
 SMALL_ONES = [name for name in config.names() if name.startswith("digits-")]
 REGRESSIONS = {"uci": 6, "toy-cubic": 1}
-"""Features of each."""
+"""Number of features of each data set."""
 PBN_RATES = (0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
 
 
 def made_up(name: str, split: str, _: Any = None, **options: Any) -> data.Dataset:
-    """Eight rows that say of themselves what the data set of this name does; large images are smaller here."""
+    """Return eight rows described like the data set of this name, with smaller images."""
     generator = torch.Generator().manual_seed(0)
     rows = BATCH * STEPS
     if name in REGRESSIONS:
@@ -53,7 +53,7 @@ def made_up(name: str, split: str, _: Any = None, **options: Any) -> data.Datase
 
 
 def shortened(stages: Sequence[Stage]) -> list[Stage]:
-    """The same stages, each of one epoch, in batches of ours."""
+    """Return the recipe with one epoch per stage and small batches."""
     return [
         replace(
             stage,
@@ -88,7 +88,7 @@ def train_briefly(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *cha
 
 
 def by_weight(name: str) -> Any:
-    """Networks of many millions of weights take their time on a CPU."""
+    """Return a recipe's marks: large networks are slow on a CPU."""
     heavy = any(word in name for word in ("resnet18-2dgbnn", "resnet18-vdp", "resnet50", "resnet101", "wrn28", "vit-"))
     return pytest.param(name, marks=pytest.mark.slow) if heavy else name
 

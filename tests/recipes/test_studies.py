@@ -1,4 +1,4 @@
-"""Studies: valid as shipped, resumable, one row's network answered in several ways."""
+"""Studies: built-in studies are valid, resume, and predict a row's network with several propagations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = {
 
 
 def work_of(folder: Path, study: str, row: str) -> Path:
-    """The folder of the one network of a row, seed 0."""
+    """Return the folder of a row's network, seed 0."""
     (found,) = (folder / "work" / study).glob(f"{row}-0-*")
     return found
 
@@ -85,7 +85,7 @@ def test_study_skips_finished_rows_and_seeds(tmp_path: Path) -> None:
     assert done == []
     changed = merged(SMALL, {"samples": 3})
     make(studies.Study.model_validate(changed), rows=("map",))
-    assert done == [("map", 0), ("map", 1)]  # its settings are others now
+    assert done == [("map", 0), ("map", 1)]  # its settings have changed
     longer = merged(SMALL, {"base": {"training": {"epochs": 3}}})
     again = make(studies.Study.model_validate(longer), rows=("map",))  # and so is the network, for all that lies there
     assert again["rows"]["map"]["seeds"]["0"]["nll"] != first["rows"]["map"]["seeds"]["0"]["nll"]
@@ -111,7 +111,7 @@ def test_study_row_starts_from_the_network_of_another(tmp_path: Path) -> None:
     assert not torch.equal(mean, rounded)
     assert torch.allclose(mean, rounded, atol=float(mean.abs().max()) / 100)  # no training in between
     assert result["rows"]["int8"]["settings"]["start"] == "bbb"
-    for wrong in ("int8", "mapp"):  # itself, nobody
+    for wrong in ("int8", "mapp"):  # the row itself, or an unknown row
         with pytest.raises(ValueError, match="starts from"):
             studies.Study.model_validate(merged(tree, {"rows": {"int8": {"start": wrong}}}))
 

@@ -1,4 +1,4 @@
-"""Two tiny runs with all that a report can show."""
+"""Two tiny runs with everything that a report can show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def runs_dir(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
-    """The folder of two runs on the embedded digits, evaluated; corruptions, which need larger images, are made up."""
+    """Return a folder with two evaluated runs on the embedded digits; corruption results are made up."""
     folder = tmp_path_factory.mktemp("report") / "runs"
     for name, part in RECIPES.items():
         tree = {"model": {"name": "mlp", "hidden": [8]}, "data": {"name": "digits", "val_fraction": 0.2}, "samples": 3}
@@ -62,7 +62,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path
 
 @pytest.fixture(scope="session")
 def change() -> Callable[[Path, Any], None]:
-    """Edits the evaluation in a run's folder."""
+    """Edit the evaluation in a run's folder."""
     return _change
 
 

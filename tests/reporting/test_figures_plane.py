@@ -1,4 +1,4 @@
-"""2DGBNN's figures hold what they were given."""
+"""2DGBNN's figures."""
 
 from __future__ import annotations
 

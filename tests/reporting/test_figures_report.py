@@ -1,4 +1,4 @@
-"""The report's figures hold what they were given."""
+"""The report's figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def drawn(figure: Any) -> None:
-    """Lays the figure out and paints it: what cannot be drawn fails here."""
+    """Lay out and render the figure, which fails if something cannot be drawn."""
     figure.canvas.draw()
 
 

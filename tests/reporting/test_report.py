@@ -1,4 +1,4 @@
-"""The report: what it reads, what it says, and that nothing in the data can harm the page."""
+"""The report: inputs, contents, and safety against script injection."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script
 
 
 def data_of(page: Path) -> dict[str, Any]:
-    """The data that a page carries."""
+    """Return the data embedded in a page."""
     (text,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)
     found: dict[str, Any] = json.loads(text)
     return found
@@ -46,7 +46,7 @@ def page(runs_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copies(runs_dir: Path, tmp_path: Path) -> Path:
-    """The runs, to be changed."""
+    """Return copies of the runs that a test may change."""
     return Path(shutil.copytree(runs_dir, tmp_path / "runs"))
 
 
@@ -291,7 +291,7 @@ def test_report_plane_counts_every_weight_once(runs_dir: Path) -> None:
 
 
 def test_report_plane_and_layers_state_the_same_stds(runs_dir: Path) -> None:
-    """The std of a weight drawn from a Gaussian is the one that the tab of the weights averages."""
+    """The plane's stds of drawn weights are those that the weights tab averages."""
     posterior = pb.load(runs_dir / "shared" / "model.pocket").posterior
     drawn = torch.tensor(plane_of(posterior.plane(), ["layer"])["drawn_stds"])
     stds = posterior.moments()[1].detach()[posterior.index < posterior.gaussians]

@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, sorts, answers pointer and keys, and runs nothing from the data."""
+"""The report in a real browser: drawing, sorting, pointer and keyboard, and no script from the data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE = 10.0
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:
-    """Chromium without a window, or a skip that says what is missing."""
+    """Return headless Chromium, or skip the test with the reason."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = next(filter(None, map(shutil.which, DRIVERS)), None)
     if program is None or driver is None:
@@ -50,7 +50,7 @@ def browser() -> Iterator[webdriver.Chrome]:
 def page(
     runs_dir: Path, tmp_path_factory: pytest.TempPathFactory, browser: webdriver.Chrome, change: Change
 ) -> Iterator[webdriver.Chrome]:
-    """The report of two runs, into one of which scripts are planted wherever text comes from data."""
+    """Return the report of two runs, one of them with scripts in every text."""
     folder = tmp_path_factory.mktemp("browser")
     shutil.copytree(runs_dir, folder / "runs")
 
@@ -73,7 +73,7 @@ def page(
 
 
 def console(browser: webdriver.Chrome) -> list[Any]:
-    """What the page complained about since the last call."""
+    """Return the page's console errors since the last call."""
     found: list[Any] = browser.get_log("browser")
     return found
 
@@ -84,7 +84,7 @@ def open_section(browser: webdriver.Chrome, name: str) -> Any:
 
 
 def eventually(test: Callable[[], Any]) -> Any:
-    """What the test returns, once it is true; pages answer in their own time."""
+    """Wait until the test is true and return its result."""
     start = time.monotonic()
     while not (found := test()) and time.monotonic() - start < PATIENCE:
         time.sleep(0.02)
@@ -124,7 +124,7 @@ EVERYWHERE = (
 
 
 def planted(node: Any, attack: str, depth: int = 0) -> Any:
-    """The same values with the attack in every text, and in place of one name of every mapping below the top."""
+    """Return the values with the attack in every text and in one key of every nested mapping."""
     if isinstance(node, dict):
         found = {key: planted(value, attack, depth + 1) for key, value in node.items() if key != "png"}
         first = next(iter(found), None)
@@ -139,7 +139,7 @@ def planted(node: Any, attack: str, depth: int = 0) -> Any:
 def test_report_runs_no_planted_script(
     attack: str, runs_dir: Path, tmp_path: Path, browser: webdriver.Chrome, change: Change
 ) -> None:
-    """Class names, file names, values of recipes: all of them, with the page's policy against scripts taken out."""
+    """Class names, file names and recipe values, with the page's script policy removed."""
     folder = tmp_path / attack.replace("/", "\N{DIVISION SLASH}")
     shutil.copytree(runs_dir / "shared", folder)
     change(folder, lambda document: document.update(planted(document, attack)))
@@ -304,7 +304,7 @@ def test_report_section_opens_at_its_start(page: webdriver.Chrome, width: int) -
 
 
 def test_report_prints_everything(page: webdriver.Chrome) -> None:
-    """Printing draws the parts that were never opened, too."""
+    """Printing also draws the parts that were never opened."""
     page.refresh()
     page.print_page()
     for name in SECTIONS:

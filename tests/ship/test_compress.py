@@ -1,4 +1,4 @@
-"""Compression to a budget: it holds for the written file, the best of what fits is taken, the curve is drawn."""
+"""Compression to a budget: file sizes, the choice of the best file, and the curve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pocketbayes.ship.compression.trials import NOISE, Budget, choose
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three classes of noisy points in 40 dimensions."""
+    """Return noisy points of three classes in 40 dimensions."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.arange(n) % 3
     x = torch.randn(n, 40, generator=generator)
@@ -58,7 +58,7 @@ def test_compress_size_budget_holds_for_the_written_file(found: Compressed, tmp_
     assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= 4000) + NOISE
     measures = pb.evaluate(pb.load(tmp_path / "net.pocket", model_like_trained()), images(150, 1), samples=3)
     assert measures["nll"] == pytest.approx(found.chosen.nll, abs=1e-6)
-    assert measures["nll"] < 1.09  # better than guessing among three
+    assert measures["nll"] < 1.09  # better than chance among three classes
 
 
 def test_pick_serves_every_budget_from_one_sweep(found: Compressed) -> None:
@@ -243,7 +243,7 @@ def test_compress_rejects_answers_that_are_not_finite() -> None:
 
 
 def test_compress_keeps_learned_stds_with_the_codes() -> None:
-    """Stds that differ from weight to weight survive; one std per layer would lose them."""
+    """Different stds per weight are kept; one std per layer would lose them."""
     torch.manual_seed(0)
     net = pb.bayesianize(nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 3)), pb.MeanFieldVI())
     assert isinstance(net, pb.Network)

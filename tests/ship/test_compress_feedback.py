@@ -1,4 +1,4 @@
-"""Error feedback: layers' outputs, groups, blocks, and weights that no known operation uses."""
+"""Error feedback: layer outputs, groups, blocks, and weights of unknown operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pocketbayes.ship.compression.inputs import input_moments
 
 
 def correlated(*shape: int) -> Tensor:
-    """Inputs of which neighbours resemble one another."""
+    """Return inputs with correlated neighbours."""
     common = torch.randn(shape[0], *[1] * (len(shape) - 1))
     return common + 0.3 * torch.randn(shape)
 

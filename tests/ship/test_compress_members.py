@@ -1,4 +1,4 @@
-"""Compressing a mixture: how many members, in how many bits."""
+"""Compressing a mixture: number of members and bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression of networks of every kind, calibrated on a hundred examples."""
+"""Compression of many architectures, calibrated on a hundred examples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM that answers from its last state."""
+    """An LSTM that predicts from its last state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ NETWORKS: list[Any] = [
 
 @torch.no_grad()
 def standardised(model: nn.Module, x: Tensor) -> nn.Module:
-    """Scale the last layer in place so that the classes are all seen, some of them clearly."""
+    """Scale the last layer in place so that all classes occur, some with confidence."""
     *_, last = (module for module in model.modules() if isinstance(module, (nn.Linear, nn.ConvTranspose2d)))
     assert last.bias is not None
     outputs = model.eval()(x)

@@ -66,7 +66,7 @@ def test_retraining_restores_the_teachers_answers(trained: Network) -> None:
 
 
 class Reseeding(TensorDataset):
-    """Data during whose reading another thread seeds torch's global generator, each time with another number."""
+    """Data that reseed torch's global generator whenever they are read."""
 
     reads = 0
 

@@ -1,4 +1,4 @@
-"""The scikit-learn estimators: its own checks, and that their uncertainty means something."""
+"""The scikit-learn estimators: scikit-learn's checks, and meaningful uncertainty."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ CANNOT_PASS: dict[str, str] = {
     "check_sample_weight_equivalence_on_dense_data": "rows are drawn in proportion to their weights, so that training "
     "on a row of weight two and on two rows agree in expectation, not bit for bit",
 }
-"""Checks that an estimator cannot pass, by name, with the reason."""
+"""Checks that an estimator cannot pass, with the reason."""
 ROUNDED_CHECKS = ("check_methods_sample_order_invariance", "check_methods_subset_invariance")
-"""Checks that compare answers within 1e-7: in single precision a product of other rows rounds otherwise."""
+"""Checks with a tolerance of 1e-7, below single-precision rounding across batches."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,4 +1,4 @@
-"""Exported graphs answer as PyTorch does, draw inside themselves, and stay small."""
+"""Exported graphs: agreement with PyTorch, random draws, and size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Answer = dict[str, Array]
 
 def session(source: Path | bytes) -> Any:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # it remarks on inputs with defaults
+    options.log_severity_level = 3  # it warns about inputs with defaults
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(source, options)
 
@@ -85,7 +85,7 @@ def network(storage: str, model: nn.Module) -> pb.Network:
 
 
 def mixture(model: nn.Module) -> pb.Mixture:
-    """One network of each storage: one export tries them all."""
+    """Return a mixture with one network of each storage, so that one export covers all."""
     return pb.Mixture([network(storage, model) for storage in STORAGES])
 
 
@@ -111,7 +111,7 @@ def scrambled(z: Array) -> Array:
 
 
 def noise(seed: int, number: int, size: int) -> Array:
-    """What a graph draws for a pass, in double precision."""
+    """Return a graph's noise for a pass, in double precision."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         own = scrambled(scrambled(np.array([seed]).astype(np.uint64)) + np.uint64(number) * golden)
@@ -123,7 +123,7 @@ def noise(seed: int, number: int, size: int) -> Array:
 
 
 def drawn_in_torch(net: pb.Mixture | pb.Network, x: Tensor, samples: int, seed: int) -> Answer:
-    """The answer of weights drawn from the same noise."""
+    """Return PyTorch's prediction for weights drawn from the same noise."""
     networks = list(net) if isinstance(net, pb.Mixture) else [net]
     logits = []
     sizes = [member.posterior.noise_size for member in networks]
@@ -192,7 +192,7 @@ def test_exported_noise_is_standard_normal() -> None:
 
 
 def shrunk(values: Array) -> tuple[Array, int]:
-    """What a graph gives for its shrunken constant, and the bytes of all its constants."""
+    """Return a graph's output for its packed constant, and the bytes of all constants."""
     from pocketbayes.ship import onnx_graph
 
     constant = ir.val("index", const_value=ir.tensor(values, name="index"))
@@ -366,10 +366,10 @@ def test_export_command_exports_a_trained_run(tmp_path: Path) -> None:
     facts = json.loads(graph.metadata_props["pocketbayes"])
     assert facts["storage"] == "point"
     assert facts["data"]["classes"] == 10
-    assert [value.name for value in graph.graph.inputs] == ["x"]  # nothing is drawn
+    assert [value.name for value in graph.graph.inputs] == ["x"]  # no random draws
     assert graph.graph.inputs[0].shape[0] == "batch"
     text = out.read_bytes()
-    assert b"site-packages" not in text  # no traces of where it was made
+    assert b"site-packages" not in text  # no local paths in the file
     assert b"test_export" not in text
 
 
@@ -399,7 +399,7 @@ def test_export_command_names_mistakes(tmp_path: Path) -> None:
 
 
 class Batchwise(nn.Module):
-    """A model that asks for its batch to be 2."""
+    """A model that requires a batch of 2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,14 +410,14 @@ class Batchwise(nn.Module):
 
 
 class Quantile(Batchwise):
-    """A model with an operation that ONNX has not."""
+    """A model with an operation that ONNX lacks."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.special.ndtri(torch.sigmoid(self.layer(x)))
 
 
 class Attention(nn.Module):
-    """A model whose attention torch's tracer takes for one operation."""
+    """A model whose attention is traced as one operation."""
 
     def __init__(self) -> None:
         super().__init__()

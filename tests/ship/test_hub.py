@@ -1,4 +1,4 @@
-"""Networks in a folder laid out as on the Hub, and what is sent there; nothing here asks the network."""
+"""Networks in the Hub's folder layout, and uploads, without network access."""
 
 from __future__ import annotations
 

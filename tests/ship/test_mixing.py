@@ -1,4 +1,4 @@
-"""`pb.mixture`: from whatever people have, and one line for what does not fit."""
+"""`pb.mixture`: all kinds of members, and errors for mismatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong arguments of `fit` and its neighbours: one line that names the argument, never a raw exception."""
+"""Invalid arguments of `fit` and related functions: one line that names the argument."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_fit_refuses_a_wrong_argument_with_one_line(name: str, tmp_path: Path, m
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # torch's, before we can say better
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # torch's error comes before ours
 @pytest.mark.parametrize(
     ("name", "args"),
     [

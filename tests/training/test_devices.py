@@ -1,4 +1,4 @@
-"""Steps and passes on a device without values: whatever asks the device for a number raises an error there."""
+"""Steps and passes on the meta device, where reading a value raises an error."""
 
 from __future__ import annotations
 

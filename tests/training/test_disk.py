@@ -1,4 +1,4 @@
-"""A disk that fills up, turns read-only or loses the data in the middle of a run: one clear line, and nothing lost."""
+"""Disks that fill up, turn read-only or lose data during a run: one clear line, and no loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pocketbayes.training import checkpoint
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, 1 MB large, in memory."""
+    """Return a separate file system of 1 MB in memory."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -85,7 +85,7 @@ def test_fit_on_an_unwritable_disk_keeps_the_last_checkpoint(
 
 
 class Watched(nn.Module):
-    """A model that calls somebody on its n-th pass in training."""
+    """A model that calls a function on its n-th training pass."""
 
     def __init__(self, at: int = 0, what: Callable[[], object] | None = None) -> None:
         super().__init__()

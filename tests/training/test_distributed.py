@@ -1,4 +1,4 @@
-"""Processes over gloo: one network on all of them, and the network that one process makes of the joint batch."""
+"""Several processes over gloo: equal networks on all ranks, and the result of one process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ QUIET: dict[str, Callable[[], pb.Method]] = {
     "sparse-vd": lambda: pb.VariationalDropout(std_init=1e-6),
     "mbnn": lambda: pb.MaskedVI(std_init=1e-6, moves=0),
 }
-"""Every method, with so little noise that one process and several can be compared."""
+"""Every method, with little noise so that one and several processes can be compared."""
 EXAMPLES = 46
 """Not a multiple of the batch: the last one has parts of unequal size, and with 4 ranks hardly enough for all."""
 
@@ -61,7 +61,7 @@ def train(
     name: str, folder: Path, model: Callable[[], nn.Module] = smooth, told: Any = None, **settings: Any
 ) -> dict[str, Any]:
     settings = {"epochs": 2, "batch_size": 16, "lr": 0.05, "optimizer": "sgd", "accelerator": "cpu", **settings}
-    if name == "2dgbnn":  # many weights follow one Gaussian: their gradients add up
+    if name == "2dgbnn":  # many weights share one Gaussian, so their gradients add up
         settings["stages"] = {"shared": {"lr": 1e-4}}
     data = told or tiny_data(EXAMPLES)
     net = pb.fit(QUIET[name](), model(), data, val=tiny_data(30), out=folder, progress=False, **settings)
@@ -155,7 +155,7 @@ class Pixels(nn.Module):
 
 
 def nets() -> dict[str, tuple[pb.Network, tuple[Tensor, Tensor]]]:
-    """A small network and data for every task; the data do not make whole batches."""
+    """Return a small network and data for every task, with an incomplete last batch."""
     torch.manual_seed(5)
     x, y = tiny_data(23)
     classes = pb.bayesianize(smooth(), pb.MeanFieldVI(std_init=0.3, propagation="local"))
@@ -213,7 +213,7 @@ def test_fit_on_three_ranks_covers_all_data(tmp_path: Path) -> None:
 
 
 def laplace(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The posterior at a network as it is, and how many examples this process has looked at."""
+    """Return a network's Laplace posterior, and the number of examples that this process has seen."""
     seen, usual = [], _Problem.examples
 
     def counted(self: Any) -> Any:
@@ -272,7 +272,7 @@ def test_rank_parts_cover_everything_once(size: int) -> None:
 
 
 class Told(torch.utils.data.Dataset):
-    """The tiny data; something happens on one rank when it fetches its n-th batch."""
+    """The tiny data; a function is called on one rank when it fetches its n-th batch."""
 
     def __init__(self, rank: int, at: int, what: str) -> None:
         self.x, self.y = tiny_data(EXAMPLES)
@@ -356,7 +356,7 @@ def test_fit_stops_when_ranks_disagree(tmp_path: Path) -> None:
 
 
 def test_train_command_runs_under_torchrun(tmp_path: Path) -> None:
-    """Two processes and one print the same table; only the first writes and speaks."""
+    """Two processes and one print the same table; only the first rank writes and prints."""
     settings = ["data.subset=200", "training.epochs=1", "training.accelerator=cpu", "training.batch_size=64"]
     options = ["train", "digits-map", "--json", *(item for s in settings for item in ("--set", s))]
     found = [

@@ -1,4 +1,4 @@
-"""A run that is stopped, fed rubbish or short of disk loses nothing and saves no nonsense."""
+"""Runs that are stopped, get invalid values or run out of disk keep their progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pocketbayes.training.checks import NotFiniteError, Signals, Snapshot, finge
 
 
 class Told(torch.utils.data.Dataset):
-    """The tiny data; calls somebody when a batch is fetched for the n-th time."""
+    """The tiny data; a function is called when the n-th batch is fetched."""
 
     def __init__(self, at: int | None = None, what: Any = None) -> None:
         self.x, self.y = tiny_data()
@@ -162,7 +162,7 @@ def test_rollback_finishes_with_a_lower_rate(tmp_path: Path) -> None:
     progress = checkpoint.read(tmp_path / "run")[0]  # type: ignore[index]
     assert progress.plateau.factor == 0.5
     assert progress.epoch == 3
-    with pytest.raises(NotFiniteError, match="lower lr"):  # a fault that stays is not tried for ever
+    with pytest.raises(NotFiniteError, match="lower lr"):  # a persistent fault is not retried forever
         fit(Told(1, lambda: None), tmp_path / "bad", on_nan="rollback", lr=1e30, optimizer="sgd")
 
 
@@ -185,7 +185,7 @@ def test_divergence_names_the_layer_of_a_bad_value() -> None:
 
 
 def test_rollback_halves_the_rate_once() -> None:
-    """Whatever good epochs lie between: a state taken after a rollback has the lower rate already."""
+    """Also after good epochs in between: a state after a rollback already has the lower rate."""
     net = pb.bayesianize(nn.Linear(2, 2), pb.Deterministic())
     optimizer, at = torch.optim.SGD(net.parameters(), 0.1), Progress()
     good = Snapshot(net, optimizer, at)

@@ -1,4 +1,4 @@
-"""Runs killed by SIGKILL and resumed end as if nothing had happened: the short version of benchmarks/kills.py."""
+"""Runs killed by SIGKILL and resumed give the same result: a short version of benchmarks/kills.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = ("2dgbnn", "ssvi", "swag")
 
 
 def test_fit_resumes_killed_runs_bit_for_bit(tmp_path: Path) -> None:
-    """At seeded events, so that no clock decides: a step begins, a file is opened, renamed, removed."""
+    """Kills at seeded events, independent of time: a step begins, a file is opened, renamed or removed."""
     chosen = [item for name in METHODS for item in ("--method", name)]
     command = [
         sys.executable,
@@ -64,7 +64,7 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmentation_resumes_where_it_stopped(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers fetch ahead of the step at which a run stops: what they draw must not depend on that."""
+    """Workers fetch ahead of the step at which a run stops, which must not affect their draws."""
     x, y = tiny_data()
     info = as_source((x, y)).info  # type: ignore[union-attr]
     images = ((x - x.min()) / (x.max() - x.min()) * 255).byte()

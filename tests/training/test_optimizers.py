@@ -1,4 +1,4 @@
-"""Stds learn at a rate and by a rule of their own."""
+"""Stds have their own learning rate and optimiser."""
 
 from __future__ import annotations
 

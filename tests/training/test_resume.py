@@ -1,4 +1,4 @@
-"""Checkpoints that are whole, sealed and wrong: passed over, with the file and the part named."""
+"""Intact checkpoints with invalid contents are skipped, and the file and part are named."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def fit(folder: Path, **settings: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: Any) -> dict[str, tuple[Path, dict[str, torch.Tensor]]]:
-    """A whole run for each optimiser, with the checkpoints of its last two epochs."""
+    """Return a finished run for each optimiser, with the checkpoints of its last two epochs."""
     folder = tmp_path_factory.mktemp("runs")
     return {name: (folder / name, fit(folder / name, optimizer=name)) for name in OPTIMISERS}
 
 
 def put(*path: Any) -> Callable[[Any], None]:
-    """Sets the value at a path; a function makes it from the value that was there."""
+    """Set the value at a path; a function computes it from the old value."""
     *way, last, value = path
 
     def spoil(tree: Any) -> None:
@@ -127,7 +127,7 @@ def test_resume_skips_a_sealed_checkpoint_no_run_wrote(
         again = fit(tmp_path / "run", optimizer=optimizer, resume=True)
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     left = [container.read(path, checkpoint.KIND)["progress"]["epoch"] for path in checkpoint.files(tmp_path / "run")]
-    assert left == [3, 2]  # the wrong one has not pushed out the good one
+    assert left == [3, 2]  # the invalid checkpoint has not replaced the good one
     newest.unlink()
     shutil.copy(folder / before.name, before)
     reseal(before, spoil)
@@ -184,7 +184,7 @@ class WithAFunction(pb.Deterministic):
 
 
 def test_resume_recognises_a_method_with_functions(tmp_path: Path) -> None:
-    """A function's text holds its address, which differs there."""
+    """The repr of a function contains its address, which differs between processes."""
     one, same = (WithAFunction(rule=lambda: None) for _ in range(2))
     assert repr(one) != repr(same)
     pb.fit(one, tiny_model(), tiny_data(), epochs=1, out=tmp_path, progress=False)

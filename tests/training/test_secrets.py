@@ -1,4 +1,4 @@
-"""What the environment keeps secret is in nothing that a run writes or says."""
+"""Secrets of the environment do not appear in files or output of a run."""
 
 from __future__ import annotations
 

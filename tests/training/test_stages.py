@@ -1,4 +1,4 @@
-"""Methods of several stages, stopped at each kind of place, go on bit for bit."""
+"""Methods with several stages resume bit for bit from each kind of checkpoint."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_fit_stage_takes_its_own_settings() -> None:
 
     still = centres(stages={"shared": {"lr": 1e-12}})
     untrained = centres(stages={"shared": {"epochs": 0}})
-    torch.testing.assert_close(still, untrained)  # the first stage trained as ever, the second did not move
+    torch.testing.assert_close(still, untrained)  # the first stage trained as usual, the second did not change
     assert not torch.allclose(centres(), untrained)
 
 

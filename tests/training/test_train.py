@@ -1,4 +1,4 @@
-"""The training loop: schedules, steps, records, and what it refuses."""
+"""The training loop: schedules, steps, records, and errors."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def test_fit_warns_of_units_that_train_badly(what: str, x: float, y: float) -> N
 
 
 class Cut(nn.Module):
-    """A model of which a part has no gradient."""
+    """A model with a part that has no gradient."""
 
     def __init__(self, cut: bool = True, softmax: bool = False) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ def test_fit_warns_of_no_gradient_and_of_probabilities() -> None:
         pb.fit("bbb", Cut(), few(), epochs=1, progress=False)
     with pytest.warns(UserWarning, match="outputs look like probabilities"):
         pb.fit("map", Cut(cut=False, softmax=True), few(), epochs=1, progress=False)
-    pb.fit("bbb", Cut(cut=False), few(), epochs=1, progress=False)  # what no output depends on is left alone
+    pb.fit("bbb", Cut(cut=False), few(), epochs=1, progress=False)  # parameters that no output depends on are unchanged
 
 
 def test_fit_model_check_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`fit(tune=True)`: what is measured decides, what the user chose stays, and without it nothing changes."""
+"""`fit(tune=True)`: the fastest choice is used, and the user's settings are kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fitted(**settings: Any) -> pb.Net:
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, **choice: Any) -> None:
-    """Makes steps with this choice take half a second, others one, of which none is run."""
+    """Pretend that steps with this choice take half a second and others one second."""
 
     def seconds(steps: Mapping[str, Any]) -> dict[str, float]:
         return {name: 0.5 if choice.items() <= json.loads(name).items() else 1.0 for name in steps}

@@ -1,4 +1,4 @@
-"""Members and rows as jobs on a local Ray cluster: killed, started again, and equal to the serial result."""
+"""Members and rows as jobs on a local Ray cluster: restarts, and equality with the serial result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {"epochs": 3, "batch_size": 16, "lr": 1e-2, "seed": 3
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """Two processes for all tests: a cluster that is up is used as it is."""
+    """Start a cluster of two processes for all tests, unless one is running."""
     with connected(2, None):
         yield
 
