@@ -23,7 +23,6 @@ from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.likelihoods import Categorical
 from pocketbayes.methods import MeanFieldVI
 from pocketbayes.network import Net, Network, members
-from pocketbayes.recipes import check_data, network_file
 from pocketbayes.reporting import report
 from pocketbayes.reporting.table import table
 from pocketbayes.ship.compression import compress
@@ -129,6 +128,8 @@ def _load(
     model: str, weights: Path | None, data: str, classes: str | None, size: int | None, data_dir: Path | None
 ) -> tuple[Net, tuple[Dataset, Dataset, Dataset]]:
     """Read the network and the three splits of the data, prepared for the network."""
+    from pocketbayes.recipes import check_data, network_file
+
     tree: dict[str, Any] = {"name": "imagefolder", "path": data} if Path(data).is_dir() else {"name": data}
     given = Path(model)
     if given.exists():

@@ -16,7 +16,6 @@ from pocketbayes.inference.adaptive import fit_stopping
 from pocketbayes.inference.calibration import calibrate as fit_calibration
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.network import members
-from pocketbayes.recipes import network_file
 
 
 def calibrate(
@@ -50,6 +49,8 @@ def calibrate(
       pocketbayes calibrate runs/digits-bbb
       pocketbayes calibrate five.pocket --adaptive
     """
+    from pocketbayes.recipes import network_file
+
     file = network_file(path)
     net = load(file)
     part, _ = data_of(file, net, recipe_beside(file), data, settings or [])

@@ -16,7 +16,6 @@ from pocketbayes.cli.options import DataDir, Json
 from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.files.network_file import load
 from pocketbayes.files.packing import Precision
-from pocketbayes.recipes import check_data, network_file
 from pocketbayes.reporting.figures import save
 from pocketbayes.reporting.figures.tradeoff import rate_distortion
 from pocketbayes.reporting.table import table
@@ -83,6 +82,8 @@ def compress(
       pocketbayes compress runs/digits-bbb --out small.pocket --bits 6
       pocketbayes compress net.pocket --out small.pocket --max-bytes 80000 --quick
     """
+    from pocketbayes.recipes import check_data, network_file
+
     if out.suffix in (".json", ".png"):
         raise UserError(f"--out {out}: the measurements need this name; write to {out.with_suffix('.pocket')}")
     if out.exists() and not overwrite:

@@ -15,7 +15,6 @@ from pocketbayes.cli.output import note, show_json
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.folders import read_image
 from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, corrupt
-from pocketbayes.recipes import check_data
 from pocketbayes.reporting.figures.corruptions import contact_sheet
 from pocketbayes.reporting.figures.style import save
 
@@ -60,6 +59,8 @@ def _from_file(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_data(name: str, index: int, data_dir: Path | None) -> NDArray[np.uint8]:
+    from pocketbayes.recipes import check_data
+
     dataset = check_data(name).load("test", data_dir)
     if not isinstance(dataset, Pictures):
         raise UserError(f"data set {name!r} has no images as bytes")

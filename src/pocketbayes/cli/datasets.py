@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import RECIPE_FILE
@@ -11,12 +11,15 @@ from pocketbayes.data import Dataset, names
 from pocketbayes.data.description import match_classes, match_preprocessing
 from pocketbayes.data.folders import ImageFiles
 from pocketbayes.network import Net, members
-from pocketbayes.recipes import DataPart, Recipe, check_data, override, read
-from pocketbayes.recipes.parts import check_input
+
+if TYPE_CHECKING:
+    from pocketbayes.recipes import DataPart, Recipe
 
 
 def recipe_beside(file: Path) -> Recipe | None:
     """Return the recipe in the folder of a network's file, if any."""
+    from pocketbayes.recipes import read
+
     return read(file.parent) if (file.parent / RECIPE_FILE).is_file() else None
 
 
@@ -24,6 +27,8 @@ def data_of(
     file: Path, net: Net, recipe: Recipe | None, given: str | None, settings: list[str]
 ) -> tuple[DataPart, dict[str, Any]]:
     """Return the data for measuring, with the run's options if it is the same data set, and the options of OOD data."""
+    from pocketbayes.recipes import check_data, override
+
     tree: dict[str, Any] = {} if recipe is None else {"data": recipe.to_tree()["data"]}
     info = members(net)[0].info
     if given is not None:
@@ -55,6 +60,8 @@ def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | 
 
 def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> None:
     """Reject data that the network does not accept, or with more classes than it has."""
+    from pocketbayes.recipes.parts import check_input
+
     network = members(net)[0]
     found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
     classes = dataset.info.classes

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
 from torch import Tensor
 
-from pocketbayes import recipes as config
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
@@ -25,10 +24,12 @@ from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import METHODS
 from pocketbayes.network import Mixture, members
-from pocketbayes.recipes.experiment import Outcome, about, measure, run
 from pocketbayes.reporting import report
 from pocketbayes.reporting.table import bar, shown, table
 from pocketbayes.ship.compression import compress
+
+if TYPE_CHECKING:
+    from pocketbayes.recipes.experiment import Outcome
 
 PREFIX = "digits-"
 """Prefix of the recipes in the demo."""
@@ -45,6 +46,9 @@ def demo(
     The report, report.html in the folder, shows results on test digits, rotated and noisy digits and, if Pillow is
     installed, patches of photographs as out-of-distribution data.
     """
+    from pocketbayes import recipes as config
+    from pocketbayes.recipes.experiment import run
+
     recipes = {name: config.read(name) for name in config.names() if name.startswith(PREFIX)}
     order = list(METHODS)
     outcomes: dict[str, Outcome] = {}
@@ -99,6 +103,8 @@ def _one_thread() -> Iterator[None]:
 
 def _coded(outcome: Outcome) -> Outcome:
     """Compress an ensemble to the size of one member in float32."""
+    from pocketbayes.recipes.experiment import measure
+
     start, recipe = time.monotonic(), outcome.recipe
     train, val = (recipe.data.load(split) for split in ("train", "val"))
     networks = members(outcome.net)
@@ -116,6 +122,8 @@ def _coded(outcome: Outcome) -> Outcome:
 
 def _evaluate(outcome: Outcome) -> None:
     """Run a small evaluation for the report."""
+    from pocketbayes.recipes.experiment import about
+
     recipe, test = outcome.recipe, outcome.recipe.data.load(outcome.split)  # type: ignore[arg-type]
     evaluate_suite(
         outcome.net,

@@ -14,7 +14,6 @@ from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.files.network_file import load, save
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.health import similarity
-from pocketbayes.recipes import network_file
 from pocketbayes.reporting.table import table
 from pocketbayes.ship.mixing import mixture
 
@@ -46,6 +45,8 @@ def ensemble(
       pocketbayes ensemble runs/a runs/b runs/c --out big.pocket
       pocketbayes ensemble runs/a/model.pocket big.pocket --weights 0.25,0.75 --out bigger.pocket
     """
+    from pocketbayes.recipes import network_file
+
     if out.exists() and not overwrite:
         raise UserError(f"{out} exists: add --overwrite or choose another --out")
     Precision.of(precision)

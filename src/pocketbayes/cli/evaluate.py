@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +22,9 @@ from pocketbayes.data.shift import PUBLISHED
 from pocketbayes.files.network_file import load
 from pocketbayes.inference.suite import SHIFTS, compare, evaluate_suite, over_seeds, read_values
 from pocketbayes.propagation import find_propagation
-from pocketbayes.recipes import DataPart, check_data, load_like, network_file
-from pocketbayes.recipes.experiment import about
+
+if TYPE_CHECKING:
+    from pocketbayes.recipes import DataPart
 
 
 def evaluate(
@@ -75,6 +76,8 @@ def evaluate(
       pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
       torchrun --nproc-per-node 4 -m pocketbayes evaluate runs/resnet20 --shift corruptions
     """
+    from pocketbayes.recipes import network_file
+
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
     if propagation is not None:
@@ -137,6 +140,9 @@ def _evaluate_one(
     overwrite: bool,
     team: Team,
 ) -> dict[str, Any]:
+    from pocketbayes.recipes import load_like
+    from pocketbayes.recipes.experiment import about
+
     net = load(file)
     recipe = recipe_beside(file)
     part, other_settings = data_of(file, net, recipe, data, settings)
@@ -183,6 +189,8 @@ def _document_file(file: Path, out: Path | None, propagation: str | None, adapti
 
 def _published(part: DataPart, split: str, data_dir: Path | None) -> Callable[[str, int], Dataset | None] | None:
     """Return the published corruptions of the same images, if present."""
+    from pocketbayes.recipes import check_data
+
     name = f"{part.name}-c"
     if split != "test" or name not in PUBLISHED or not (folder_of(data_dir) / PUBLISHED[name].folder).is_dir():
         return None

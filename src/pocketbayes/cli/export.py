@@ -12,7 +12,6 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
 from pocketbayes.files.network_file import load
-from pocketbayes.recipes import network_file
 from pocketbayes.ship.onnx import export_members, export_onnx
 
 
@@ -44,6 +43,8 @@ def export(
       pocketbayes export runs/digits-2dgbnn --out digits.onnx
       pocketbayes export five.pocket --out five.onnx --each-member
     """
+    from pocketbayes.recipes import network_file
+
     if out.suffix != ".onnx":
         raise UserError(f"--out {out}: the name must end in .onnx")
     network = load(network_file(net))

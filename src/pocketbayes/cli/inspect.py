@@ -20,9 +20,6 @@ from pocketbayes.inference.health import Health
 from pocketbayes.methods.sparsity import describe_sparsity
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.layout import Layout
-from pocketbayes.recipes import network_file
-from pocketbayes.recipes import read as read_recipe
-from pocketbayes.recipes.experiment import census_json
 from pocketbayes.reporting.table import table, write
 
 MOST_ROWS = 40
@@ -34,6 +31,8 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Describe a network file: storage, weights, stored values, bytes, and which parameters are points and why."""
+    from pocketbayes.recipes import network_file
+
     file = network_file(path)
     tree = read(file)
     networks = [_network(part, file) for part in tree.get("networks", [tree])]
@@ -52,6 +51,8 @@ def inspect(
 
 def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Describe one network of a file without building its model."""
+    from pocketbayes.recipes.experiment import census_json
+
     try:
         posterior, part, state = posterior_in(tree), tree["posterior"], tree["state"]
         layout = posterior.layout
@@ -96,6 +97,8 @@ def _weights(layout: Layout, posterior: Posterior) -> list[dict[str, Any]]:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return the recipe and the last line of the metrics in the folder of a run."""
+    from pocketbayes.recipes import read as read_recipe
+
     found: dict[str, Any] = {}
     if (folder / RECIPE_FILE).is_file():
         found["recipe"] = read_recipe(folder).to_tree()

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from pocketbayes import models
-from pocketbayes import recipes as config
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
@@ -81,6 +80,8 @@ def _data() -> list[dict[str, Any]]:
 
 
 def _recipes() -> list[dict[str, Any]]:
+    from pocketbayes import recipes as config
+
     recipes = {name: config.read(name) for name in config.names()}
     return [
         {"recipe": name, "about": r.about, "method": r.method.name, "model": r.model.name, "data": r.data.name}

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import typer
@@ -28,9 +28,10 @@ from pocketbayes.inference.metrics import abstention
 from pocketbayes.inference.prediction import predict as answer
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask, find_propagation
-from pocketbayes.recipes import DataPart, network_file
-from pocketbayes.recipes.parts import check_input
 from pocketbayes.reporting.table import bar, table
+
+if TYPE_CHECKING:
+    from pocketbayes.recipes import DataPart
 
 MOST_ROWS = 100
 """Largest number of rows in a table; JSON has all of them."""
@@ -87,6 +88,9 @@ def predict(
       pocketbayes predict runs/streets street.jpg --maps maps
       pocketbayes predict five.pocket cat.png --adaptive
     """
+    from pocketbayes.recipes import network_file
+    from pocketbayes.recipes.parts import check_input
+
     if propagation is not None:
         find_propagation(propagation)
     if abstain_above is not None and target_risk is not None:

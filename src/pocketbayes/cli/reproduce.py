@@ -11,7 +11,6 @@ import typer
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.recipes import studies
 from pocketbayes.reporting.table import table
 
 
@@ -42,6 +41,8 @@ def reproduce(
       pocketbayes reproduce digits --workers 4
       pocketbayes reproduce digits --ray ray://head:10001
     """
+    from pocketbayes.recipes import studies
+
     if what == "list":
         found = {name: studies.read(name) for name in studies.names()}
         listed = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,10 +12,11 @@ from pocketbayes.base.process_group import is_first
 from pocketbayes.base.run_folder import MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import note, show, show_json
-from pocketbayes.recipes import check, override, read_tree
-from pocketbayes.recipes.experiment import Outcome, run
 from pocketbayes.reporting.table import measured_on, shown, table
 from pocketbayes.training import checkpoint
+
+if TYPE_CHECKING:
+    from pocketbayes.recipes.experiment import Outcome
 
 
 def train(
@@ -60,6 +61,9 @@ def train(
       pocketbayes train --out runs/digits-bbb --resume
       pocketbayes train --method ensemble --model lenet5 --data mnist --workers 5
     """
+    from pocketbayes.recipes import check, override, read_tree
+    from pocketbayes.recipes.experiment import run
+
     if resume and overwrite:
         raise UserError("--resume continues a run, --overwrite discards it: choose one")
     if resume and recipe is None and out is None:
