@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
+from pocketbayes.propagation.base import check_output
 
 GaussianLoss = Literal["cross-entropy", "gaussian-nll"]
 """The loss of a Gaussian output: `-E log p(y | output)`, the expected NLL of the ELBO, or `-log N(y)`, the density of
@@ -247,15 +248,6 @@ def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
     if loss not in get_args(GaussianLoss):
         raise UnknownNameError("loss", loss, get_args(GaussianLoss))
     return loss
-
-
-def check_output(output: object) -> None:
-    """Raise `UserError` if a model's output is not a tensor."""
-    if not isinstance(output, Tensor):
-        raise UserError(
-            f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
-            "logits or predictions alone"
-        )
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:

@@ -21,15 +21,14 @@ from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
-from pocketbayes.data.model_inputs import ModelInput, call_model
+from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.layout import Layout, evaluating, no_checkpointing, weights_in_place
 from pocketbayes.posteriors.priors import Normal, Prior
 from pocketbayes.propagation import Ask, find_propagation
 from pocketbayes.propagation.base import Call, WeightPropagation
 from pocketbayes.propagation.linear.delta import Linearised, linearise
-from pocketbayes.propagation.moments import NoRuleError
-from pocketbayes.propagation.moments.table import module_of
+from pocketbayes.propagation.moments.table import NoRuleError, module_of
 from pocketbayes.propagation.plan import Plan, count_uses
 
 if TYPE_CHECKING:
@@ -185,10 +184,10 @@ class Network(nn.Module):
 
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
-        args, kwargs = x if isinstance(x, Call) else ((x,), {})
-        with no_checkpointing(), weights_in_place(self.model, self.layout.by_site(weights)):
+        args, kwargs = Call.unpack(x)
+        with no_checkpointing():
             try:
-                return call_model(self.model, *args, **kwargs)
+                return self.layout.run(self.model, weights, *args, **kwargs)
             except NoRuleError as error:
                 raise error.at(module_of(error, self.model)) from error
 
@@ -200,16 +199,16 @@ class Network(nn.Module):
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the model once with the weights of a vector (n,), for gradients with respect to that vector."""
         lock = nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK
-        with lock, weights_in_place(self.model, self.layout.by_site(self.layout.views(flat))):
-            return call_model(self.model, *args, **kwargs)
+        with lock:
+            return self.layout.run(self.model, flat, *args, **kwargs)
 
-    def weights(self, x: Any) -> dict[str, Tensor]:
-        """Return the weights of one pass by site: values, or Gaussians where a rule accepts them."""
+    def weights(self, x: Any) -> list[Tensor]:
+        """Return the weights of one pass, one per slot: values, or Gaussians where a rule accepts them."""
         ask = self._current_ask()
         propagation = find_propagation(ask.propagation)
         if not isinstance(propagation, WeightPropagation):
             raise UserError(f"propagation={propagation.name!r} has no weights of a single pass")
-        return self.layout.by_site(propagation.weights(self, x, ask))
+        return propagation.weights(self, x, ask)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan of the current propagation for these inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
+from pocketbayes.plane.codes import Codebook, entropy_bits, fit_codebook
 
 
 def costs(values: torch.Tensor, codebook: Codebook) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_codes_trade_bits_for_distance() -> None:
         codebook = fit_codebook(values, lam)
         codes = codebook.assign(values)
         error = float((values - codebook.centres[codes]).square().mean() / values.var())
-        found.append((entropy(torch.bincount(codes)), error, len(codebook)))
+        found.append((entropy_bits(torch.bincount(codes)), error, len(codebook)))
     bits, errors, codes_used = zip(*found)
     assert bits[0] > bits[1] > bits[2]
     assert errors[0] < errors[1] < errors[2]
@@ -67,4 +67,4 @@ def test_codes_are_independent_of_the_scale() -> None:
 def test_codes_of_constant_values_are_one_code(values: torch.Tensor) -> None:
     codebook = fit_codebook(values, 0.1)
     torch.testing.assert_close(codebook.centres[codebook.assign(values)], values)
-    assert entropy(torch.bincount(codebook.assign(values))) == 0
+    assert entropy_bits(torch.bincount(codebook.assign(values))) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pocketbayes.plane.codes import entropy, fit_codebook
+from pocketbayes.plane.codes import entropy_bits, fit_codebook
 from pocketbayes.plane.plane_codes import fit_plane_codebook, importance_of
 
 
@@ -32,7 +32,7 @@ def test_pairs_of_constant_stds_lie_on_a_line() -> None:
     plane = fit_plane_codebook(means, stds, importance_of(stds), 0.05)
     line = fit_codebook(means, 0.05)
     codes = plane.assign(means, stds, torch.ones_like(means)), line.assign(means)
-    bits = [entropy(torch.bincount(each)) for each in codes]
+    bits = [entropy_bits(torch.bincount(each)) for each in codes]
     errors = [float((means - book.centres[own]).square().mean()) for book, own in zip((plane, line), codes)]
     assert abs(bits[0] - bits[1]) < 0.1
     assert errors[0] < 1.1 * errors[1]

@@ -303,7 +303,7 @@ def test_sparse_matrices_are_weights_used_once_by_linear() -> None:
     assert all(torch.equal(a, b) for a, b in zip(nets[0].state_dict().values(), nets[1].state_dict().values()))
     for propagation in ("mean", "sample"):
         with torch.no_grad(), nets[0].using(propagation):
-            sparse = [type(weight) is SparseMatrix for weight in nets[0].weights(x).values()]
+            sparse = [type(weight) is SparseMatrix for weight in nets[0].weights(x)]
         assert sparse == [False, False, True]
         one, two = (pb.predict(net, x, 3, propagation=propagation).mean for net in nets)
         torch.testing.assert_close(one, two)

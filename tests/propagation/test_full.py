@@ -15,7 +15,7 @@ from pocketbayes import likelihoods
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation import MOMENTS_FULL
-from pocketbayes.propagation.full import NoFullRuleError, TooLargeError
+from pocketbayes.propagation.full.table import NoFullRuleError, TooLargeError
 
 DRAWS = 100_000
 

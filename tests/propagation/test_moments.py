@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.gaussian import Gaussian, mean_of
 from pocketbayes.propagation import MOMENTS, MOMENTS_EXACT
 from pocketbayes.propagation.moments.exact import gelu_moments, owens_t, relu_moments
-from pocketbayes.propagation.moments.table import mean_of
 
 DRAWS = 100_000
 

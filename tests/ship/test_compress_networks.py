@@ -16,7 +16,7 @@ import pocketbayes as pb
 from pocketbayes.files.codec import pack_codes
 from pocketbayes.files.network_file import Packed
 from pocketbayes.likelihoods import GaussianNoise
-from pocketbayes.plane.codes import entropy
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.ship.compression import compress, sweep
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
 
@@ -153,7 +153,7 @@ def test_compress_codes_take_little_more_than_the_entropy(lam: float) -> None:
     assert isinstance(made, pb.Network)
     codes = made.posterior.index.long()
     slots = made.layout.slots
-    total = sum(entropy(torch.bincount(codes[slot.start : slot.stop])) * slot.size / 8 for slot in slots)
+    total = sum(entropy_bits(torch.bincount(codes[slot.start : slot.stop])) * slot.size / 8 for slot in slots)
     size = len(pack_codes(codes.numpy().astype(np.int64), [slot.shape for slot in slots]))
     tables = sum(slot.shape[0] + math.prod(slot.shape[1:]) for slot in slots) / 2  # half a byte a row and column
     assert size < 1.01 * total + tables

@@ -11,11 +11,9 @@ from torch import Tensor
 from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.base.randomness import forked
-from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.csr import SparseMatrix
-from pocketbayes.posteriors.layout import weights_in_place
 
 Batch = Sequence[tuple[Tensor, Tensor]]
 """A batch, split into parts that fit memory."""
@@ -74,21 +72,19 @@ class DenseGradients:
         """Return the gradient of a batch's mean NLL, summed over its parts, and this NLL."""
         net, likelihood = self.net, self.net.likelihood
         assert isinstance(likelihood, Likelihood)
-        slots = [net.layout.slots[number] for number in group]
         dtype = next(net.posterior.parameters()).dtype
         parts = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batch]
         with torch.no_grad(), frozen_batch_norm(net.model), net.using(self.at):
             weights = net.weights(parts[0][0])
-        for slot in slots:
-            weight = weights[slot.sites[0]]
-            dense = weight.dense() if isinstance(weight, SparseMatrix) else weight.detach()
-            weights |= dict.fromkeys(slot.sites, dense.requires_grad_())
-        leaves = [weights[slot.sites[0]] for slot in slots]
+        for number in group:
+            weight = weights[number]
+            weights[number] = (weight.dense() if isinstance(weight, SparseMatrix) else weight.detach()).requires_grad_()
+        leaves = [weights[number] for number in group]
         size, total = sum(len(y) for _, y in parts), 0.0
         sums: list[Tensor] = []
         for x, y in parts:
-            with frozen_batch_norm(net.model), weights_in_place(net.model, weights):
-                output = call_model(net.model, x)
+            with frozen_batch_norm(net.model):
+                output = net.layout.run(net.model, weights, x)
             nll = likelihood.nll(output, y) * (len(y) / size)
             found = [gradient.flatten() for gradient in torch.autograd.grad(nll, leaves)]
             sums = [one + other for one, other in zip(sums, found)] if sums else found

@@ -1,13 +1,13 @@
 """The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks.
 
 In the order of the data flow: ``surveying`` runs stage 2 and finds outliers; ``histogram`` summarises millions of
-points in cells; ``centres`` is K-means and ``mixture`` EM on ``blocks`` of cells; ``choose`` finds K; ``search``
+points in cells; ``centres`` is K-means, ``mixture`` EM on ``blocks`` of cells and the choice of K; ``search``
 assigns every point exactly; ``merging`` reduces the number of Gaussians; ``ellipses`` blends points that fit none.
 ``gaussians`` has the closed forms, ``chunks`` parallelism with bitwise equal results.
 """
 
 from pocketbayes.plane.centres import kmeans
-from pocketbayes.plane.choose import entropy_bits
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.ellipses import blend, ellipse_points
 from pocketbayes.plane.gaussians import mahalanobis_squared, merge, w2_squared
 from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram

@@ -22,6 +22,13 @@ MAX_FITTED = 1 << 22
 """Largest number of values that a codebook is fitted to; more would only cost time."""
 
 
+def entropy_bits(counts: Tensor) -> float:
+    """Compute ``-sum_k p_k log2 p_k`` with ``p = counts / sum counts``, the bits per index of an ideal code."""
+    shares = counts[counts > 0].to(torch.float64)
+    shares = shares / shares.sum()
+    return max(0.0, float(-(shares * shares.log2()).sum()))
+
+
 @dataclass(frozen=True)
 class Codebook:
     """Codes on a line.
@@ -107,12 +114,6 @@ def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codeboo
     for _ in range(rounds):
         codebook = line.renew(codebook)
     return Codebook(codebook.centres.to(values), codebook.bits.to(values), lam)
-
-
-def entropy(counts: Tensor) -> float:
-    """Return the bits per symbol of the empirical distribution."""
-    share = counts[counts > 0].double() / counts.sum()
-    return float(-(share * share.log2()).sum())
 
 
 class _Line:

@@ -1,4 +1,4 @@
-"""A Gaussian mixture over the plane, fitted to a histogram by K-means and then EM."""
+"""A Gaussian mixture over the plane, fitted to a histogram by K-means and then EM, and the choice of its size."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.plane.blocks import Blocks, Components
 from pocketbayes.plane.centres import kmeans
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.gaussians import log_peak, whitened_norm_squared, whitening
 from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
 from pocketbayes.plane.search import best
@@ -23,6 +24,10 @@ CELL_FLOOR = 0.1
 KMEANS_ITERATIONS = 20
 TOLERANCE = 1e-4
 """Smallest gain in mean log-likelihood for which EM continues."""
+MOST = 8192
+"""Largest number of Gaussians to try."""
+BITS_TOLERANCE = 0.05
+"""Accepted shortfall from the requested bits."""
 RELATIVE_FLOOR = 1e-6
 ABSOLUTE_FLOOR = 1e-24
 
@@ -160,3 +165,38 @@ def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     floor = CELL_FLOOR * averages[:, 5:].exp() + (RELATIVE_FLOOR * means).square() + ABSOLUTE_FLOOR
     covs = torch.stack((xx + floor[:, 0], xy, xy, yy + floor[:, 1]), 1).reshape(-1, 2, 2)
     return means, covs, counts / counts.sum()
+
+
+def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 30) -> PlaneMixture:
+    """Fit the largest mixture whose weights have an entropy of at most ``bits`` (within 0.05), in at most four fits.
+
+    ``2^bits`` Gaussians never exceed it; unequal weights allow more.
+    """
+    k = min(max(1, math.floor(2**bits)), MOST)
+    fitted = trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
+    for _ in range(3):
+        spent = entropy_bits(trial.weights)
+        aim = min(max(1, math.floor(k * 2 ** (bits - BITS_TOLERANCE / 2 - spent))), MOST)
+        if bits - BITS_TOLERANCE <= spent <= bits or aim == k or len(trial) < k // 2:
+            break
+        k, trial = aim, fit_mixture(cloud, aim, seed=seed, iterations=iterations)
+        if entropy_bits(trial.weights) <= bits:
+            fitted = trial
+    return fitted
+
+
+def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMixture:
+    """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ... until it rises."""
+    n = float(cloud.sums[:, 0].sum())
+
+    def criterion(mixture: PlaneMixture) -> float:
+        return -2 * n * mixture.log_likelihood + (6 * len(mixture) - 1) * math.log(n)
+
+    k, fitted = 1, fit_mixture(cloud, 1, seed=seed, iterations=iterations)
+    while k < MOST:
+        k *= 2
+        trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
+        if criterion(trial) >= criterion(fitted):
+            break
+        fitted = trial
+    return fitted

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import ALONE, Team
-from pocketbayes.plane.choose import entropy_bits, fit_by_bic, fit_by_bits
 from pocketbayes.plane.chunks import fixed_order, slices
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.ellipses import MODES, EllipseMode, blend, ellipse_points
 from pocketbayes.plane.gaussians import MERGE_RULES, MergeRule
 from pocketbayes.plane.histogram import Grid, make_grid, make_histogram
 from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
-from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_mixture
+from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_by_bic, fit_by_bits, fit_mixture
 
 CHUNK = 1 << 20
 # Number of Gaussians that the histogram is made for when BIC chooses it.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from pocketbayes.posteriors.base import POSTERIORS, Census, Posterior
-from pocketbayes.posteriors.coded import Coded, StdUnits, Units
+from pocketbayes.posteriors.coded import Coded
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.dropped import Dropped
 from pocketbayes.posteriors.kronecker import Kronecker
@@ -53,18 +53,8 @@ def from_moments(layout: Layout, mean: Tensor, std: Tensor | None = None) -> Pos
     return Point(layout, mean) if std is None else MeanField(layout, mean, std)
 
 
-def from_codes(
-    layout: Layout,
-    index: Tensor,
-    centres: Tensor,
-    scale: Tensor | None = None,
-    std: Tensor | None = None,
-    *,
-    units: Units = "network",
-    std_units: StdUnits = "none",
-) -> Posterior:
-    """Build weights from their codes (n,) and a codebook, as `Coded` takes them."""
-    return Coded(layout, index, centres, scale, std, units=units, std_units=std_units)
+from_codes: Callable[..., Posterior] = Coded
+"""How other rooms build weights from their codes: the arguments are those of `Coded`."""
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -216,8 +216,12 @@ class Posterior(nn.Module, ABC):
             index, size = ties
             sums = gradient.new_zeros(len(gradient), size)
             return self.project_table(sums.scatter_add_(1, index.expand_as(gradient), gradient))
+        return self._pull_back(self.sample, gradient)
+
+    def _pull_back(self, draw: Callable[[Tensor], Tensor], gradient: Tensor) -> Tensor:
+        """Convert gradients (b, m) of what `draw` returns to gradients with respect to its noise, at the mean."""
         origin = torch.zeros(self.noise_size, dtype=gradient.dtype, device=gradient.device)
-        pull = torch.func.vjp(self.sample, origin)[1]
+        pull = torch.func.vjp(draw, origin)[1]
         projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(gradient)
         return projected
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError
-from pocketbayes.plane.choose import entropy_bits
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout

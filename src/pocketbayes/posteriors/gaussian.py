@@ -152,6 +152,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def mean_of(value: Any) -> Any:
+    """Return the mean of a Gaussian; anything else is its own mean."""
+    return value.loc if isinstance(value, Gaussian) else value
+
+
 def safe_sqrt(var: Tensor) -> Tensor:
     """Compute sqrt(var) with gradient 0 at 0, without a floor, which would swamp the small variances of deep nets."""
     positive = var > 0

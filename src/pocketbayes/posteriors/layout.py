@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.model_inputs import call_model
 
 Select = Callable[[str, nn.Parameter], bool]
 
@@ -159,6 +160,12 @@ class Layout:
         if not numbers:
             return 0, self.size
         return self.slots[numbers[0]].start, self.slots[numbers[-1]].stop
+
+    def run(self, model: nn.Module, weights: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+        """Run the stripped model once with weights given as a vector (n,) or one per slot; see `call_model`."""
+        views = self.views(weights) if isinstance(weights, Tensor) else weights
+        with weights_in_place(model, self.by_site(views)):
+            return call_model(model, *args, **kwargs)
 
     def by_site(self, views: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the tensor of every site in the model from those of the slots."""

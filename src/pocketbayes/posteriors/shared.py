@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError
-from pocketbayes.plane.choose import entropy_bits
+from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import Coding, raw_std
 from pocketbayes.posteriors.fused import in_eager_mode
@@ -206,10 +206,7 @@ class Shared(Posterior):
 
     def project_table(self, sums: Tensor) -> Tensor:
         """Convert gradients with respect to the table to gradients with respect to the noise."""
-        origin = torch.zeros(self.noise_size, dtype=sums.dtype, device=sums.device)
-        pull = torch.func.vjp(self._shared_draw, origin)[1]
-        projected: Tensor = torch.func.vmap(lambda row: pull(row)[0])(sums)
-        return projected
+        return self._pull_back(self._shared_draw, sums)
 
     def kl(self, prior: Prior) -> Tensor:
         """Compute `sum_k count_k KL(N_k || prior) + KL(outliers || prior)`; a blend adds alpha_k to count_k (Eq. 10).

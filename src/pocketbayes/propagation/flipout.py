@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc, shape_per_example
+from pocketbayes.posteriors.gaussian import Gaussian, mean_of
+from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, shape_per_example
 from pocketbayes.propagation.local import Local
 
 
@@ -18,7 +18,7 @@ class FlipoutRules(LinearRules):
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
         """Draw the outputs of one linear operation."""
         x, bias = call.input, call.bias
-        mean = call.run(x, weight.loc, loc(bias))
+        mean = call.run(x, weight.loc, mean_of(bias))
         delta_bias = bias.stddev * self.normal(bias.loc) if isinstance(bias, Gaussian) else None
         delta = weight.stddev * self.normal(weight.loc)
         change = call.run(x * self._signs(x, call.feature_axis), delta, delta_bias)

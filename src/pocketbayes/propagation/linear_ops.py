@@ -122,11 +122,6 @@ class LinearRules(RuleTable):
         """Apply the rule to a Gaussian weight and a plain or Gaussian bias."""
 
 
-def loc(value: Tensor | None) -> Tensor | None:
-    """Return the mean of a Gaussian, or any other value unchanged."""
-    return value.loc if isinstance(value, Gaussian) else value
-
-
 def shape_per_example(x: Tensor, feature_axis: int) -> list[int]:
     """Return the shape of noise per example and feature, shared by all positions like a draw of the weight."""
     shape = [1] * x.ndim

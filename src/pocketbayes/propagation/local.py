@@ -1,4 +1,4 @@
-"""Local reparameterisation (Kingma et al. 2015): draw the pre-activations, not the weights."""
+"""Local reparameterisation (Kingma et al. 2015), drawing pre-activations; for dropout weights, dropout of inputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.gaussian import Gaussian, RuleTable, safe_sqrt
+from pocketbayes.posteriors.gaussian import Gaussian, RuleTable, mean_of, safe_sqrt
 from pocketbayes.propagation.base import Ruled
-from pocketbayes.propagation.dropout import DROPOUT
-from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, loc
+from pocketbayes.propagation.linear_ops import LinearCall, LinearRules, shape_per_example
 
 
 class LocalRules(LinearRules):
@@ -27,7 +26,7 @@ class LocalRules(LinearRules):
     def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
         """Draw the outputs of one linear operation."""
         x, bias = call.input, call.bias
-        mean = call.run(x, weight.loc, loc(bias))
+        mean = call.run(x, weight.loc, mean_of(bias))
         bias_var = bias.variance if isinstance(bias, Gaussian) else None
         if _half_precision(x.device.type):  # small variances would underflow, squared inputs overflow
             with torch.autocast(x.device.type, enabled=False):
@@ -44,6 +43,33 @@ def _half_precision(device: str) -> bool:
 
 
 LOCAL = LocalRules()
+
+
+class DropoutRules(LinearRules):
+    """`y = op(x z / (1 - p), M)` with `z ~ Bernoulli(1 - p)` per example and input unit (Srivastava et al. 2014).
+
+    Dropping an input equals dropping all its weights, so the marginals of y are exact. Positions of a convolution and
+    tokens of a sequence share the mask of their example, as they share a draw of the weights: `nn.Dropout` for vectors,
+    `nn.Dropout2d` for images.
+
+    The rate follows from the moments, `p = var / (mean^2 + var)`, which is 0 for a layer without dropout.
+    """
+
+    name = "local"
+
+    def apply(self, call: LinearCall, weight: Gaussian) -> Tensor:
+        """Drop units of the input of one linear operation."""
+        x = call.input
+        with torch.no_grad():
+            rates = weight.variance / (weight.loc.square() + weight.variance)
+            rate = rates.nan_to_num(0.0).amax()  # 0 / 0 for weights of 0
+            shape = shape_per_example(x, call.feature_axis)
+            kept = torch.rand(shape, **self.options(x)) >= rate
+            mask = (kept / (1 - rate)).to(x.dtype)
+        return call.run(x * mask, weight.loc, mean_of(call.bias))
+
+
+DROPOUT = DropoutRules()
 
 
 class Local(Ruled):

@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_map_only
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
-from pocketbayes.data.model_inputs import call_model
-from pocketbayes.posteriors.gaussian import METADATA, Gaussian, Op, RuleTable, tensors_in
-from pocketbayes.posteriors.layout import Layout, weights_in_place
+from pocketbayes.posteriors.gaussian import METADATA, Op, RuleTable, mean_of, tensors_in
+from pocketbayes.posteriors.layout import Layout
 
 Plan = tuple[bool, ...]
 """Whether each slot's weight stays Gaussian."""
@@ -97,15 +96,10 @@ def _run(
     model: nn.Module, layout: Layout, views: Sequence[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Run one pass with these weights without side effects."""
-    weights = layout.by_site(views)
-    with torch.no_grad(), Randomness(0).redirected(), weights_in_place(model, weights), _borrowed_buffers(model):
-        args, kwargs = tree_map_only(Tensor, _copy, (args, dict(kwargs)))
+    with torch.no_grad(), Randomness(0).redirected(), _borrowed_buffers(model):
+        args, kwargs = tree_map_only(Tensor, lambda x: mean_of(x).clone(), (args, dict(kwargs)))
         with forward_ad._set_fwd_grad_enabled(True):  # also under inference_mode
-            return call_model(model, *args, **kwargs)
-
-
-def _copy(x: Tensor) -> Tensor:
-    return (x.loc if isinstance(x, Gaussian) else x).clone()
+            return layout.run(model, views, *args, **kwargs)
 
 
 def _matters(

@@ -1,4 +1,4 @@
-"""Weight samples: each pass draws all weights once and runs the unchanged model."""
+"""The unchanged model at the mean of the weights, or at one draw of them per pass."""
 
 from __future__ import annotations
 
@@ -20,15 +20,29 @@ if TYPE_CHECKING:
     from pocketbayes.network import Network
 
 
-class Sample(WeightPropagation):
-    """One draw of the weights per pass, shared by all examples."""
-
-    name = "sample"
-    draws = True
+class PlainWeights(WeightPropagation):
+    """Propagations with plain or sparse weights."""
 
     def rules(self, posterior: Posterior) -> RuleTable:
         """Return the table of linear operations, which accept sparse matrices."""
         return LOCAL
+
+
+class Mean(PlainWeights):
+    """One pass with the mean of every weight: no epistemic uncertainty."""
+
+    name = "mean"
+
+    def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
+        """Return the means."""
+        return net.posterior.mean_slots(self.matrices(net, x))
+
+
+class Sample(PlainWeights):
+    """One draw of the weights per pass, shared by all examples."""
+
+    name = "sample"
+    draws = True
 
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
         """Return one draw."""

@@ -17,10 +17,8 @@ from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
-from pocketbayes.data.model_inputs import call_model
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
-from pocketbayes.posteriors.layout import weights_in_place
 from pocketbayes.training.checkpoint import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -132,8 +130,8 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
     x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
     with _as_if_never_run(model):
         weights = [view.clone().requires_grad_() for view in layout.views(means)]
-        with torch.enable_grad(), weights_in_place(model, layout.by_site(weights)):
-            output = call_model(model, x)
+        with torch.enable_grad():
+            output = layout.run(model, weights, x)
         if not isinstance(output, Tensor):
             return
         reached: Sequence[Tensor | None] = [None] * len(weights)
@@ -142,8 +140,8 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
         cut = [slot for slot, gradient in zip(layout.slots, reached) if gradient is None]
         if cut:
             moved = [weight + (gradient is None) for weight, gradient in zip(weights, reached)]
-            with torch.no_grad(), weights_in_place(model, layout.by_site(moved)):
-                depends = not torch.equal(call_model(model, x), output)
+            with torch.no_grad():
+                depends = not torch.equal(layout.run(model, moved, x), output)
     if cut and depends:
         others = f" and {len(cut) - 1} others" if len(cut) > 1 else ""
         warn(

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
-from pocketbayes.propagation.full.table import RULES, activation, refused, rule, scaled
+from pocketbayes.propagation.full.table import RULES, activation, refused, scaled
 from pocketbayes.propagation.moments.activations import SLOPES, Slope, dropout
 from pocketbayes.propagation.moments.normalisation import batch_norm as diagonal_batch_norm
-from pocketbayes.propagation.moments.table import Rule, handles
+from pocketbayes.propagation.moments.table import Rule, rule
 
 
 def elementwise(function: Callable[..., Tensor], slope: Slope) -> Rule:
@@ -43,11 +43,11 @@ def _relu_slope(x: Tensor) -> Tensor:
 
 for _name, _slope in {**SLOPES, "relu": _relu_slope}.items():
     _rule = elementwise(getattr(torch, _name, None) or getattr(F, _name), _slope)
-    RULES.update(dict.fromkeys(handles(_name), _rule))
-    RULES.update(dict.fromkeys(handles(f"{_name}_"), _in_place(_rule)))
+    rule(_name, rules=RULES)(_rule)
+    rule(f"{_name}_", rules=RULES)(_in_place(_rule))
 
 
-@rule("mul", "__mul__", "__rmul__")
+@rule("mul", "__mul__", "__rmul__", rules=RULES)
 def mul(input: Any, other: Any) -> Correlated:
     """Compute c x with covariance c S c^T."""
     x, factor = (input, other) if isinstance(input, Correlated) else (other, input)
@@ -60,7 +60,7 @@ def mul(input: Any, other: Any) -> Correlated:
     return scaled(activation(x, "mul"), mean, factor)
 
 
-@rule("div", "__truediv__")
+@rule("div", "__truediv__", rules=RULES)
 def div(input: Any, other: Any) -> Correlated:
     """Compute x / c."""
     if isinstance(other, Gaussian):
@@ -68,7 +68,7 @@ def div(input: Any, other: Any) -> Correlated:
     return mul(input, 1 / other)
 
 
-@rule("add", "__add__", "__radd__")
+@rule("add", "__add__", "__radd__", rules=RULES)
 def add(input: Any, other: Any, *, alpha: float = 1) -> Correlated:
     """Compute x + c with unchanged covariance."""
     if isinstance(input, Gaussian) and isinstance(other, Gaussian):
@@ -80,19 +80,19 @@ def add(input: Any, other: Any, *, alpha: float = 1) -> Correlated:
     return scaled(activation(x, "add"), mean, factor)
 
 
-@rule("sub", "__sub__")
+@rule("sub", "__sub__", rules=RULES)
 def sub(input: Any, other: Any, *, alpha: float = 1) -> Correlated:
     """Compute x - c."""
     return add(input, other, alpha=-alpha)
 
 
-@rule("rsub", "__rsub__")
+@rule("rsub", "__rsub__", rules=RULES)
 def rsub(input: Any, other: Any) -> Correlated:
     """Compute c - x."""
     return add(other, input, alpha=-1)
 
 
-@rule("batch_norm")
+@rule("batch_norm", rules=RULES)
 def batch_norm(input: Any, *args: Any, **kwargs: Any) -> Correlated:
     """Scale every channel by the statistics of the means, as in diagonal propagation."""
     x = activation(input, "batch_norm")
@@ -108,7 +108,7 @@ for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout
         kept = _drop(Gaussian(torch.ones_like(x.loc), torch.zeros_like(x.loc)), p, training).loc
         return scaled(x, x.loc * kept, kept)
 
-    RULES.update(dict.fromkeys(handles(_name), _dropped))
+    rule(_name, rules=RULES)(_dropped)
 
 
 def _softmax_like(function: Callable[..., Tensor], input: Any, dim: Any, jacobian: Callable[[Tensor], Tensor]) -> Any:
@@ -119,13 +119,13 @@ def _softmax_like(function: Callable[..., Tensor], input: Any, dim: Any, jacobia
     return Correlated(function(x.loc, 1), (slope @ x.covariance @ slope.mT).unsqueeze(1))
 
 
-@rule("softmax")
+@rule("softmax", rules=RULES)
 def softmax(input: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
     """Apply softmax, with J = diag(p) - p p^T."""
     return _softmax_like(torch.softmax, input, dim, lambda p: torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1))
 
 
-@rule("log_softmax")
+@rule("log_softmax", rules=RULES)
 def log_softmax(input: Any, dim: Any = None, *_: Any, **__: Any) -> Any:
     """Apply log-softmax, with J = I - 1 p^T."""
     return _softmax_like(

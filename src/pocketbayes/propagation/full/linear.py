@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Correlated, Gaussian
-from pocketbayes.propagation.full.table import RULES, check_size, refused, rule, whole_channels
-from pocketbayes.propagation.moments.table import mean_of
+from pocketbayes.posteriors.gaussian import Correlated, Gaussian, mean_of
+from pocketbayes.propagation.full.table import RULES, check_size, refused, whole_channels
+from pocketbayes.propagation.moments.table import rule
 
 
-@rule("linear")
+@rule("linear", rules=RULES)
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Correlated:
     """Compute `Cov(y_j, y_k) = M_j S M_k^T + [j = k] (V_j (diag S + m^2) + v_b)`."""
     if input.ndim != 2:
@@ -35,7 +35,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Correla
     return Correlated(mean, (half @ M.T + torch.diag_embed(own)).unsqueeze(1))
 
 
-@rule("conv2d")
+@rule("conv2d", rules=RULES)
 def conv2d(
     input: Tensor,
     weight: Tensor,

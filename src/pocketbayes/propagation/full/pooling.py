@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes.posteriors.gaussian import Correlated
-from pocketbayes.propagation.full.table import RULES, activation, refused, rule, whole_channels
+from pocketbayes.propagation.full.table import RULES, activation, refused, whole_channels
 from pocketbayes.propagation.moments.shape import register_hook
-from pocketbayes.propagation.moments.table import Rule, handles
+from pocketbayes.propagation.moments.table import Rule, handles, rule
 
 
 def by_channel(op: Callable[..., Tensor]) -> Rule:
@@ -33,7 +33,7 @@ def by_channel(op: Callable[..., Tensor]) -> Rule:
 
 
 for _name in ("avg_pool2d", "adaptive_avg_pool2d"):
-    RULES.update(dict.fromkeys(handles(_name), by_channel(getattr(F, _name))))
+    rule(_name, rules=RULES)(by_channel(getattr(F, _name)))
 
 
 def over_positions(op: Callable[..., Tensor]) -> Rule:
@@ -49,11 +49,11 @@ def over_positions(op: Callable[..., Tensor]) -> Rule:
     return propagate
 
 
-RULES.update(dict.fromkeys(handles("mean"), over_positions(torch.mean)))
-RULES.update(dict.fromkeys(handles("sum"), over_positions(torch.sum)))
+rule("mean", rules=RULES)(over_positions(torch.mean))
+rule("sum", rules=RULES)(over_positions(torch.sum))
 
 
-@rule("pad")
+@rule("pad", rules=RULES)
 def pad(input: Any, pad: Any, mode: str = "constant", value: float | None = None) -> Correlated:
     """Pad images with a constant, which has no covariance."""
     if mode != "constant" or len(pad) > 4 or input.ndim != 4:
@@ -76,7 +76,7 @@ def max_pool2d(input: Any, *args: Any, **kwargs: Any) -> Correlated:
     return Correlated(mean, rows.gather(3, chosen.unsqueeze(2).expand(-1, -1, chosen.shape[2], -1)))
 
 
-RULES.update(dict.fromkeys(handles("max_pool2d"), max_pool2d))
+rule("max_pool2d", rules=RULES)(max_pool2d)
 
 
 def in_order(op: Callable[..., Tensor]) -> Rule:
@@ -94,4 +94,4 @@ def in_order(op: Callable[..., Tensor]) -> Rule:
 
 for _op in handles("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone"):
     RULES[_op] = in_order(_op)
-RULES.update(dict.fromkeys(handles("register_hook"), register_hook))
+rule("register_hook", rules=RULES)(register_hook)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Correlated, Gaussian, Op, RuleTable
-from pocketbayes.propagation.moments.table import NoRuleError, Rule, handles, operation_name
+from pocketbayes.posteriors.gaussian import Correlated, Op
+from pocketbayes.propagation.moments.table import MomentRules, NoRuleError, Rule
 
 LIMIT = 1 << 30
 """Largest covariance in bytes; a pass holds several of them, a training step more."""
 
-R = TypeVar("R", bound=Rule)
+NAME = "moments-full"
 
 RULES: dict[Op, Rule] = {}
 
@@ -31,7 +30,7 @@ class TooLargeError(NoFullRuleError):
     wayout = "take fewer examples at once (batch_size=, or accumulate= in training), or propagation='moments'"
 
 
-class FullMoments(RuleTable):
+class FullMoments(MomentRules):
     """Mean and full covariance of every activation per example, without sampling (VDP).
 
     Linear operations are exact in the first two moments, others are first-order. The covariance of d activations takes
@@ -39,42 +38,17 @@ class FullMoments(RuleTable):
     sums of two random tensors, since covariances between branches are not stored.
     """
 
-    name = "moments-full"
-    draws = False
+    error = NoFullRuleError
 
     def noisy(self, x: Tensor, var: float) -> Correlated:
         """Return an input with independent noise, one block per entry."""
         blocks = torch.full((len(x), x[0].numel(), 1, 1), var, dtype=x.dtype, device=x.device)
         return Correlated(x, blocks, rules=self)
 
-    def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
-        """Return whether the operation has a rule."""
-        return op in RULES
-
-    def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply the rule; its outputs keep using this table."""
-        rule = RULES.get(op)
-        if rule is None:
-            raise refused(operation_name(op))
-        result = rule(*args, **kwargs)
-        if isinstance(result, Gaussian):
-            result.rules = self
-        return result
-
-
-def rule(*names: str) -> Callable[[R], R]:
-    """Register the decorated rule for every function of these names, as in the moments table."""
-
-    def register(function: R) -> R:
-        RULES.update(dict.fromkeys(handles(*names), function))
-        return function
-
-    return register
-
 
 def refused(operation: str) -> NoFullRuleError:
     """Build the error for an operation without a rule."""
-    return NoFullRuleError(FullMoments.name, operation)
+    return NoFullRuleError(NAME, operation)
 
 
 def activation(value: Any, operation: str) -> Correlated:
@@ -89,7 +63,7 @@ def check_size(like: Tensor, *shape: int) -> None:
     size = torch.Size(shape).numel() * like.element_size()
     if size > LIMIT:
         text = f"a covariance of {size / 2**30:.1f} GiB, more than {LIMIT / 2**30:.0f} GiB, for {shape[0]} examples"
-        raise TooLargeError(FullMoments.name, text)
+        raise TooLargeError(NAME, text)
 
 
 def whole_channels(x: Correlated) -> Tensor:

@@ -16,7 +16,7 @@ from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.posteriors.layout import Layout, evaluating
 from pocketbayes.propagation.base import check_classes, check_output
-from pocketbayes.propagation.linear.gradients import Pass, looped_gradient, run_at
+from pocketbayes.propagation.linear.gradients import Pass, looped_gradient
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_plan
 
 _MEMORY = 1 << 26
@@ -106,14 +106,14 @@ def _chunk(
     plan = _plan(model, posterior.layout, mean, slots, x)
     gradients = 0 if plan and independent else 1
     if classes == "covariance":
-        gradients = run_at(model, posterior.layout, mean, x[:1])[0].numel()
+        gradients = posterior.layout.run(model, mean, x[:1])[0].numel()
     per_example = plan.size + gradients * (span[1] - span[0]) if plan else gradients * posterior.layout.size
     x = x[: max(1, _MEMORY // max(per_example, 1))]
     state: Pass | None = None
     if plan is not None:
         with suppress(NotTappedError):
             state = Pass(model, posterior, mean, x, plan, span)
-    output = check_output(state.output if state else run_at(model, posterior.layout, mean, x)).detach()
+    output = check_output(state.output if state else posterior.layout.run(model, mean, x)).detach()
     if output.ndim != 2:
         return _by_derivatives(model, posterior, x, output, draws, seed, classes), len(x)
     return _by_gradients(model, posterior, x, state, output, classes), len(x)
@@ -184,7 +184,7 @@ def _by_derivatives(
         change = posterior.sample(noise).detach() - mean
         with warnings.catch_warnings():  # torch warns about its own scripted decompositions
             warnings.simplefilter("ignore", FutureWarning)
-            moved = torch.func.jvp(lambda flat: run_at(model, posterior.layout, flat, x), (mean,), (change,))[1]
+            moved = torch.func.jvp(lambda flat: posterior.layout.run(model, flat, x), (mean,), (change,))[1]
         total += moved.square()
     everything = torch.arange(output[0].numel(), device=output.device).expand(len(output), -1)
     return Linearised(output, total / draws, everything, None, classes)

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.model_inputs import call_model
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.layout import Layout, Slot, weights_in_place
+from pocketbayes.posteriors.layout import Slot
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
 from pocketbayes.propagation.linear.tied import tied_layer
 
@@ -276,7 +275,7 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
     for example, row in zip(x.split(1), direction.split(1)):
         with torch.enable_grad():
             flat = mean.clone().requires_grad_()
-            rows.append(torch.autograd.grad(run_at(model, posterior.layout, flat, example), flat, row)[0])
+            rows.append(torch.autograd.grad(posterior.layout.run(model, flat, example), flat, row)[0])
     gradient = torch.stack(rows)
     for number in posterior.random_slots():
         slot = posterior.layout.slots[number]
@@ -292,10 +291,3 @@ def _warn_of_no_gradient(name: str) -> None:
         "and no_grad stop it), so its uncertainty is ignored: use propagation='sample'",
         stacklevel=2,
     )
-
-
-def run_at(model: nn.Module, layout: Layout, flat: Tensor, x: Tensor) -> Tensor:
-    """Run the model with the weights of a vector (n,), differentiably."""
-    with weights_in_place(model, layout.by_site(layout.views(flat))):
-        output: Tensor = call_model(model, x)
-    return output

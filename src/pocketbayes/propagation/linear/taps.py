@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pocketbayes.data.model_inputs import Inputs, ModelInput, call_model
+from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.posteriors.gaussian import METADATA, Op, tensors_in
-from pocketbayes.posteriors.layout import Layout, weights_in_place
+from pocketbayes.posteriors.layout import Layout
 from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
 from pocketbayes.propagation.moments.attention import COMPOSED
 
@@ -77,10 +77,9 @@ class _Tap(torch.Tensor):
             result = func(*args, **kwargs)
         if func in METADATA:
             return result
-        taps = [value for value in tensors_in((args, kwargs)) if isinstance(value, _Tap)]
         call = LinearCall.read(func, args, kwargs) if func in LINEAR_OPS else None
-        if call is None or any(tap is not call.weight and tap is not call.bias for tap in taps):
-            taps[0].record.append(None)
+        if call is None or isinstance(call.input, _Tap):
+            next(value for value in tensors_in((args, kwargs)) if isinstance(value, _Tap)).record.append(None)
             return result
         edge = None
         if torch.is_grad_enabled():
@@ -91,6 +90,7 @@ class _Tap(torch.Tensor):
                 result = result.clone()
             else:
                 edge = get_gradient_edge(result)
+        taps = [tap for tap in (call.weight, call.bias) if isinstance(tap, _Tap)]
         weight, bias = (tap.slot if isinstance(tap, _Tap) else None for tap in (call.weight, call.bias))
         settings = {**dict(zip(("stride", "padding", "dilation", "groups"), args[3:])), **kwargs}
         kept = None if edge else result
@@ -131,8 +131,7 @@ def tapped_pass(
     for number in slots:
         tap = weights[number] = weights[number].as_subclass(_Tap)
         tap.slot, tap.record = number, record
-    with weights_in_place(model, layout.by_site(weights)):
-        return call_model(model, x), record
+    return layout.run(model, weights, x), record
 
 
 def make_plan(model: nn.Module, layout: Layout, mean: Tensor, random: Sequence[int], x: ModelInput) -> TapPlan | None:

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from pocketbayes.posteriors.gaussian import RuleTable
 from pocketbayes.propagation.base import Ruled
-from pocketbayes.propagation.moments import activations, arithmetic, attention, normalisation, pooling, shape
+from pocketbayes.propagation.moments import activations, attention, normalisation, pooling, shape  # noqa: F401 (rules)
 from pocketbayes.propagation.moments.exact import EXACT
-from pocketbayes.propagation.moments.table import MomentRules, NoRuleError, register_moment_rule
+from pocketbayes.propagation.moments.table import MomentRules
 
 MOMENTS = MomentRules("moments")
-MOMENTS_EXACT = MomentRules("moments-exact", EXACT)
+MOMENTS_EXACT = MomentRules("moments-exact", own=EXACT)
 """ReLU, leaky ReLU and GELU with exact moments of a Gaussian input instead of first-order ones."""
 
 
@@ -27,20 +27,3 @@ class MomentsExact(Moments):
 
     name = "moments-exact"
     table = MOMENTS_EXACT
-
-
-__all__ = [
-    "MOMENTS",
-    "MOMENTS_EXACT",
-    "MomentRules",
-    "Moments",
-    "MomentsExact",
-    "NoRuleError",
-    "activations",
-    "arithmetic",
-    "attention",
-    "normalisation",
-    "pooling",
-    "register_moment_rule",
-    "shape",
-]

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.gaussian import Gaussian, mean_of
 from pocketbayes.propagation.moments.arithmetic import product_variance
-from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, changeable, handles, in_place, mean_of, rule
+from pocketbayes.propagation.moments.table import NoRuleError, Rule, changeable, in_place, rule
 
 PART = 1 << 18
 """Entries per part when a function is evaluated in parts."""
@@ -162,8 +162,8 @@ SLOPES: dict[str, Slope] = {
 for _name, _slope in SLOPES.items():
     _function = getattr(torch, _name, None) or getattr(F, _name)
     _rule = elementwise(_function, _slope)
-    RULES.update(dict.fromkeys(handles(_name), _rule))
-    RULES.update(dict.fromkeys(handles(f"{_name}_"), _changed(_rule, _function)))
+    rule(_name)(_rule)
+    rule(f"{_name}_")(_changed(_rule, _function))
 
 
 def where_positive(var: Tensor, mean: Tensor) -> Tensor:
@@ -236,4 +236,4 @@ def dropout(noise: Callable[..., Tensor]) -> Rule:
 
 for _name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
     _noise = getattr(F, _name, None) or getattr(torch, _name)
-    RULES.update(dict.fromkeys(handles(_name), dropout(_noise)))
+    rule(_name)(dropout(_noise))

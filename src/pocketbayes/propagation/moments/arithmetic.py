@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.gaussian import Gaussian, mean_of
 from pocketbayes.propagation.linear_ops import LINEAR_OPS, LinearCall
-from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, changeable, handles, in_place, mean_of, rule
+from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, changeable, in_place, rule
 
 # -- linear layers ----------------------------------------------------------------------------------------------------
 
@@ -208,5 +208,5 @@ def sub_(x: Tensor, other: Any, *, alpha: float = 1) -> Gaussian:
 
 
 _mul_ = in_place(mul, "mul_")
-RULES.update(dict.fromkeys([*handles("mul_", "__imul__"), operator.imul], _mul_))
-RULES.update(dict.fromkeys([*handles("div_", "__itruediv__", "__idiv__"), operator.itruediv], in_place(div, "div_")))
+rule("mul_", "__imul__", ops=(operator.imul,))(_mul_)
+rule("div_", "__itruediv__", "__idiv__", ops=(operator.itruediv,))(in_place(div, "div_"))

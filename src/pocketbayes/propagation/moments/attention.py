@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian, Op
+from pocketbayes.posteriors.gaussian import Gaussian, Op, mean_of
 from pocketbayes.propagation.moments.arithmetic import add, matmul, mul, scaled
 from pocketbayes.propagation.moments.shape import move
-from pocketbayes.propagation.moments.table import RULES, Rule, mean_of, rule
+from pocketbayes.propagation.moments.table import RULES, Rule, rule
 
 
 @rule("softmax")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pocketbayes.posteriors.gaussian import Gaussian, Op
 from pocketbayes.propagation.moments.activations import gelu_slope, normal_cdf, normal_density
-from pocketbayes.propagation.moments.table import NoRuleError, Rule, handles, in_place
+from pocketbayes.propagation.moments.table import NoRuleError, Rule, in_place, rule
 
 EXACT: dict[Op, Rule] = {}
 
@@ -28,6 +28,7 @@ def relu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return mean * above + std * density, var * unit.clamp_min(0), above
 
 
+@rule("relu", rules=EXACT)
 def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
     """Apply ReLU with the moments of a rectified Gaussian."""
     if inplace:
@@ -36,6 +37,7 @@ def relu(input: Gaussian, inplace: bool = False) -> Gaussian:
     return Gaussian(mean, var)
 
 
+@rule("leaky_relu", rules=EXACT)
 def leaky_relu(input: Gaussian, negative_slope: float = 0.01, inplace: bool = False) -> Gaussian:
     """Apply leaky ReLU, `a x + (1 - a) relu(x)`, with `Cov(x, relu(x)) = v P(x > 0)`."""
     if inplace:
@@ -108,6 +110,7 @@ def gelu_moments(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     return first, torch.where(use_small, small, second - first.square()).clamp_min(0)
 
 
+@rule("gelu", rules=EXACT)
 def gelu(input: Gaussian, approximate: str = "none") -> Gaussian:
     """Apply exact GELU."""
     if approximate != "none":
@@ -117,11 +120,5 @@ def gelu(input: Gaussian, approximate: str = "none") -> Gaussian:
 
 relu_ = in_place(relu, "relu_")
 leaky_relu_ = in_place(leaky_relu, "leaky_relu_")
-for _name, _rule in (
-    ("relu", relu),
-    ("relu_", relu_),
-    ("leaky_relu", leaky_relu),
-    ("leaky_relu_", leaky_relu_),
-    ("gelu", gelu),
-):
-    EXACT.update(dict.fromkeys(handles(_name), _rule))
+rule("relu_", rules=EXACT)(relu_)
+rule("leaky_relu_", rules=EXACT)(leaky_relu_)

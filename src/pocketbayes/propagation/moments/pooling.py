@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes.posteriors.gaussian import Gaussian
-from pocketbayes.propagation.moments.table import RULES, Rule, handles, rule
+from pocketbayes.propagation.moments.table import RULES, Rule, rule
 
 # -- maxima -----------------------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ for _axes in (1, 2, 3):
     for _kind in ("max_pool", "adaptive_max_pool"):
         _pool = getattr(F, f"{_kind}{_axes}d_with_indices")
         RULES[_pool] = max_pool(_pool, _axes, indices=True)
-        RULES.update(dict.fromkeys(handles(f"{_kind}{_axes}d"), max_pool(_pool, _axes, indices=False)))
+        rule(f"{_kind}{_axes}d")(max_pool(_pool, _axes, indices=False))
 
 
 @rule("amax")
@@ -145,9 +145,9 @@ def adaptive_average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
 
 for _axes in (1, 2, 3):
     _name = f"avg_pool{_axes}d"
-    RULES.update(dict.fromkeys(handles(_name), average_pool(getattr(F, _name), _axes)))
+    rule(_name)(average_pool(getattr(F, _name), _axes))
     _name = f"adaptive_avg_pool{_axes}d"
-    RULES.update(dict.fromkeys(handles(_name), adaptive_average_pool(getattr(F, _name), _axes)))
+    rule(_name)(adaptive_average_pool(getattr(F, _name), _axes))
 
 
 @rule("interpolate", "upsample")

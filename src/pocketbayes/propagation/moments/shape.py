@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pocketbayes.posteriors.gaussian import Gaussian, Op
+from pocketbayes.posteriors.gaussian import Gaussian, Op, mean_of
 from pocketbayes.propagation.moments.table import (
     RULES,
     NoRuleError,
@@ -17,7 +17,6 @@ from pocketbayes.propagation.moments.table import (
     changeable,
     handles,
     in_place,
-    mean_of,
     means_in,
     rule,
     variances_in,
@@ -130,4 +129,4 @@ def register_hook(x: Gaussian, hook: Any) -> Any:
     return x.loc.register_hook(hook)
 
 
-RULES.update(dict.fromkeys(handles("masked_fill_"), in_place(masked_fill, "masked_fill_")))
+rule("masked_fill_")(in_place(masked_fill, "masked_fill_"))

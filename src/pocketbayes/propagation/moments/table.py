@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, tensors_in
+from pocketbayes.posteriors.gaussian import Gaussian, Op, RuleTable, mean_of, tensors_in
 
 Rule = Callable[..., Any]
 """A function with the operation's arguments, at least one a Gaussian, that returns random results as Gaussians."""
@@ -57,21 +57,21 @@ class MomentRules(RuleTable):
     """
 
     draws = False
+    error: type[NoRuleError] = NoRuleError
 
-    def __init__(self, name: str, own: Mapping[Op, Rule] | None = None) -> None:
-        """Take the propagation's name and the rules that differ from the shared ones."""
-        self.name = name
-        self.own = dict(own or {})
+    def __init__(self, name: str, rules: Mapping[Op, Rule] = RULES, own: Mapping[Op, Rule] | None = None) -> None:
+        """Take the propagation's name, its rules, and its own ones, which come before them."""
+        self.name, self.rules, self.own = name, rules, own or {}
 
     def covers(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], weight: Tensor) -> bool:
         """Return whether the operation has a rule."""
-        return op in self.own or op in RULES
+        return op in self.own or op in self.rules
 
     def __call__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply the rule; Gaussian outputs keep using this table."""
-        rule = self.own.get(op) or RULES.get(op)
+        rule = self.own.get(op) or self.rules.get(op)
         if rule is None:
-            raise NoRuleError(self.name, operation_name(op))
+            raise self.error(self.name, operation_name(op))
         result = rule(*args, **kwargs)
         for value in tensors_in(result):
             if isinstance(value, Gaussian):
@@ -99,12 +99,11 @@ def register_moment_rule(op: Op, rule: Rule) -> None:
     RULES[op] = rule
 
 
-def rule(*names: str, ops: Iterable[Op] = ()) -> Callable[[R], R]:
+def rule(*names: str, ops: Iterable[Op] = (), rules: dict[Op, Rule] = RULES) -> Callable[[R], R]:
     """Register the decorated rule for every function of these names: `torch.relu`, `Tensor.relu`, `F.relu`."""
 
     def register(function: R) -> R:
-        for op in (*handles(*names), *ops):
-            RULES[op] = function
+        rules.update(dict.fromkeys((*handles(*names), *ops), function))
         return function
 
     return register
@@ -119,11 +118,6 @@ def handles(*names: str) -> list[Op]:
 def operation_name(op: Op) -> str:
     """Return the operation's public name."""
     return str(torch.overrides.resolve_name(op) or getattr(op, "__qualname__", repr(op)))
-
-
-def mean_of(value: Any) -> Any:
-    """Return the mean of a Gaussian; anything else is its own mean."""
-    return value.loc if isinstance(value, Gaussian) else value
 
 
 def means_in(value: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.plane.codes import Codebook, entropy, fit_codebook
+from pocketbayes.plane.codes import Codebook, entropy_bits, fit_codebook
 from pocketbayes.plane.plane_codes import PlaneCodebook, fit_plane_codebook, importance_of
 from pocketbayes.posteriors import Posterior, from_codes
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_sizes
@@ -244,6 +244,6 @@ def estimate_bytes(net: Net, recipe: Recipe) -> float:
         for slot in own.network.layout.slots:
             some = torch.arange(slot.start, slot.stop, max(1, slot.size // ESTIMATE_WEIGHTS), device=own.mean.device)
             codes = own.choose(codebook, own.scaled[some], some)
-            total += slot.size * entropy(torch.bincount(codes)) / 8
+            total += slot.size * entropy_bits(torch.bincount(codes)) / 8
         total += len(own.scale)
     return total
