@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation.base import check_output
@@ -245,8 +246,7 @@ class GaussianNoise(Likelihood):
 
 def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
     """Return the loss; raise an error that lists the known ones if there is none of that name."""
-    if loss not in get_args(GaussianLoss):
-        raise UnknownNameError("loss", loss, get_args(GaussianLoss))
+    check_choice("loss", loss, get_args(GaussianLoss))
     return loss
 
 

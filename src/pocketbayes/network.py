@@ -286,6 +286,18 @@ class Network(nn.Module):
         point = next(self.model.parameters(), None)
         return x.to(self.device, self.posterior.held_moments()[0].dtype if point is None else point.dtype)
 
+    def with_posterior(self, posterior: Posterior, **settings: Any) -> Network:
+        """Return a network of this model with another posterior, which takes the model over.
+
+        Args:
+            posterior: The posterior.
+            **settings: Arguments of `Network` that are to change.
+        """
+        kept = {"prior": self.prior, "likelihood": self.likelihood, "propagation": self.propagation}
+        net = Network(self.model, posterior, **(kept | settings))
+        net.info, net.method = self.info, self.method
+        return net
+
     def kl(self) -> Tensor:
         """Compute KL(q || prior) in nats, a true sum over the random weights."""
         return self.posterior.kl(self.prior)

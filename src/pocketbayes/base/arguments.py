@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UnknownNameError, UserError
 
 
 def check_seed(seed: Any) -> int:
@@ -21,6 +21,16 @@ def check_seed(seed: Any) -> int:
     if not isinstance(seed, Integral) or not -(1 << 63) <= int(seed) < 1 << 63:
         raise UserError(f"seed must be a 64-bit integer, not {seed!r}")
     return int(seed)
+
+
+def check_choice(what: str, value: object, known: Collection[str]) -> None:
+    """Reject a value that is none of the known names.
+
+    Raises:
+        UnknownNameError: If it is not; the message lists the known names.
+    """
+    if value not in known:
+        raise UnknownNameError(what, value, known)
 
 
 def check_path(path: Any, what: str) -> Path:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.files import codec
 from pocketbayes.files.damage import MIXTURE_SETTINGS, member_checksums, mixture_settings
 from pocketbayes.files.pocket import Buffer
@@ -67,8 +68,7 @@ class Precision:
 
     def __post_init__(self) -> None:
         for level in (self.means, self.stds, self.points):
-            if level not in LEVELS:
-                raise UnknownNameError("precision", level, LEVELS)
+            check_choice("precision", level, LEVELS)
 
     @classmethod
     def of(cls, value: str | Precision) -> Precision:

@@ -23,8 +23,7 @@ from pocketbayes.methods.rigl import RigL
 from pocketbayes.methods.ssvi import SSVI
 from pocketbayes.methods.swag import SWAG
 from pocketbayes.methods.variational_dropout import VariationalDropout
-from pocketbayes.methods.vdp import VDP
-from pocketbayes.methods.vdp_full import FullCovarianceVDP
+from pocketbayes.methods.vdp import VDP, FullCovarianceVDP
 from pocketbayes.methods.weight_sharing import WeightSharing
 
 OWN: dict[str, Any] = {

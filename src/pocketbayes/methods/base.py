@@ -16,6 +16,7 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.registry import Registry
 from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
 from pocketbayes.posteriors.priors import Empirical, Normal, Prior, ScaleMixture
 
@@ -271,6 +272,10 @@ class VariationalMethod(Method):
             return ScaleMixture(std1=self.prior_std)
         return Normal(self.prior_std, centre=mean if self.prior == "pretrained" else None)
 
+    def network(self, start: Start, posterior: Posterior, **settings: Any) -> Network:
+        """Return the network of a posterior with the method's prior; further settings are those of `Network`."""
+        return start.network(posterior, prior=self.make_prior(start.mean, start.layout), **settings)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DerivedMethod(Method):
@@ -333,6 +338,10 @@ class Start:
             chosen = lambda name, _: re.search(select, name) is not None  # noqa: E731
         layout = Layout.of(model, select=chosen, bayesian_bias=bayesian_bias)
         return cls(model, layout, layout.read(model), None, None)
+
+    def network(self, posterior: Posterior, **settings: Any) -> Network:
+        """Return the network of a posterior; the settings are those of `Network`."""
+        return Network(self.model, posterior, likelihood=self.likelihood, **settings)
 
 
 def _the_network(net: Net) -> Network:

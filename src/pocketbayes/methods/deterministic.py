@@ -21,8 +21,7 @@ class Deterministic(Method):
     def init(self, model: nn.Module) -> Network:
         """Return a network with the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
-        point = Point(start.layout, start.mean)
-        return Network(start.model, point, likelihood=start.likelihood, propagation="mean")
+        return start.network(Point(start.layout, start.mean), propagation="mean")
 
 
 def deterministic_start(method: Method, model: nn.Module) -> Network:

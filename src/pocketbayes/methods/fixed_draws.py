@@ -68,15 +68,7 @@ def _draw(net: Network, seed: int) -> Network:
     generator = torch.Generator(device=net.device).manual_seed(seed)
     noise = torch.randn(net.posterior.noise_size, generator=generator, device=net.device)
     weights = net.posterior.sample(noise.to(next(net.parameters()).dtype))
-    draw = Network(
-        copy.deepcopy(net.model),
-        Point(net.layout, weights),
-        prior=copy.deepcopy(net.prior),
-        likelihood=copy.deepcopy(net.likelihood),
-        propagation="mean",
-    )
-    draw.info, draw.method = net.info, net.method
-    return draw
+    return copy.deepcopy(net).with_posterior(Point(net.layout, weights), propagation="mean")
 
 
 def _average(each: list[Statistics]) -> Statistics:

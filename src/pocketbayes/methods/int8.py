@@ -67,4 +67,4 @@ def quantized(network: Network, sigma_bits: int = 8) -> Network:
     with torch.no_grad():
         mean, std = network.posterior.moments()
     posterior = Quantized.quantize(network.layout, mean, std, sigma_bits)
-    return Network(network.model, posterior, prior=network.prior, likelihood=network.likelihood)
+    return network.with_posterior(posterior, propagation="sample")

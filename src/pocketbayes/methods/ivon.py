@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import Stage, Start, VariationalMethod
-from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
+from pocketbayes.methods.base import Stage
+from pocketbayes.methods.meanfield import MeanFieldMethod, stds_at_begin
 from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.fused import blocks, softplus
 from pocketbayes.posteriors.priors import Empirical, Normal
-from pocketbayes.propagation import find_propagation
 
 LEARNING_RATE = 0.3
 """Default learning rate, on the scale of SGD with momentum, not of Adam."""
@@ -32,7 +31,7 @@ PRIOR_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class IVON(VariationalMethod):
+class IVON(MeanFieldMethod):
     """Improved variational online Newton (Shen et al. 2024, arXiv 2402.17641).
 
     `std = 1 / sqrt(c (h + d))` with `c = N / beta`, `d = 1 / (c prior_var)` and h a running average of the Hessian's
@@ -45,9 +44,6 @@ class IVON(VariationalMethod):
     reparameterisation and flipout `h^` has the same expectation with less noise.
 
     Attributes:
-        propagation: "sample" (the paper), "local" or "flipout".
-        std_init: The initial stds, as in `MeanFieldVI`; a network with stds keeps them.
-        std_scale: See `std_init`.
         momentum: The decay of the gradients' average (the paper's beta_1).
         hess_decay: The decay of the curvature's average (beta_2); None for `1 - 3 / steps`, at least 0.99. The paper
             uses 0.99999 for about 10^5 steps.
@@ -55,40 +51,20 @@ class IVON(VariationalMethod):
 
     name = "ivon"
     learns = "means by gradients, stds from the optimiser's curvature"
-    propagation: Literal["sample", "local", "flipout"] = "sample"
-    std_init: StdInit = "relative"
     std_scale: float = 0.2
     momentum: float = 0.9
     hess_decay: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        find_propagation(self.propagation)
-        check_std_init(self.std_init)
         if self.prior == "scale-mixture":
             raise UserError("ivon needs a normal prior: set prior='empirical', 'normal' or 'pretrained'")
         if not self.beta:
             raise UserError("ivon needs beta > 0: without a KL there are no stds")
-        if self.antithetic and self.propagation != "sample":
-            raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
         if not (0 <= self.momentum < 1 and (self.hess_decay is None or 0 < self.hess_decay < 1)):
             raise UserError(
                 f"momentum and hess_decay must lie between 0 and 1, not {self.momentum} and {self.hess_decay}"
             )
-
-    def init(self, model: nn.Module) -> Network:
-        """Return a mean-field network with its means at the model's weights."""
-        start = Start.of(model, self.bayesian_bias, self.select)
-        std = start.std
-        if std is None:
-            std = first_std(start.layout, start.mean, self.std_init, self.std_scale)
-        return Network(
-            start.model,
-            MeanField(start.layout, start.mean, std),
-            prior=self.make_prior(start.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation=self.propagation,
-        )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return one stage, with a learning rate on SGD's scale."""

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError, warn
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
 from pocketbayes.methods.base import Method, Stage, TrainingContext
@@ -63,10 +64,8 @@ class Laplace(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.subset not in ("last-layer", "subnetwork"):
-            raise UnknownNameError("subset", self.subset, ("last-layer", "subnetwork"))
-        if self.hessian not in ("full", "kron", "diag"):
-            raise UnknownNameError("hessian", self.hessian, ("full", "kron", "diag"))
+        check_choice("subset", self.subset, ("last-layer", "subnetwork"))
+        check_choice("hessian", self.hessian, ("full", "kron", "diag"))
         if (self.subset, self.hessian) == ("subnetwork", "kron"):
             raise UserError("a subnetwork has no Kronecker factors: set hessian='full' or 'diag'")
         if self.subnetwork_size < 1:
@@ -119,7 +118,7 @@ class Laplace(Method):
         kind = _kronecker if self.hessian == "kron" else _dense
         posterior = kind(net.layout, net.posterior.moments()[0], fitted, index)
         prior = Normal(float(fitted.prior_precision) ** -0.5)
-        return Network(net.model, posterior, prior=prior, likelihood=net.likelihood).eval()
+        return net.with_posterior(posterior, prior=prior, propagation="sample").eval()
 
     def _fit_last_layer(self, problem: _Problem) -> tuple[Any, Tensor]:
         """Return the approximation of a linear head on its input features, on the CPU."""

@@ -67,9 +67,7 @@ class MaskedVI(MeanFieldVI):
             index = kept.nonzero().flatten()
             posterior = Sparse(net.layout, index, mean[index], std[index])
         run.note(kept_weights=len(index), density=round(len(index) / len(mean), 6))
-        masked = Network(net.model, posterior, prior=net.prior, likelihood=net.likelihood, propagation=net.propagation)
-        masked.info, masked.method = net.info, net.method
-        return masked
+        return net.with_posterior(posterior)
 
 
 def hidden_units(layout: Layout) -> Tensor:

@@ -45,4 +45,4 @@ class MCDropout(Method):
                 f"{type(start.model).__name__} has only one layer: dropout needs a second one, because the inputs "
                 "of the first are the data"
             )
-        return Network(start.model, posterior, likelihood=start.likelihood, propagation="local")
+        return start.network(posterior, propagation="local")

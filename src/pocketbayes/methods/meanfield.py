@@ -24,10 +24,8 @@ CURVATURE_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanFieldVI(VariationalMethod):
-    """Mean-field variational inference: a mean and a std for every weight.
-
-    It minimises `NLL + beta KL(q || prior) / N` with `q = prod N(mean_i, std_i^2)`.
+class MeanFieldMethod(VariationalMethod):
+    """A method that trains a mean and a std for every weight.
 
     Attributes:
         propagation: "sample" (Bayes by Backprop, Blundell et al. 2015), "local" (Kingma et al. 2015) or "flipout"
@@ -50,28 +48,30 @@ class MeanFieldVI(VariationalMethod):
             raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
         check_std_init(self.std_init)
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """The registry name."""
-        return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
-
     def init(self, model: nn.Module) -> Network:
         """Return a network with means at the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std
         if std is None:
             std = first_std(start.layout, start.mean, self.std_init, self.std_scale)
-        return Network(
-            start.model,
-            MeanField(start.layout, start.mean, std),
-            prior=self.make_prior(start.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation=self.propagation,
-        )
+        return self.network(start, MeanField(start.layout, start.mean, std), propagation=self.propagation)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return one stage; stds from curvature are measured at its beginning."""
         return (Stage("train", begin=stds_at_begin(self.std_init, model)),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanFieldVI(MeanFieldMethod):
+    """Mean-field variational inference: a mean and a std for every weight.
+
+    It minimises `NLL + beta KL(q || prior) / N` with `q = prod N(mean_i, std_i^2)`.
+    """
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The registry name."""
+        return {"local": "lrt", "flipout": "flipout"}.get(self.propagation, "bbb")
 
 
 def stds_at_begin(init: StdInit, model: nn.Module) -> Callable[[Net, TrainingContext], Net] | None:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import Annealing, Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
@@ -64,10 +65,8 @@ class PBN(VariationalMethod):
         super().__post_init__()
         if not 0 <= self.rate <= 1:
             raise UserError(f"rate must lie between 0 and 1, not {self.rate}")
-        if self.sensitivity not in get_args(Choice):
-            raise UnknownNameError("sensitivity", self.sensitivity, get_args(Choice))
-        if self.scope not in ("network", "layer"):
-            raise UnknownNameError("scope", self.scope, ("network", "layer"))
+        check_choice("sensitivity", self.sensitivity, get_args(Choice))
+        check_choice("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
         """Choose random weights, since sensitivities need data, which only stages have."""
@@ -122,10 +121,4 @@ class PBN(VariationalMethod):
     def _partial(self, start: Start, index: Tensor) -> Network:
         noise = torch.randn(len(index), dtype=start.mean.dtype, device=start.mean.device)
         std = F.softplus(self.rho_mean + self.rho_std * noise)
-        return Network(
-            start.model,
-            Partial(start.layout, start.mean, index, std),
-            prior=self.make_prior(start.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation="sample",
-        )
+        return self.network(start, Partial(start.layout, start.mean, index, std))

@@ -49,6 +49,4 @@ class Rank1VI(VariationalMethod):
         if self.sign_init:
             factor = torch.where(torch.rand_like(factor) < 0.5, -factor, factor)
         posterior = Rank1(start.layout, start.mean, factor, self.std_init * torch.ones_like(factor))
-        return Network(
-            start.model, posterior, prior=self.make_prior(start.mean, start.layout), likelihood=start.likelihood
-        )
+        return self.network(start, posterior)

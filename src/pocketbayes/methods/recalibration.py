@@ -54,8 +54,8 @@ def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net 
     reference = batch_norms(relative_to)
     if [norm.num_features for norm in norms] != [norm.num_features for norm in reference]:
         raise UserError("relative_to has other batch-norm layers than the network: give the network it was made from")
-    count, (own, old) = batch_norm_statistics([net, relative_to], stream)
-    _warn_of_few(count, MIN_IMAGES_RELATIVE, "correct")
+    sizes, (own, old) = batch_norm_statistics([net, relative_to], stream)
+    _warn_of_few(sum(sizes), MIN_IMAGES_RELATIVE, "correct")
     correct_statistics(net, own, relative_to, old)
 
 
@@ -77,14 +77,12 @@ def correct_statistics(net: Net, own: Statistics, relative_to: Net, old: Statist
 
 def replace_statistics(net: Net, stream: Iterable[Any]) -> int:
     """Replace the running statistics by averages over batches; return the number of examples."""
-    norms = batch_norms(net)
-    counted = _Counted(stream)
-    count, (own,) = batch_norm_statistics([net], counted)
-    for norm, (mean, var) in zip(norms, own):
+    sizes, (own,) = batch_norm_statistics([net], stream)
+    for norm, (mean, var) in zip(batch_norms(net), own):
         _store(norm, mean, var)
         if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.fill_(counted.batches)
-    return count
+            norm.num_batches_tracked.fill_(len(sizes))
+    return sum(sizes)
 
 
 def batch_norms(net: nn.Module) -> list[BatchNorm]:
@@ -92,20 +90,20 @@ def batch_norms(net: nn.Module) -> list[BatchNorm]:
     return [m for m in net.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
 
 
-def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[int, list[Statistics]]:
+def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[list[int], list[Statistics]]:
     """Average the inputs' mean and variance of every batch norm of some networks on the same batches.
 
     The networks are not changed.
 
     Returns:
-        The number of examples, and for each network its batch norms' statistics.
+        The number of examples in each batch, and for each network its batch norms' statistics.
     """
-    count = 0
+    sizes = []
     with ExitStack() as stack:
         collected = [stack.enter_context(_collecting(net)) for net in nets]
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            count += len(x)
+            sizes.append(len(x))
             for network in (network for net in nets for network in members(net)):
                 with torch.no_grad(), network.using("mean"):
                     network(x.to(network.device))
@@ -113,7 +111,7 @@ def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[i
         for norms in collected:
             pairs = [(norm.running_mean, norm.running_var) for norm in norms]
             found.append([(mean, var) for mean, var in pairs if mean is not None and var is not None])
-        return count, found
+        return sizes, found
 
 
 @contextmanager
@@ -136,18 +134,6 @@ def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
             module.training = training
         for norm, (momentum, mean, var, number) in zip(norms, before):
             norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked = momentum, mean, var, number
-
-
-class _Counted:
-    """An iterable that counts its items."""
-
-    def __init__(self, items: Iterable[Any]) -> None:
-        self.items, self.batches = items, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.items:
-            self.batches += 1
-            yield item
 
 
 def _store(norm: BatchNorm, mean: Tensor, var: Tensor) -> None:

@@ -42,4 +42,4 @@ class RigL(SparseTraining):
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:
         """Return a deterministic network."""
-        return Network(start.model, posterior, likelihood=start.likelihood, propagation="mean")
+        return start.network(posterior, propagation="mean")

@@ -9,7 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
@@ -39,8 +40,7 @@ def sensitivities(
         chunk: Examples whose gradients are in memory ("squared" only).
         team: Processes that divide the batches; each is given all of them.
     """
-    if kind not in get_args(Kind):
-        raise UnknownNameError("sensitivity", kind, get_args(Kind))
+    check_choice("sensitivity", kind, get_args(Kind))
     likelihood = network.likelihood
     assert isinstance(likelihood, Likelihood), "sensitivities need a likelihood"
     with torch.no_grad():

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.addition import Batch, DenseGradients
 from pocketbayes.methods.base import Method, Start, TrainingContext
 from pocketbayes.methods.sensitivity import largest
@@ -78,10 +79,8 @@ class SparseTraining(Method):
         for name in ("swap_until", "swap_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"{name} must lie between 0 and 1, not {getattr(self, name)}")
-        if self.first_choice not in ("random", "largest"):
-            raise UnknownNameError("first_choice", self.first_choice, ("random", "largest"))
-        if self.addition not in ("sampled", "mean", "averaged"):
-            raise UnknownNameError("addition", self.addition, ("sampled", "mean", "averaged"))
+        check_choice("first_choice", self.first_choice, ("random", "largest"))
+        check_choice("addition", self.addition, ("sampled", "mean", "averaged"))
         if not (
             self.mean_init in ("model", "scaled") or (isinstance(self.mean_init, (int, float)) and self.mean_init >= 0)
         ):

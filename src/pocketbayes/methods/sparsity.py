@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.sensitivity import largest
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
@@ -39,8 +40,7 @@ def layer_counts(
     """
     if not 0 < density <= 1:
         raise UserError(f"density must lie above 0 and not above 1, not {density}")
-    if distribution not in get_args(Distribution):
-        raise UnknownNameError("distribution", distribution, get_args(Distribution))
+    check_choice("distribution", distribution, get_args(Distribution))
     sizes = [torch.Size(shape).numel() for shape in shapes]
     counts = list(sizes)
     sparse = [i for i in range(len(sizes)) if not (dense and dense[i]) and sizes[i]]

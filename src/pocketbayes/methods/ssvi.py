@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import EMPIRICAL_BETA, Annealing, Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import removal_overlap
@@ -65,8 +66,7 @@ class SSVI(SparseTraining, VariationalMethod):
         for name, value in defaults.items():
             object.__setattr__(self, name, value)
         find_propagation(self.propagation)
-        if self.removal not in SCORES:
-            raise UnknownNameError("removal score", self.removal, SCORES)
+        check_choice("removal score", self.removal, SCORES)
         if self.prior == "pretrained":
             raise UserError("prior='pretrained' keeps a value for every weight, which a sparse network does not have")
         if self.antithetic and self.propagation != "sample":
@@ -118,13 +118,7 @@ class SSVI(SparseTraining, VariationalMethod):
 
     def make_network(self, start: Start, posterior: Sparse) -> Network:
         """Return a network with local noise."""
-        return Network(
-            start.model,
-            posterior,
-            prior=self.make_prior(posterior.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation=self.propagation,
-        )
+        return self.network(start, posterior, propagation=self.propagation)
 
     def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
         """Return swaps, densities and the agreement of removal scores."""

@@ -50,13 +50,7 @@ class VariationalDropout(VariationalMethod):
         """Return a mean-field network around the model's weights."""
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std if start.std is not None else torch.full_like(start.mean, self.std_init)
-        return Network(
-            start.model,
-            MeanField(start.layout, start.mean, std),
-            prior=self.make_prior(start.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation="local",
-        )
+        return self.network(start, MeanField(start.layout, start.mean, std), propagation="local")
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return one stage of training, followed by the removal of weights."""
@@ -74,6 +68,4 @@ class VariationalDropout(VariationalMethod):
             index = kept.nonzero().flatten()
             run.note(kept_weights=len(index), density=round(len(index) / len(mean), 6))
             posterior = Sparse(net.layout, index, mean[index], std[index])
-        pruned = Network(net.model, posterior, prior=net.prior, likelihood=net.likelihood, propagation=net.propagation)
-        pruned.info, pruned.method = net.info, net.method
-        return pruned
+        return net.with_posterior(posterior)

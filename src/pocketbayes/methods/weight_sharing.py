@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -12,17 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pocketbayes import plane
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.meanfield import MeanFieldVI, StdInit, first_std
 from pocketbayes.methods.sensitivity import sensitivities
 from pocketbayes.network import Net, Network
-from pocketbayes.plane import Plane, PlaneSettings
-from pocketbayes.plane.ellipses import EllipseMode
-from pocketbayes.plane.gaussians import MergeRule
-from pocketbayes.plane.merging import Reading
+from pocketbayes.plane import Plane, PlaneOptions, PlaneSettings
 from pocketbayes.posteriors import Shared
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Empirical, Prior
@@ -32,7 +30,7 @@ SMALLEST_STD = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightSharing(VariationalMethod):
+class WeightSharing(PlaneOptions, VariationalMethod):
     """Weights that share a few Gaussians (2DGBNN).
 
     Each weight's (mean, std) is a point in a plane, K << n Gaussians cover the cloud, and a weight stores the number of
@@ -40,25 +38,10 @@ class WeightSharing(VariationalMethod):
 
     Stages: a deterministic network (skipped if `fit` is given a trained Network, or with `pretrain_epochs=0`); a
     mean-field network around it (skipped if the Network has stds, or with `meanfield_epochs=0`, when the stds keep
-    their initial values); the plane, and training of the shared network.
+    their initial values); the plane, and training of the shared network. `PlaneOptions` documents the choices of the
+    plane.
 
     Attributes:
-        k: The number of Gaussians; "auto" for the square root of the number of weights, at most 2000; "bic" for the
-            Bayesian information criterion.
-        bits_per_weight: Instead of `k`, as many Gaussians as this index entropy allows.
-        iterations: EM steps after K-means. 0 keeps K-means, which represents means better with few Gaussians, where EM
-            spends one on weights with unusual stds.
-        tau_w: Weights with a larger |mean| are outliers; "auto" for 4 times the means' root mean square; None for none.
-        gradient_fraction: The fraction of weights with the largest gradients, which are also outliers; 0 for none.
-        n_min: Smaller clusters are dissolved into outliers; "auto" for a tenth of the mean cluster, from 3 to 30.
-        ellipse: "nearest" or "own", the test for ellipse points; None for none.
-        neighbours: Number of Gaussians that an ellipse point is blended from.
-        keep: Number of the best of these to keep; None for all.
-        merge: "moments", "barycenter" or "paper"; None for no merging.
-        tau_d: Largest squared W2 distance of Gaussians to merge; None for relative to the cloud's scale.
-        tau_g: Largest mean gradient of Gaussians to merge; None for twice the mean over all weights.
-        tau_v: Largest variance of Gaussians to merge; None for relative to the cloud.
-        reading: Whether tau_g and tau_v bound "value"s or "difference"s.
         scope: One plane for the whole "network", or one per "layer".
         draw: "shared", "shared-noise" or "independent"; see `Shared`.
         blend: "convex" or, for evaluation, "mixture".
@@ -70,20 +53,6 @@ class WeightSharing(VariationalMethod):
     """
 
     name = "2dgbnn"
-    k: int | Literal["bic", "auto"] = "auto"
-    bits_per_weight: float | None = None
-    iterations: int = 30
-    tau_w: float | Literal["auto"] | None = "auto"
-    gradient_fraction: float = 0.01
-    n_min: int | Literal["auto"] = "auto"
-    ellipse: EllipseMode | None = "nearest"
-    neighbours: int = 5
-    keep: int | None = None
-    merge: MergeRule | None = "moments"
-    tau_d: float | None = None
-    tau_g: float | None = None
-    tau_v: float | None = None
-    reading: Reading = "value"
     scope: Literal["network", "layer"] = "network"
     draw: Draw = "shared"
     blend: Blend = "convex"
@@ -104,8 +73,7 @@ class WeightSharing(VariationalMethod):
                 f"refresh_epochs must be at least 1, with Gaussians of the whole network, not {self.refresh_epochs} "
                 f"with scope={self.scope!r}"
             )
-        if self.scope not in ("network", "layer"):
-            raise UnknownNameError("scope", self.scope, ("network", "layer"))
+        check_choice("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
         """Return the shared network of the given model, without gradient outliers, which need data."""
@@ -153,22 +121,11 @@ class WeightSharing(VariationalMethod):
             refresh(posterior, self.neighbours, self.keep)
 
     def _mean_field(self) -> MeanFieldVI:
-        shared = (
-            "bayesian_bias",
-            "select",
-            "train_samples",
-            "antithetic",
-            "prior",
-            "prior_std",
-            "beta",
-            "annealing",
-            "beta_start",
-        )
-        return MeanFieldVI(std_init=self.std_init, **{name: getattr(self, name) for name in shared})
+        shared = {field.name: getattr(self, field.name) for field in fields(VariationalMethod)}
+        return MeanFieldVI(std_init=self.std_init, **shared)
 
     def _settings(self, seed: int) -> PlaneSettings:
-        names = set(PlaneSettings.__dataclass_fields__) & set(self.__dataclass_fields__)
-        return PlaneSettings(seed=seed, **{name: getattr(self, name) for name in names})
+        return PlaneSettings(seed=seed, **{field.name: getattr(self, field.name) for field in fields(PlaneOptions)})
 
     def _begin_shared(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
@@ -206,14 +163,7 @@ class WeightSharing(VariationalMethod):
         posterior = shared_posterior(
             start.layout, start.mean, std, planes, self.draw, self.blend, keep_points=self.refresh_epochs is not None
         )
-        network = Network(
-            start.model,
-            posterior,
-            prior=prior or self.make_prior(start.mean, start.layout),
-            likelihood=start.likelihood,
-            propagation="sample",
-        )
-        return network, planes
+        return start.network(posterior, prior=prior or self.make_prior(start.mean, start.layout)), planes
 
 
 def shared_posterior(

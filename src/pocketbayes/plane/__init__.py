@@ -13,13 +13,14 @@ from pocketbayes.plane.gaussians import mahalanobis_squared, merge, w2_squared
 from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
 from pocketbayes.plane.merging import dissolve, merge_all
 from pocketbayes.plane.mixture import PlaneMixture, fit_mixture
-from pocketbayes.plane.surveying import Plane, PlaneSettings, outliers, survey
+from pocketbayes.plane.surveying import Plane, PlaneOptions, PlaneSettings, outliers, survey
 
 __all__ = [
     "Grid",
     "Histogram",
     "Plane",
     "PlaneMixture",
+    "PlaneOptions",
     "PlaneSettings",
     "blend",
     "dissolve",

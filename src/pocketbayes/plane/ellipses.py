@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 from pocketbayes.plane.gaussians import log_peak, mahalanobis_squared
 from pocketbayes.plane.mixture import PlaneMixture
@@ -40,8 +40,7 @@ def ellipse_points(
     Returns:
         Positions, ascending, int64.
     """
-    if mode not in MODES:
-        raise UnknownNameError("ellipse mode", mode, MODES)
+    check_choice("ellipse mode", mode, MODES)
     if len(mixture) == 0 or len(points) == 0:
         return torch.empty(0, dtype=torch.int64, device=points.device)
     owner = mixture.assign(points) if index is None else index

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.centres import nearest
 from pocketbayes.plane.chunks import fixed_order
 from pocketbayes.plane.gaussians import MergeRule, merge, w2_squared
@@ -72,8 +72,7 @@ def merge_all(
     Returns:
         The merged mixture, its counts, and the new number of every old Gaussian, (K,).
     """
-    if reading not in READINGS:
-        raise UnknownNameError("reading of the merge thresholds", reading, READINGS)
+    check_choice("reading of the merge thresholds", reading, READINGS)
     means, covs, weights, counts = mixture.means, mixture.covs, mixture.weights, counts.to(torch.float64)
     mapping = torch.arange(len(means), device=means.device)
     spread = _cloud_variance(means, covs, counts)

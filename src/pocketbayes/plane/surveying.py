@@ -37,39 +37,39 @@ VALUE_OUTLIER_RMS = 4.0
 SMALLEST_CLUSTER, LARGEST_N_MIN = 3, 30
 
 
-@dataclass(frozen=True)
-class PlaneSettings:
-    """The settings of stage 2; `PlaneSettings.for_cloud` replaces "auto".
+@dataclass(frozen=True, kw_only=True)
+class PlaneOptions:
+    """The choices of stage 2.
 
     Attributes:
-        k: Gaussians to fit (2000 in the paper's text, 6000 in its table), ``"bic"`` or ``"auto"``.
-        bits_per_weight: instead of ``k``: as many Gaussians as this entropy of the index allows, before merging.
-        tau_w: a larger ``|mean|`` makes a weight an outlier (0.2 in the paper); None for no such outliers.
-        gradient_fraction: this share of the weights with the largest absolute gradients are outliers; 0 for none.
-        n_min: clusters with fewer weights are dissolved into outliers (30 in the text, 20 in the table); 0 for none;
-            ``"auto"`` for a tenth of the mean cluster, from 3 to 30.
-        ellipse: ``nearest`` for weights outside the ellipses of all Gaussians, ``own`` for those outside the ellipse of
+        k: The number of Gaussians (2000 in the paper's text, 6000 in its table); "auto" for the square root of the
+            number of weights, at most 2000; "bic" for the Bayesian information criterion.
+        bits_per_weight: Instead of `k`, as many Gaussians as this index entropy allows, before merging.
+        iterations: EM steps after K-means. 0 keeps K-means, which represents means better with few Gaussians, where EM
+            spends one on weights with unusual stds.
+        tau_w: Weights with a larger |mean| are outliers (0.2 in the paper); "auto" for 4 times the means' root mean
+            square; None for none.
+        gradient_fraction: The fraction of weights with the largest gradients, which are also outliers; 0 for none.
+        n_min: Smaller clusters are dissolved into outliers (30 in the paper's text, 20 in its table); 0 for none;
+            "auto" for a tenth of the mean cluster, from 3 to 30.
+        ellipse: "nearest" for weights outside the ellipses of all Gaussians, "own" for those outside the ellipse of
             their own, None for no blending.
-        chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
-        neighbours: number of Gaussians that an ellipse point is blended from.
-        keep: number of these to keep, the best by density (2 in the authors' code); None for all.
-        merge: rule for merging two Gaussians; None for no merging.
-        tau_d: see :func:`merge_all`; None for relative to the cloud.
-        tau_g: see :func:`merge_all`.
-        tau_v: see :func:`merge_all`.
-        reading: see :func:`merge_all`.
-        seed: of all draws.
-        iterations: maximum of EM steps.
-        bins: cells of the histogram; see :func:`fit_mixture`.
+        neighbours: Number of Gaussians that an ellipse point is blended from.
+        keep: Number of these to keep, the best by density (2 in the authors' code); None for all.
+        merge: "moments", "barycenter" or "paper", the rule for merging two Gaussians; None for no merging.
+        tau_d: Largest squared W2 distance of Gaussians to merge; None for relative to the cloud's scale.
+        tau_g: Largest mean gradient of Gaussians to merge; None for twice the mean over all weights.
+        tau_v: Largest variance of Gaussians to merge; None for relative to the cloud.
+        reading: Whether tau_g and tau_v bound "value"s or "difference"s.
     """
 
     k: int | Literal["bic", "auto"] = "auto"
     bits_per_weight: float | None = None
+    iterations: int = 30
     tau_w: float | Literal["auto"] | None = "auto"
     gradient_fraction: float = 0.01
     n_min: int | Literal["auto"] = "auto"
     ellipse: EllipseMode | None = "nearest"
-    chi2: float = 5.991
     neighbours: int = 5
     keep: int | None = None
     merge: MergeRule | None = "moments"
@@ -77,8 +77,20 @@ class PlaneSettings:
     tau_g: float | None = None
     tau_v: float | None = None
     reading: Reading = "value"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaneSettings(PlaneOptions):
+    """All settings of stage 2; `PlaneSettings.for_cloud` replaces "auto".
+
+    Attributes:
+        chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
+        seed: of all draws.
+        bins: cells of the histogram; see :func:`fit_mixture`.
+    """
+
+    chi2: float = 5.991
     seed: int = 0
-    iterations: int = 30
     bins: int | None = None
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
@@ -64,8 +64,7 @@ class Coded(Posterior):
     def derive(self) -> None:
         """Reject unknown units."""
         for value, kinds in ((self.units, Units), (self.std_units, StdUnits)):
-            if value not in get_args(kinds):
-                raise UnknownNameError("unit", value, get_args(kinds))
+            check_choice("unit", value, get_args(kinds))
         self._packed: PackedCodes | None = None
 
     @classmethod

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.fused import NormalKL, normal_kl, wide_type
 
 
@@ -224,6 +225,5 @@ PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleM
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
     """Return the prior that `name`, `config()` and the module's tensors describe."""
-    if name not in PRIORS:
-        raise UnknownNameError("prior", name, PRIORS)
+    check_choice("prior", name, PRIORS)
     return PRIORS[name](**config, **tensors)

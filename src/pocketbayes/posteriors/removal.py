@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 
 Score = Literal["magnitude", "snr", "abs-mean", "abs-snr", "exp-mean", "exp-snr"]
 
@@ -33,8 +33,7 @@ def removal_score(name: str, mean: Tensor, std: Tensor, scale: float = 1.0, *, l
         scale: l of the exponential scores.
         log: Return the logarithm, which keeps the order of scores that overflow or underflow.
     """
-    if name not in _SCORES:
-        raise UnknownNameError("removal score", name, _SCORES)
+    check_choice("removal score", name, _SCORES)
     # In single precision the std of |w| is lost to rounding if |mean| > 3000 std.
     size, width = mean.detach().double().abs(), std.detach().double()
     value, is_log = _SCORES[name](size, width, scale)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import Coding, raw_std
@@ -123,8 +123,7 @@ class Shared(Posterior):
     def derive(self) -> None:
         """Check the kinds of draw and blend, and train only what draws depend on."""
         for kind, value, known in (("draw", self.draw, Draw), ("blend", self.blend, Blend)):
-            if value not in get_args(known):
-                raise UnknownNameError(kind, value, get_args(known))
+            check_choice(kind, value, get_args(known))
         for parameter in (self.centre_std, self.off_diagonal, self.raw_c):
             parameter.requires_grad_(self.draw != "shared")
         self.index = self.index.to(torch.int32)  # half the memory and a faster step

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors.base import Census, Posterior, softplus_inverse
 from pocketbayes.posteriors.coding import Coding, positions, raw_std
 from pocketbayes.posteriors.csr import Pattern, SparseMatrix
@@ -71,8 +72,7 @@ class Sparse(Posterior):
 
     def derive(self) -> None:
         """Check the positions and hold them in the smallest type."""
-        if self.kernel not in get_args(Kernel):
-            raise UnknownNameError("kernel", self.kernel, get_args(Kernel))
+        check_choice("kernel", self.kernel, get_args(Kernel))
         index, size = self.index, self.layout.size
         if len(index) and not (index[0] >= 0 and index[-1] < size and bool((index.diff() > 0).all())):
             raise UserError(f"the positions of a sparse posterior must ascend within [0, {size})")

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 
 Readout = Literal["probit", "taylor", "sample"]
 
@@ -59,8 +59,7 @@ def read_out(
         draws: For "sample".
         seed: For "sample".
     """
-    if how not in get_args(Readout):
-        raise UnknownNameError("readout", how, get_args(Readout))
+    check_choice("readout", how, get_args(Readout))
     if how == "sample":
         return _by_draws(mean, var, covariance, draws, seed)
     if how == "probit":

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.network import Network
 from pocketbayes.training.optimizers import STD_TRAVEL, SGDWithAdamStds, parameter_groups
 
@@ -135,16 +136,12 @@ class Training:
             raise UserError(f"timeout must be positive, not {self.timeout}")
         if self.sync_batch_norm and self.accumulate > 1:
             raise UserError("sync_batch_norm needs accumulate=1, since processes may split a batch differently")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise UnknownNameError("optimizer", self.optimizer, ("adamw", "sgd"))
-        if self.std_optimizer not in ("adam", "same"):
-            raise UnknownNameError("std_optimizer", self.std_optimizer, ("adam", "same"))
-        if self.schedule not in ("constant", "cosine", "milestones", "plateau"):
-            raise UnknownNameError("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
+        check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
+        check_choice("std_optimizer", self.std_optimizer, ("adam", "same"))
+        check_choice("schedule", self.schedule, ("constant", "cosine", "milestones", "plateau"))
         if self.schedule == "milestones" and not self.milestones:
             raise UserError("schedule='milestones' needs milestones=, the epochs at which the rate falls")
-        if self.on_nan not in ("stop", "rollback"):
-            raise UnknownNameError("on_nan", self.on_nan, ("stop", "rollback"))
+        check_choice("on_nan", self.on_nan, ("stop", "rollback"))
         for settings in self.stages.values():
             replace(self, stages={}).but(settings)
 
@@ -156,8 +153,7 @@ class Training:
         """
         known = {f.name for f in fields(self)}
         for name in settings:
-            if name not in known:
-                raise UnknownNameError("training setting", name, known)
+            check_choice("training setting", name, known)
         return replace(self, **settings)
 
     def check_resumes(self, before: Mapping[str, str], epochs: int, folder: object) -> None:
