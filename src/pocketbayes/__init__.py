@@ -55,8 +55,7 @@ from pocketbayes.ship.mixing import mixture
 from pocketbayes.ship.onnx import export_onnx
 from pocketbayes.training.beta_search import search_beta
 from pocketbayes.training.fitting import bayesianize, fit
-from pocketbayes.training.optimizers import parameter_groups
-from pocketbayes.training.settings import Training
+from pocketbayes.training.settings import Training, parameter_groups
 
 __version__ = "0.1.0"
 

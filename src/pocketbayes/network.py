@@ -169,7 +169,7 @@ class Network(nn.Module):
             return self(*x.args, **x.kwargs) if isinstance(x, Call) else self(x)
 
     def _run(self, x: Any, ask: Ask) -> Any:
-        propagation = find_propagation(ask.propagation)
+        propagation = find_propagation(ask.propagation or self.propagation)
         if torch.compiler.is_compiling():
             return propagation.run(self, x, ask)
         key = (propagation.name, self.training)
@@ -205,7 +205,7 @@ class Network(nn.Module):
     def weights(self, x: Any) -> list[Tensor]:
         """Return the weights of one pass, one per slot: values, or Gaussians where a rule accepts them."""
         ask = self._current_ask()
-        propagation = find_propagation(ask.propagation)
+        propagation = find_propagation(self.propagation)
         if not isinstance(propagation, WeightPropagation):
             raise UserError(f"propagation={propagation.name!r} has no weights of a single pass")
         return propagation.weights(self, x, ask)

@@ -478,7 +478,7 @@ def test_ssvi_runs_two_steps_at_the_papers_scale() -> None:
     recipe = config.read("cifar10-resnet18-ssvi", ["method.swap_every=1"])
     assert (large.training, large.model) == (recipe.training, recipe.model)
     model = pb.models.build_for(recipe.model.name, (3, 32, 32), 10, **recipe.model.settings)
-    training = pb.Training(**recipe.training).but({"batch_size": 2, "epochs": 1})
+    training = pb.Training(**recipe.training).replace({"batch_size": 2, "epochs": 1})
     data = torch.randn(4, 3, 32, 32), torch.arange(4)
     net = pb.fit(recipe.method.make(), model, data, training=training, progress=False)
     assert int(net.posterior.swapped) > 0

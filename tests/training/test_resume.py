@@ -17,7 +17,7 @@ import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.files import container
 from pocketbayes.training import checkpoint
-from pocketbayes.training.resume import check_random
+from pocketbayes.training.checkpoint import check_random
 
 NAN = float("nan")
 OPTIMISERS = ("adamw", "sgd")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.errors import warn
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior
 
@@ -111,6 +112,19 @@ def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
     movement = float((now / before - 1).abs().median())
     correlation = rank_correlation(now, before)
     return Health(correlation, movement, snr, movement >= MIN_MOVEMENT and correlation < MAX_RANK_CORRELATION)
+
+
+def tell_health(net: Net, show: Callable[[str], object]) -> None:
+    """Show how much the stds of a trained network changed, or warn if they did not learn."""
+    found = health(net)
+    if found.learned is False:
+        warn(
+            f"{found}: the uncertainty reflects the initialisation; train for more epochs, raise std_lr, or change "
+            "beta, prior or std_init (docs/learning.md)",
+            StdsNotLearnedWarning,
+        )
+    elif found.snr is not None:
+        show(str(found))
 
 
 def rank_correlation(now: Tensor, before: Tensor) -> float:

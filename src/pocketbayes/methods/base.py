@@ -57,7 +57,7 @@ class Stage:
         fixed: Training settings that the caller cannot override.
         method: The method whose objective and steps the stage uses, if not the run's.
         begin: Makes the network of the stage from the result of the previous one.
-        network: Returns the network to train: the whole, or a member of a mixture.
+        network: Returns the network to train if it is a member of a mixture.
         end: Makes the result of the stage.
         step: Replaces an optimiser step (see `Method.replace_step`).
         after_step: Called with the network, the optimiser, the number of finished steps, and the stage's total.
@@ -72,11 +72,17 @@ class Stage:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     method: Method | None = None
     begin: Callable[[Net, TrainingContext], Net] | None = None
-    network: Callable[[Net], Network] = lambda net: _the_network(net)
+    network: Callable[[Net], Network] | None = None
     end: Callable[[Net, TrainingContext], Net] | None = None
     step: Callable[..., float | None] | None = None
     after_step: Callable[[Network, torch.optim.Optimizer, int, int], None] | None = None
     after_epoch: Callable[[Network, int], Mapping[str, Any] | None] | None = None
+
+    def trained_network(self, net: Net) -> Network:
+        """Return the network to train."""
+        network = net if self.network is None else self.network(net)
+        assert isinstance(network, Network), "a mixture's stages name the member they train"
+        return network
 
 
 METHODS: Registry[Any] = Registry("method")
@@ -274,7 +280,8 @@ class VariationalMethod(Method):
 
     def network(self, start: Start, posterior: Posterior, **settings: Any) -> Network:
         """Return the network of a posterior with the method's prior; further settings are those of `Network`."""
-        return start.network(posterior, prior=self.make_prior(start.mean, start.layout), **settings)
+        prior = self.make_prior(start.mean, start.layout)
+        return Network(start.model, posterior, prior=prior, likelihood=start.likelihood, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,8 +349,3 @@ class Start:
     def network(self, posterior: Posterior, **settings: Any) -> Network:
         """Return the network of a posterior; the settings are those of `Network`."""
         return Network(self.model, posterior, likelihood=self.likelihood, **settings)
-
-
-def _the_network(net: Net) -> Network:
-    assert isinstance(net, Network), "a mixture's stages name the member they train"
-    return net

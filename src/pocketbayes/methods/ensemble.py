@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -76,7 +77,7 @@ class Ensemble(DerivedMethod):
                     stage,
                     name=f"member {number + 1} {stage.name}",
                     method=stage.method or self.base,
-                    network=_network_of_member(place, stage.network),
+                    network=partial(_member, place),
                     begin=begin if index else _on_own_noise(number, begin),
                     end=_on_member(place, stage.end),
                 )
@@ -183,5 +184,5 @@ def _on_own_noise(number: int, step: Step | None) -> Step:
     return apply
 
 
-def _network_of_member(number: int, network: Callable[[Net], Network]) -> Callable[[Net], Network]:
-    return lambda net: network(members(net)[number])
+def _member(number: int, net: Net) -> Network:
+    return members(net)[number]

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -343,8 +343,16 @@ class Posterior(nn.Module, ABC):
             memory_bytes=sum(t.numel() * t.element_size() for t in self.state_dict().values()),
         )
 
-    def new_noise(self, randomness: Randomness) -> Tensor:
-        """Draw the standard normal numbers of one draw."""
+    @overload
+    def new_noise(self, randomness: Randomness) -> Tensor: ...
+
+    @overload
+    def new_noise(self, randomness: Randomness | None) -> Tensor | None: ...
+
+    def new_noise(self, randomness: Randomness | None) -> Tensor | None:
+        """Draw the standard normal numbers of one draw; None leaves that to `sample` and torch's global generator."""
+        if randomness is None:
+            return None
         tensors = itertools.chain(self.parameters(), self.buffers())
         like = next(tensor for tensor in tensors if tensor.is_floating_point())
         generator = randomness.on(like.device)

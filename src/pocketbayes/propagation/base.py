@@ -172,13 +172,7 @@ PROPAGATIONS: Registry[Propagation] = Registry("propagation")
 """Every propagation by name, including those of users."""
 
 
-def find_propagation(name: Any) -> Propagation:
-    """Return the propagation of a name.
-
-    Raises:
-        UnknownNameError: If there is none; the message lists the known names.
-    """
-    return PROPAGATIONS.find(name)
+find_propagation = PROPAGATIONS.find
 
 
 def check_output(output: object) -> Tensor:
@@ -212,14 +206,8 @@ class WeightPropagation(Propagation):
 
     def matrices(self, net: Network, x: Any) -> list[int]:
         """Return the slots whose weights may be sparse matrices, because a single linear operation uses each."""
-        return [number for number in net.posterior.matrix_slots() if net.plan_for(self.name, x)[number]]
-
-
-def draw_noise(posterior: Posterior, ask: Ask) -> Tensor | None:
-    """Return the given or new noise of a draw; None means torch's global generator."""
-    if ask.noise is not None or ask.randomness is None:
-        return ask.noise
-    return posterior.new_noise(ask.randomness)
+        slots = net.posterior.matrix_slots()
+        return [number for number in slots if net.plan_for(self.name, x)[number]] if slots else []
 
 
 class Ruled(WeightPropagation):
@@ -249,5 +237,5 @@ class Ruled(WeightPropagation):
         weights: list[Tensor] = [*posterior.gaussian_slots(table, matrices)]
         if all(stays):
             return weights
-        drawn = posterior.sample_slots(draw_noise(posterior, replace(ask, noise=None)))
+        drawn = posterior.sample_slots(posterior.new_noise(ask.randomness))
         return [gaussian if stay else value for stay, gaussian, value in zip(stays, weights, drawn)]

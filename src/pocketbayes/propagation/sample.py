@@ -12,7 +12,7 @@ from pocketbayes.base.randomness import Randomness
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import RuleTable
-from pocketbayes.propagation.base import Ask, WeightPropagation, draw_noise
+from pocketbayes.propagation.base import Ask, WeightPropagation
 from pocketbayes.propagation.head import Head
 from pocketbayes.propagation.local import LOCAL
 
@@ -47,7 +47,8 @@ class Sample(PlainWeights):
     def weights(self, net: Network, x: Any, ask: Ask) -> list[Tensor]:
         """Return one draw."""
         matrices = self.matrices(net, x)
-        return net.posterior.sample_slots(draw_noise(net.posterior, ask), matrices)
+        noise = net.posterior.new_noise(ask.randomness) if ask.noise is None else ask.noise
+        return net.posterior.sample_slots(noise, matrices)
 
     def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
         """Yield the outputs of one draw per seed; if only the last layer is random, the others run once."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 import copy
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
-from pocketbayes.likelihoods import task_of
+from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.training.checkpoint import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -87,11 +86,6 @@ def gradient_norm(network: Network) -> Tensor | None:
     return torch.nn.utils.get_total_norm(gradients) if gradients else None
 
 
-def fingerprint(net: nn.Module) -> str:
-    """Return a hash of all parameters and buffers, equal on ranks that agree."""
-    return digest_tensors(sorted(net.state_dict().items()))
-
-
 def not_finite_member(net: Net) -> str | None:
     """Return the first layer of any member that holds NaN or infinity."""
     return next((bad for network in members(net) if (bad := not_finite(network)) is not None), None)
@@ -125,10 +119,11 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
     With two inputs at the posterior mean it looks for weights that affect the output but get no gradient, so that only
     the prior would train them, and for probabilities instead of logits.
     """
-    model, layout, task = network.model, network.posterior.layout, task_of(network.likelihood)
+    model, layout, likelihood = network.model, network.layout, network.likelihood
+    assert isinstance(likelihood, Likelihood)
     means = network.posterior.weight_means().detach()
     x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
-    with _as_if_never_run(model):
+    with Randomness(0).redirected(), evaluating(model):
         weights = [view.clone().requires_grad_() for view in layout.views(means)]
         with torch.enable_grad():
             output = layout.run(model, weights, x)
@@ -149,20 +144,7 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
             "the model?): only the prior trains them; freeze them with "
             "requires_grad_(False), or leave them out with select="
         )
-    if task == "classification" and output.ndim > 1 and bool((output >= 0).all()):
+    if likelihood.task == "classification" and output.ndim > 1 and bool((output >= 0).all()):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warn("the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax")
-
-
-@contextmanager
-def _as_if_never_run(model: nn.Module) -> Iterator[None]:
-    """Put the model in evaluation mode within the block, and restore modes and random generators afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    with Randomness(0).redirected():
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, mode in modes:
-                module.training = mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,14 +40,6 @@ class StepFigures:
         """Return everything that has to be read."""
         return [*self.nlls, *(number for number in (self.kl, self.gradient_norm) if number is not None)]
 
-    def with_numbers(self, numbers: Sequence[float]) -> StepFigures:
-        """Return the same figures with what was read."""
-        rest = iter(numbers)
-        nlls = [next(rest) for _ in self.nlls]
-        kl = None if self.kl is None else next(rest)
-        norm = None if self.gradient_norm is None else next(rest)
-        return replace(self, nlls=nlls, kl=kl, gradient_norm=norm)
-
     def row(self) -> dict[str, float]:
         """Return loss, NLL and KL; the numbers must have been read."""
         nll = sum(map(float, self.nlls))
@@ -63,11 +56,16 @@ class StepFigures:
 
 def read(figures: Sequence[StepFigures]) -> list[StepFigures]:
     """Return the figures of some steps with their numbers, all of them in one transfer."""
-    numbers = [number for each in figures for number in each.numbers()]
-    tensors = [number for number in numbers if isinstance(number, Tensor)]
-    values = iter(torch.stack(tensors).tolist() if tensors else ())
-    known = iter([next(values) if isinstance(number, Tensor) else number for number in numbers])
-    return [each.with_numbers([next(known) for _ in each.numbers()]) for each in figures]
+    tensors = [number for each in figures for number in each.numbers() if isinstance(number, Tensor)]
+    values = dict(zip(map(id, tensors), torch.stack(tensors).tolist() if tensors else ()))
+
+    def number(of: Number | None) -> Any:
+        return values.get(id(of), of)
+
+    return [
+        replace(each, nlls=[*map(number, each.nlls)], kl=number(each.kl), gradient_norm=number(each.gradient_norm))
+        for each in figures
+    ]
 
 
 def steps_between_reads(device: torch.device) -> int:

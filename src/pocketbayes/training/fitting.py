@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def fit(
     Returns:
         The trained network, or a mixture of networks, in evaluation mode.
     """
-    method, seed = _method(method, model), check_seed(seed)
+    method = _method(method, model)
     folder = None if out is None else check_path(out, "out=")
     if not isinstance(training, Training | None):
         raise UserError(f"training= takes pb.Training(...), not {training!r}; single settings go to fit by name")
@@ -80,7 +79,7 @@ def fit(
     for name in settings.keys() - {field.name for field in fields(Training)}:
         if hasattr(method, name):
             raise UserError(f"{name} is a setting of the method: give {type(method).__name__}({name}=...) to fit")
-    base = (training or Training()).but(settings)
+    base = (training or Training()).replace(settings)
     chosen = set(settings) | (set(vars(base)) if training else set())
     _refuse_what_does_nothing(base, settings, with_val=val is not None, with_out=out is not None, resume=resume)
     _check_likelihood(likelihood)
@@ -88,15 +87,17 @@ def fit(
         with display(progress) as bar:
             choice, line = tune_steps(method, model, as_source(train), base, folder, resume)
             bar.line(line)
-        settings, base = {**settings, **choice}, base.but(choice)
+        settings, base = {**settings, **choice}, base.replace(choice)
     if isinstance(method, methods.Ensemble) and method.workers:
         from pocketbayes.training.workers import fit_members
 
-        given = {"val": val, "seed": seed, "likelihood": likelihood, "info": info, "training": training, **settings}
+        given = {"val": val, "likelihood": likelihood, "info": info, "training": training, **settings}
+        given["seed"] = check_seed(seed)
         return fit_members(fit, method, model, train, out=folder, resume=resume, progress=progress, settings=given)
     source, validation = as_source(train), None if val is None else as_source(val)
     check_tables(source, validation, guessed=source is not train)
     info = info or describe_training(source, validation, model.info if isinstance(model, Network) else None)
+    seed = check_seed(seed)
     with display(progress) as bar, Signals() as signals:
         run = FitRun(
             method=method,
@@ -113,14 +114,10 @@ def fit(
             info=info,
         )
         again = "resume the run from its last checkpoint" if out else "start the run again"
-        with run.team.guarded(again), ExitStack() as locks:
-            if run.folder is not None:
-                run.team.first(partial(_lock, locks, run.folder))
+        with run.team.guarded(again), run.randomness.redirected() as run.redirection, ExitStack() as locks:
+            if folder is not None:
+                run.team.first(lambda: locks.enter_context(hold(folder)))
             return run.all_stages(resume)
-
-
-def _lock(locks: ExitStack, folder: Path) -> None:
-    locks.enter_context(hold(folder))
 
 
 def _refuse_what_does_nothing(

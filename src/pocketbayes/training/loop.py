@@ -41,8 +41,7 @@ MISFIT = re.compile(
     r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size|input to conv"
 )
 """torch's messages for inputs of a wrong shape or type."""
-LONELY = "Expected more than 1 value per channel"
-"""torch's message for batch norm with one value per channel."""
+BATCH_NORM_SINGLE_VALUE_ERROR = "Expected more than 1 value per channel"  # as torch says it
 
 
 @dataclass
@@ -72,10 +71,10 @@ class Loop:
         """Train from the current step to the end of the epoch."""
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
-        run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
-        run.bar.advance(at.step)
         self.net.train()
         self.network.forget_draws()
+        run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
+        run.bar.advance(at.step)
         self.draws_nothing = False
         if self.training.freeze_batch_norm:
             batch_norms_to_eval(self.network)
@@ -91,7 +90,8 @@ class Loop:
             x = x.to(run.fabric.device)
             if self.training.channels_last and x.ndim == 4:
                 x = x.to(memory_format=torch.channels_last)
-            self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps)
+            part = share(run.train, self.training.batch_size, at.step, run.team.rank, run.team.size)
+            self.step(x, y.to(run.fabric.device), at.epoch * steps + at.step, steps, part)
             at.step += 1
             if (at.stage, at.epoch, at.step) == (0, 0, 1) and run.team.rank == 0:
                 warn_of_odd_model(self.network, x)
@@ -104,15 +104,22 @@ class Loop:
         self._read()
         self._close_epoch(at.step)
 
-    def step(self, x: Tensor, y: Tensor, index: int, steps: int) -> None:
-        """Take one optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N."""
+    def step(self, x: Tensor, y: Tensor, index: int, steps: int, part: float) -> None:
+        """Take one optimiser step: the mean NLL over samples and parts of the batch, plus beta KL / N.
+
+        Args:
+            x: The inputs of this process's part of the batch.
+            y: Their targets.
+            index: The number of finished steps of the stage.
+            steps: The steps of an epoch.
+            part: The weight of this process's part of the batch.
+        """
         run, method = self.run, self.method
         progress = index / steps
         self._set_rate(progress + 1 / steps if progress < self.training.warmup_epochs else progress)
         self.optimizer.zero_grad()
         parts = list(zip(x.chunk(self.training.accumulate), y.chunk(self.training.accumulate)))
         total = steps * self.training.epochs
-        part = share(run.train, self.training.batch_size, run.at.step, run.team.rank, run.team.size)
         beta = method.kl_weight(min(run.at.epoch / max(self.training.epochs, 1), 1.0))
         replace_step = run.stage.step or method.replace_step
         replaced = replace_step(self.network, run, parts, self.optimizer.optimizer, index, total, part)
@@ -120,7 +127,7 @@ class Loop:
         with run.redirection.suspended(self.draws_nothing):
             nlls = self._backward_nll(parts, part) if replaced is None else [replaced * part]
             if run.team.size > 1:
-                nlls = [run.together(sum(map(float, nlls)))]
+                nlls = [run.reduce_nll(sum(map(float, nlls)))]
             kl = self.network.kl() if beta else None  # with weight 0 it is measured once per epoch
             self.draws_nothing = not run.redirection.drew
         with run.redirection.suspended():
@@ -175,8 +182,8 @@ class Loop:
 
         The weight is that of this process's part of the batch. Returns the parts of the NLL.
         """
-        run, samples = self.run, self.method.train_samples if self.network.is_random else 1
-        size = sum(len(inputs) for inputs, _ in parts)
+        run, size = self.run, sum(len(inputs) for inputs, _ in parts)
+        samples = self.method.train_samples if self.network.is_random else 1
         synced = self.training.sync_batch_norm and run.team.size > 1
         joint = JointBatchNorm(run.team, counted=weight > 0) if synced else nullcontext()
         nlls: list[Number] = []
@@ -184,28 +191,31 @@ class Loop:
         for part, (inputs, targets) in enumerate(parts):
             for sample in range(samples):
                 if self.method.antithetic and samples > 1:
-                    noise = -noise if sample % 2 and noise is not None else self._draw_noise()
+                    opposite = None if noise is None or sample % 2 == 0 else -noise
+                    noise = self.network.posterior.new_noise(run.randomness) if opposite is None else opposite
                 last = part == len(parts) - 1 and sample == samples - 1
                 with (
                     frozen_batch_norm(self.network) if sample else nullcontext(),
-                    self.network.using(noise=noise, randomness=run.randomness),
                     run.fabric.no_backward_sync(self.wrapped, enabled=not last),
                 ):
                     # The network uses the run's generators itself; the rest of a pass draws nothing.
                     with run.redirection.suspended(), joint:
-                        output = self._output(inputs)
+                        output = self._output(inputs, noise)
                     nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
                     with run.redirection.suspended():
                         run.fabric.backward(nll)
                 nlls.append(nll.detach())
         return nlls
 
-    def _output(self, inputs: Tensor) -> Any:
+    def _output(self, inputs: Tensor, noise: Tensor | None) -> Any:
         try:
-            with calling(self.network, self.compiled):
+            with (
+                calling(self.network, self.compiled),
+                self.network.using(noise=noise, randomness=self.run.randomness),
+            ):
                 return self.wrapped(inputs)
         except ValueError as error:
-            if LONELY not in str(error):
+            if BATCH_NORM_SINGLE_VALUE_ERROR not in str(error):
                 raise
             raise UserError(
                 f"batch norm cannot train on the last batch of {len(inputs)} example: "
@@ -230,9 +240,6 @@ class Loop:
             return likelihood.nll(output, target)
         except IndexError as error:
             raise UserError(f"labels do not fit the model's {output.shape[1]} outputs: {error}") from None
-
-    def _draw_noise(self) -> Tensor:
-        return self.network.posterior.new_noise(self.run.randomness)
 
     def _set_rate(self, epoch: float) -> None:
         factor = self.training.rate_factor(epoch) * self.run.at.plateau.factor

@@ -20,32 +20,31 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base import atomic
+from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UnknownNameError, UserError, warn
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
-from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.randomness import Randomness, Redirection
 from pocketbayes.base.run_folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE
 from pocketbayes.base.seeds import derive_seed, rank_seed, seed_generators, turn_seed
 from pocketbayes.data import Info
 from pocketbayes.data.batches import batches, size_of, steps_per_epoch
 from pocketbayes.files import network_file as artifact
-from pocketbayes.inference.health import FirstStds, Health, StdsNotLearnedWarning, health, measure_health
+from pocketbayes.inference.health import FirstStds, measure_health, tell_health
 from pocketbayes.likelihoods import Likelihood, default_likelihood
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
 from pocketbayes.training import checkpoint
-from pocketbayes.training.checkpoint import Progress
+from pocketbayes.training.checkpoint import Progress, check_optimizer, check_progress, check_random, part
 from pocketbayes.training.checks import (
     ROLLBACKS,
     NotFiniteError,
     Signals,
     Snapshot,
     TrainingError,
-    fingerprint,
     not_finite_member,
 )
 from pocketbayes.training.loop import Loop
-from pocketbayes.training.resume import check_optimizer, check_progress, check_random, part
 from pocketbayes.training.settings import Training, begun_otherwise
 
 
@@ -68,6 +67,7 @@ class FitRun:
     at: Progress = field(default_factory=Progress)
     best: Mapping[str, Any] | None = None
     asked: bool = False
+    redirection: Redirection = field(init=False)
 
     def __post_init__(self) -> None:
         from lightning_fabric import Fabric
@@ -99,6 +99,7 @@ class FitRun:
         if self.base.batch_size < self.team.size:
             raise UserError(f"batch_size={self.base.batch_size} is too small for {self.team.size} processes")
         self.examples = size_of(self.train)
+        self.randomness = Randomness(self.seed)
 
     # -- what stages may use ------------------------------------------------------------------------------------------
 
@@ -116,12 +117,8 @@ class FitRun:
     # -- stages -------------------------------------------------------------------------------------------------------
 
     def all_stages(self, resume: bool) -> Net:
-        """Train all stages from the start or the checkpoint, with the run's own generators."""
-        self.randomness = Randomness(self.seed)
-        with self.randomness.redirected() as self.redirection:
-            return self._all_stages(resume)
-
-    def _all_stages(self, resume: bool) -> Net:
+        """Train all stages from the start or the checkpoint."""
+        seed_generators(self.seed)
         stages = list(self.method.stages(self.model))
         for name in self.base.stages:
             if all(name != stage.name for stage in stages):
@@ -129,7 +126,6 @@ class FitRun:
         found = None
         if resume and self.folder:
             found = checkpoint.read(self.folder, partial(self._check, stages), remove=self.fabric.is_global_zero)
-        seed_generators(self.seed)
         if found is None:
             net = self.method.start(self.model)
             for network in members(net):
@@ -154,21 +150,9 @@ class FitRun:
             network.health = measure_health(network.posterior, network.first_stds)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
-        self._tell_health(health(net))
+        if self.fabric.is_global_zero:
+            tell_health(net, self.bar.line)
         return net.eval()
-
-    def _tell_health(self, found: Health) -> None:
-        """Show how much the stds changed, and warn if they did not learn."""
-        if not self.fabric.is_global_zero or found.snr is None:
-            return
-        if found.learned is False:
-            warn(
-                f"{found}: the uncertainty reflects the initialisation; train for more epochs, raise std_lr, or change "
-                "beta, prior or std_init (docs/learning.md)",
-                StdsNotLearnedWarning,
-            )
-        else:
-            self.bar.line(str(found))
 
     def _rebuild(self, described: Mapping[str, Any]) -> Net:
         """Return the network in a checkpoint."""
@@ -188,7 +172,7 @@ class FitRun:
                 self._rebuild(tree["best"])
         with part("optimizer"):
             stage = stages[at.stage]
-            check_optimizer(tree["optimizer"], self._optimizer(stage, stage.network(net)))
+            check_optimizer(tree["optimizer"], self._optimizer(stage, stage.trained_network(net)))
         with part("random"):
             check_random(tree["random"])
 
@@ -210,7 +194,7 @@ class FitRun:
         settings = {name: value for name, value in stage.settings.items() if name not in self.chosen}
         epochs = {} if stage.epochs is None else {"epochs": stage.epochs}
         own = self.base.stages.get(stage.name, {})
-        return self.base.but({**settings, **epochs, **own, **stage.fixed})
+        return self.base.replace({**settings, **epochs, **own, **stage.fixed})
 
     def _optimizer(self, stage: Stage, network: Network) -> torch.optim.Optimizer:
         """Build the optimiser of a stage: the method's own, or that of the settings."""
@@ -225,12 +209,12 @@ class FitRun:
         if not self.at.begun:
             before = {id(network): network.first_stds for network in members(net)}
             known = next(iter(before.values())) if len(before) == 1 else None
-            net = self._alike(stage.begin, net)
+            net = self._with_equal_draws(stage.begin, net)
             for network in members(net):
                 first = network.first_stds or before.get(id(network)) or known
                 network.first_stds = first or FirstStds.of(network.posterior)
             self.at.begun = True
-        network = stage.network(net)
+        network = stage.trained_network(net)
         self.team.align(network)
         wrapped, optimizer = self.fabric.setup(network, self._optimizer(stage, network))
         if tree is not None:
@@ -253,12 +237,12 @@ class FitRun:
             rebuilt = artifact.rebuild(self.best, network.to_module())
             network.load_state_dict(rebuilt.state_dict())
         first = network.first_stds
-        net = self._alike(stage.end, net)
+        net = self._with_equal_draws(stage.end, net)
         if isinstance(net, Network):
             net.first_stds = net.first_stds or first
         return net
 
-    def _alike(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
+    def _with_equal_draws(self, step: Callable[[Net, Any], Net] | None, net: Net) -> Net:
         """Run the beginning or end of a stage with the same draws on all processes."""
         if step is None or self.team.size == 1:
             return net if step is None else step(net, self)
@@ -316,7 +300,7 @@ class FitRun:
             self.save_checkpoint(net, optimizer)
             raise KeyboardInterrupt(f"stopped by {self.signals.asked or 'a signal to another process'}")
 
-    def together(self, nll: float) -> float:
+    def reduce_nll(self, nll: float) -> float:
         """Return the mean NLL over processes, and exchange received signals."""
         if self.team.size == 1:
             return nll
@@ -329,7 +313,7 @@ class FitRun:
         """Raise `TrainingError` if weights, masks or assignments differ between processes."""
         if self.team.size == 1:
             return
-        prints = self.team.gather(fingerprint(net))
+        prints = self.team.gather(digest_tensors(sorted(net.state_dict().items())))
         strays = [rank for rank, own in enumerate(prints) if own != prints[0]]
         if strays:
             where = f"stage {self.stage.name!r}, epoch {self.at.epoch + 1}"
