@@ -184,7 +184,7 @@ class Network(nn.Module):
 
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
-        args, kwargs = Call.unpack(x)
+        args, kwargs = x if isinstance(x, Call) else ((x,), {})
         with no_checkpointing():
             try:
                 return self.layout.run(self.model, weights, *args, **kwargs)
@@ -400,8 +400,3 @@ def members(net: Net) -> list[Network]:
     if not isinstance(net, (Network, Mixture)):
         raise UserError(f"expected a Network, not a {type(net).__name__}: make one with pb.bayesianize(model, method)")
     return list(net) if isinstance(net, Mixture) else [net]
-
-
-def shares(net: Net) -> list[float]:
-    """Return the weight of each network of `members(net)`, 1 on average."""
-    return net.shares() if isinstance(net, Mixture) else [1.0]

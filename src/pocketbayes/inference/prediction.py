@@ -22,7 +22,7 @@ from pocketbayes.data.validate import warn_of_values
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, OtherPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
-from pocketbayes.network import MODEL_LOCK, Net, Network, members, shares
+from pocketbayes.network import MODEL_LOCK, Mixture, Net, Network, members
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout
@@ -219,8 +219,9 @@ def turns_of(net: Net, ask: Ask) -> list[Turn]:
     ways = [propagation_of(network, ask.propagation) for network in networks]
     random = [way.draws and network.posterior.noise_size > 0 for way, network in zip(ways, networks)]
     count = share if any(random) else 1
+    weights = net.shares() if isinstance(net, Mixture) else [1.0]
     turns = []
-    for number, (network, way, weight) in enumerate(zip(networks, ways, shares(net))):
+    for number, (network, way, weight) in enumerate(zip(networks, ways, weights)):
         draws = count if random[number] else 1
         seeds = tuple(pass_seed(ask.seed, number * share + index) for index in range(draws))
         turns.append(Turn(network, way, weight * count / draws, seeds))

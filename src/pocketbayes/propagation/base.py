@@ -154,11 +154,12 @@ class Propagation(ABC):
     def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
         """Yield the outputs of one pass per seed: (s, n, ...) for s passes at a time, or Gaussians (n, ...)."""
         for seed in seeds:
-            output = self._in_parts(net, x, replace(ask, randomness=Randomness(seed)))
+            output = self._in_parts(net, x, ask, seed)
             yield output if isinstance(output, Gaussian) else output[None]
 
-    def _in_parts(self, net: Network, x: ModelInput, ask: Ask) -> Tensor:
-        """Run one pass, in parts if memory requires it."""
+    def _in_parts(self, net: Network, x: ModelInput, ask: Ask, seed: int) -> Tensor:
+        """Run the pass of a seed, in parts if memory requires it."""
+        ask = replace(ask, randomness=Randomness(seed))
         if self.examples is None or len(x) <= self.examples:
             return check_output(net.answer(x, ask))
         parts = [check_output(net.answer(part, ask)) for part in x.split(self.examples)]

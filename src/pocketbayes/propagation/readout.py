@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UnknownNameError
 
 Readout = Literal["probit", "taylor", "sample"]
 
@@ -59,14 +59,15 @@ def read_out(
         draws: For "sample".
         seed: For "sample".
     """
-    check_choice("readout", how, get_args(Readout))
     if how == "sample":
         return _by_draws(mean, var, covariance, draws, seed)
     if how == "probit":
         centred = mean - mean.mean(1, keepdim=True)
         probs = torch.softmax(centred * torch.rsqrt(1 + (math.pi / 8) * var), 1)
-    else:
+    elif how == "taylor":
         probs = _second_order(mean, var, covariance)
+    else:
+        raise UnknownNameError("readout", how, get_args(Readout))
     return ClassMoments(probs, *_first_order(probs, var, covariance))
 
 

@@ -56,7 +56,7 @@ class Sample(PlainWeights):
             yield from head.draws(seeds)
             return
         for seed, noise in zip(seeds, KEPT.noise(net, seeds)):
-            yield self._in_parts(net, x, replace(ask, noise=noise, randomness=Randomness(seed)))[None]
+            yield self._in_parts(net, x, replace(ask, noise=noise), seed)[None]
 
 
 class KeptNoise:

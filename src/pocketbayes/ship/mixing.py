@@ -24,7 +24,7 @@ from pocketbayes.inference.health import SIMILAR, cosines
 from pocketbayes.inference.prediction import as_inputs
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
-from pocketbayes.network import Mixture, Net, Network, members, shares
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.training import checkpoint
 from pocketbayes.training.checks import not_finite
@@ -115,7 +115,11 @@ def _flat_weights(nets: Sequence[Net], weights: Sequence[float] | None) -> list[
         return None
     count = sum(len(members(net)) for net in nets)
     parts = [len(members(net)) / count for net in nets] if weights is None else list(weights)
-    return [weight * share / len(members(net)) for weight, net in zip(parts, nets) for share in shares(net)]
+    return [
+        weight * share / len(members(net))
+        for weight, net in zip(parts, nets)
+        for share in (net.shares() if isinstance(net, Mixture) else [1.0])
+    ]
 
 
 def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[Network]:

@@ -82,7 +82,7 @@ def linearise(
     with torch.inference_mode(False), torch.no_grad(), evaluating(model):
         parts, start = [], 0
         while start < len(x):
-            part, used = _chunk(model, posterior, x[start:], classes, draws, seed)
+            part, used = _chunk(model, posterior, x, start, classes, draws, seed)
             parts.append(part)
             start += used
     if len(parts) == 1:
@@ -98,9 +98,10 @@ def linearise(
 
 
 def _chunk(
-    model: nn.Module, posterior: Posterior, x: Tensor, classes: str, draws: int, seed: int
+    model: nn.Module, posterior: Posterior, x: Tensor, start: int, classes: str, draws: int, seed: int
 ) -> tuple[Linearised, int]:
-    """Return the result for as many examples as fit memory, and their number."""
+    """Return the result for as many examples from `start` on as fit memory, and their number."""
+    x = x[start:]
     mean, slots, independent = posterior.weight_means().detach(), posterior.random_slots(), posterior.independent
     span = posterior.layout.span(slots)
     plan = _plan(model, posterior.layout, mean, slots, x)
