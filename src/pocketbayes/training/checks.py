@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
@@ -84,6 +85,11 @@ def gradient_norm(network: Network) -> Tensor | None:
     """Return the norm of all gradients together, on their device; None if there are none."""
     gradients = [p.grad for p in network.parameters() if p.grad is not None]
     return torch.nn.utils.get_total_norm(gradients) if gradients else None
+
+
+def fingerprint(net: nn.Module) -> str:
+    """Return a hash of all parameters and buffers, equal on ranks that agree."""
+    return digest_tensors(sorted(net.state_dict().items()))
 
 
 def not_finite_member(net: Net) -> str | None:

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base import atomic
-from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UnknownNameError, UserError, warn
 from pocketbayes.base.process_group import Team
 from pocketbayes.base.progress import Display
@@ -42,6 +41,7 @@ from pocketbayes.training.checks import (
     Signals,
     Snapshot,
     TrainingError,
+    fingerprint,
     not_finite_member,
 )
 from pocketbayes.training.loop import Loop
@@ -313,7 +313,7 @@ class FitRun:
         """Raise `TrainingError` if weights, masks or assignments differ between processes."""
         if self.team.size == 1:
             return
-        prints = self.team.gather(digest_tensors(sorted(net.state_dict().items())))
+        prints = self.team.gather(fingerprint(net))
         strays = [rank for rank, own in enumerate(prints) if own != prints[0]]
         if strays:
             where = f"stage {self.stage.name!r}, epoch {self.at.epoch + 1}"
