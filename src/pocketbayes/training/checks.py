@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError, warn
