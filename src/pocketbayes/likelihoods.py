@@ -103,7 +103,8 @@ class Categorical(Likelihood):
             "class_weights", weights if weights is None or weights.is_floating_point() else weights.float()
         )
         self.ignore_index = ignore_index
-        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
+        check_choice("loss", gaussian_loss, get_args(GaussianLoss))
+        self.gaussian_loss = gaussian_loss
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Compute the mean of `-log softmax(output)[target]` over labels that count, weighted by class.
@@ -173,10 +174,6 @@ class Categorical(Likelihood):
         density: Tensor = 0.5 * score.square().sum((1, 2)) + root.diagonal(dim1=1, dim2=2).log().sum(1) + size
         return density
 
-    def config(self) -> dict[str, Any]:
-        """Return the ignored label and the loss of Gaussian logits."""
-        return {"ignore_index": self.ignore_index, "gaussian_loss": self.gaussian_loss}
-
 
 class GaussianNoise(Likelihood):
     """y ~ N(output, noise^2); the noise is learned, predicted by the network, or given.
@@ -195,7 +192,8 @@ class GaussianNoise(Likelihood):
         gaussian_loss: GaussianLoss = "cross-entropy",
     ) -> None:
         super().__init__()
-        self.gaussian_loss = check_gaussian_loss(gaussian_loss)
+        check_choice("loss", gaussian_loss, get_args(GaussianLoss))
+        self.gaussian_loss = gaussian_loss
         if not (noise in ("learned", "predicted") or (isinstance(noise, (int, float)) and noise > 0)):
             raise UserError(f"noise must be 'learned', 'predicted' or a positive std, not {noise!r}")
         self.noise = noise
@@ -238,16 +236,6 @@ class GaussianNoise(Likelihood):
     def outputs_for(self, targets: int) -> int:
         """Return the number of outputs, doubled if the network also predicts the noise."""
         return 2 * targets if self.noise == "predicted" else targets
-
-    def config(self) -> dict[str, Any]:
-        """Return the kind of noise and the loss of Gaussian outputs."""
-        return {"noise": self.noise, "gaussian_loss": self.gaussian_loss}
-
-
-def check_gaussian_loss(loss: GaussianLoss) -> GaussianLoss:
-    """Return the loss; raise an error that lists the known ones if there is none of that name."""
-    check_choice("loss", loss, get_args(GaussianLoss))
-    return loss
 
 
 def match_target(mean: Tensor, target: Tensor) -> Tensor:

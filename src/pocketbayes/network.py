@@ -210,10 +210,6 @@ class Network(nn.Module):
             raise UserError(f"propagation={propagation.name!r} has no weights of a single pass")
         return propagation.weights(self, x, ask)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Return the plan of the current propagation for these inputs."""
-        return self.plan_for(self.propagation, _packed(args, kwargs))
-
     def plan_for(self, propagation: str, x: Any) -> Plan:
         """Return which weights may keep the form that a propagation prefers; counted once per mode."""
         key = (propagation, self.training)

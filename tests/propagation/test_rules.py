@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.gaussian import Gaussian, noise_like, safe_sqrt
+from pocketbayes.propagation.base import Call
 
 DRAWS = 100_000
 
@@ -201,7 +202,7 @@ def test_plan_draws_every_weight_but_those_used_once_by_a_rule(case: str, propag
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         net = network(make(), propagation)
         with mode():
-            plan = net.plan(torch.randn(2, 3))
+            plan = net.plan_for(net.propagation, torch.randn(2, 3))
         assert dict(zip((slot.name for slot in net.layout.slots), plan)) == expected
 
 
@@ -317,7 +318,7 @@ def test_plan_reports_a_changed_flow() -> None:
             net(x, how=how)
         net.forget_plan()
         assert net(x, how=how).shape == (3, 3)
-        assert net.plan(x, how=how) == (False,)
+        assert net.plan_for(net.propagation, Call((x,), {"how": how})) == (False,)
 
 
 def test_gaussian_reads_as_its_mean() -> None:

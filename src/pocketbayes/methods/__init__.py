@@ -26,28 +26,29 @@ from pocketbayes.methods.variational_dropout import VariationalDropout
 from pocketbayes.methods.vdp import VDP, FullCovarianceVDP
 from pocketbayes.methods.weight_sharing import WeightSharing
 
-OWN: dict[str, Any] = {
-    "map": Deterministic,
-    "ensemble": Ensemble,
-    "mc-dropout": MCDropout,
-    "swag": SWAG,
-    "laplace": Laplace,
-    "bbb": partial(MeanFieldVI, propagation="sample"),
-    "lrt": partial(MeanFieldVI, propagation="local"),
-    "flipout": partial(MeanFieldVI, propagation="flipout"),
-    "ivon": IVON,
-    "rank1": Rank1VI,
-    "sparse-vd": VariationalDropout,
-    "mbnn": MaskedVI,
-    "int8": Int8,
-    "2dgbnn": WeightSharing,
-    "pbn": PBN,
-    "ssvi": SSVI,
-    "rigl": RigL,
-    "vdp": VDP,
-    "vdp-full": FullCovarianceVDP,
-}
-METHODS.update(OWN)
+METHODS.update(
+    {
+        "map": Deterministic,
+        "ensemble": Ensemble,
+        "mc-dropout": MCDropout,
+        "swag": SWAG,
+        "laplace": Laplace,
+        "bbb": partial(MeanFieldVI, propagation="sample"),
+        "lrt": partial(MeanFieldVI, propagation="local"),
+        "flipout": partial(MeanFieldVI, propagation="flipout"),
+        "ivon": IVON,
+        "rank1": Rank1VI,
+        "sparse-vd": VariationalDropout,
+        "mbnn": MaskedVI,
+        "int8": Int8,
+        "2dgbnn": WeightSharing,
+        "pbn": PBN,
+        "ssvi": SSVI,
+        "rigl": RigL,
+        "vdp": VDP,
+        "vdp-full": FullCovarianceVDP,
+    }
+)
 
 
 class _Callable(ModuleType):

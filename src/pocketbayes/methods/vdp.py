@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.likelihoods import GaussianLoss, Likelihood, check_gaussian_loss
+from pocketbayes.likelihoods import GaussianLoss, Likelihood
 from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
 from pocketbayes.network import Net, Network, members
@@ -46,7 +46,7 @@ class DensityPropagation(VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_gaussian_loss(self.loss)
+        check_choice("loss", self.loss, get_args(GaussianLoss))
         check_std_init(self.std_init)
         check_choice("variance", self.variance, STORAGES)
         if self.input_var < 0:

@@ -48,17 +48,14 @@ class Coded(Posterior):
         """Take codes (n,), centres (K,), a scale per unit (1 by default) and, if any, stds."""
         super().__init__(layout)
         self.units, self.std_units = units, std_units
-        self.index: Tensor
-        self.scale: Tensor
-        self.std: Tensor
         smallest = torch.uint8 if len(centres) <= 256 else torch.int32
-        self.register_buffer("index", index.detach().to(smallest))
+        self.index: Tensor = nn.Buffer(index.detach().to(smallest))
         self.centres = nn.Parameter(centres.detach().clone())
         ones = torch.ones(len(unit_sizes(layout, units)), dtype=centres.dtype, device=centres.device)
-        self.register_buffer("scale", (ones if scale is None else scale).detach().clone())
+        self.scale = nn.Buffer((ones if scale is None else scale).detach().clone())
         if std_units != "none":
             assert std is not None
-            self.register_buffer("std", std.detach().clone())
+            self.std = nn.Buffer(std.detach().clone())
         self.derive()
 
     def derive(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.model_inputs import call_model
@@ -287,7 +287,7 @@ def _reason_at_site(parameter: nn.Parameter, module: nn.Module, attribute: str, 
     is_vector = parameter.numel() == max(parameter.shape, default=1)
     if isinstance(module, _NORMS):
         return "normalisation parameter"
-    if is_vector and _NORM_NAME.search(type(module).__name__) and not _is_parametrisation(module):
+    if is_vector and _NORM_NAME.search(type(module).__name__) and not isinstance(module, ParametrizationList):
         return "normalisation parameter"
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding table (Bayesian only where it is tied to a layer)"
@@ -309,10 +309,6 @@ def _nothing_selected(model: nn.Module, points: list[tuple[str, str]]) -> str:
         else "it has no parameters"
     )
     return f"{type(model).__name__} has no weights to make Bayesian: {reason}; choose some with select="
-
-
-def _is_parametrisation(module: nn.Module) -> bool:
-    return isinstance(module, parametrize.ParametrizationList)
 
 
 def refuse_unsupported(model: nn.Module) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import FIXED_MEAN, Coding, positions
@@ -31,14 +31,11 @@ class LowRank(Posterior):
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor, factor: Tensor, index: Tensor | None = None) -> None:
         """Take means (n,), diagonal stds (k,), F (k, rank), and positions (k,); without positions k = n."""
         super().__init__(layout)
-        self.mean: Tensor
-        self.std: Tensor
-        self.factor: Tensor
-        self.index: Tensor | None
-        self.register_buffer("mean", mean.detach().clone())
-        self.register_buffer("std", std.detach().clone())
+        self.mean = nn.Buffer(mean.detach().clone())
+        self.std = nn.Buffer(std.detach().clone())
         # Use a file's memory order, since products in another order differ in the last bit.
-        self.register_buffer("factor", factor.detach().clone(memory_format=torch.contiguous_format))
+        self.factor = nn.Buffer(factor.detach().clone(memory_format=torch.contiguous_format))
+        self.index: Tensor | None
         self.register_buffer("index", None if index is None else index.detach().clone())
 
     @classmethod

@@ -22,14 +22,13 @@ class Partial(Posterior):
 
     name = "partial"
     tensors: ClassVar = {"mean": MEAN, "rho": raw_std("random"), "index": positions("random")}
-    index: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, index: Tensor, std: Tensor) -> None:
         """Take all means (n,), and the positions and stds (k,) of the random weights."""
         super().__init__(layout)
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho = nn.Parameter(softplus_inverse(std.detach()))
-        self.register_buffer("index", index.detach().clone())
+        self.index = nn.Buffer(index.detach().clone())
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the means, and softplus(rho) at the chosen weights, 0 elsewhere."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -41,9 +42,10 @@ class Prior(nn.Module, ABC):
         """Whether `kl` can be computed: a file may omit what prediction does not need."""
         return True
 
-    @abstractmethod
     def config(self) -> dict[str, Any]:
-        """Return the settings that, with the module's tensors, rebuild the prior."""
+        """Return the constructor's arguments that, with the module's tensors, rebuild the prior."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: vars(self)[name] for name in names if name in vars(self)}
 
 
 class Normal(Prior):
@@ -137,10 +139,6 @@ class ScaleMixture(Prior):
         expected = 0.5 * (self.log_prob(mean + std * noise) + self.log_prob(mean - std * noise))
         return -std.log() - 0.5 * math.log(2 * math.pi * math.e) - expected
 
-    def config(self) -> dict[str, Any]:
-        """Return the weight and the two stds."""
-        return {"p": self.p, "std1": self.std1, "std2": self.std2}
-
 
 class Empirical(Prior):
     """N(0, s_l^2) for the weights of layer l, where `s_l^2 = mean(mean^2 + std^2)` minimises the KL (empirical Bayes).
@@ -199,10 +197,6 @@ class Empirical(Prior):
         ends = torch.tensor(self.sizes, device=index.device).cumsum(0)
         return Empirical(self.sizes, torch.bucketize(index.long(), ends, right=True))
 
-    def config(self) -> dict[str, Any]:
-        """Return the number of weights in each layer."""
-        return {"sizes": list(self.sizes)}
-
 
 class LogUniform(Prior):
     """The improper prior p(|w|) ~ 1 / |w| of variational dropout, by the approximation of Molchanov et al. 2017."""
@@ -214,10 +208,6 @@ class LogUniform(Prior):
         tiny = torch.finfo(mean.dtype).tiny
         log_alpha = 2 * (std.log() - mean.abs().clamp(min=tiny).log())
         return 0.63576 * torch.sigmoid(-(1.87320 + 1.48695 * log_alpha)) + 0.5 * nn.functional.softplus(-log_alpha)
-
-    def config(self) -> dict[str, Any]:
-        """Return nothing: the prior has no settings."""
-        return {}
 
 
 PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture, Empirical, LogUniform)}

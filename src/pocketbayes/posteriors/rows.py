@@ -22,7 +22,6 @@ class RowStds(Posterior):
 
     name = "row-stds"
     tensors: ClassVar = {"mean": MEAN, "rho": raw_std("rows")}
-    row: Tensor
 
     def __init__(self, layout: Layout, mean: Tensor, std: Tensor) -> None:
         """Take stds per weight (n,), which are averaged over rows."""
@@ -35,7 +34,7 @@ class RowStds(Posterior):
         """Find the row of every weight."""
         sizes = [slot.size // slot.shape[0] for slot in self.layout.slots for _ in range(slot.shape[0])]
         row = torch.repeat_interleave(torch.tensor(sizes))
-        self.register_buffer("row", row.to(self.mean.device), persistent=False)
+        self.row = nn.Buffer(row.to(self.mean.device), persistent=False)
 
     def row_means(self, values: Tensor) -> Tensor:
         """Average values (n,) over rows."""

@@ -110,12 +110,9 @@ class Shared(Posterior):
         self.raw_c = nn.Parameter(softplus_inverse(factors[:, 2].detach()))
         self.outlier_mean = nn.Parameter(outlier_mean.detach().clone())
         self.outlier_rho = nn.Parameter(softplus_inverse(outlier_std.detach()))
-        self.index: Tensor
-        self.blend_index: Tensor
-        self.blend_alpha: Tensor
-        self.register_buffer("index", index.detach())
-        self.register_buffer("blend_index", blend_index.detach())
-        self.register_buffer("blend_alpha", blend_alpha.detach().clone())
+        self.index: Tensor = nn.Buffer(index.detach())
+        self.blend_index: Tensor = nn.Buffer(blend_index.detach())
+        self.blend_alpha = nn.Buffer(blend_alpha.detach().clone())
         self.points: Tensor | None
         self.register_buffer("points", None if points is None else points.detach().clone())
         self.derive()

@@ -64,10 +64,8 @@ class Sparse(Posterior):
         self.mean = nn.Parameter(mean.detach().clone())
         self.rho: nn.Parameter | None
         self.register_parameter("rho", None if std is None else nn.Parameter(softplus_inverse(std.detach())))
-        self.index: Tensor
-        self.register_buffer("index", index.detach())
-        self.swapped: Tensor
-        self.register_buffer("swapped", torch.zeros((), dtype=torch.int64))
+        self.index: Tensor = nn.Buffer(index.detach())
+        self.swapped: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.derive()
 
     def derive(self) -> None:

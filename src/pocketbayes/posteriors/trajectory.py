@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.posteriors.coding import MEAN, Coding
 from pocketbayes.posteriors.layout import Layout
@@ -40,16 +40,11 @@ class Trajectory(Point):
     def __init__(self, layout: Layout, mean: Tensor, rank: int, points: int) -> None:
         """Start at `mean` with nothing collected."""
         super().__init__(layout, mean)
-        self.count: Tensor
-        self.average: Tensor
-        self.squares: Tensor
-        self.deviations: Tensor
-        self.points: Tensor
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=mean.device))
-        self.register_buffer("average", torch.zeros_like(self.mean.detach()))
-        self.register_buffer("squares", torch.zeros_like(self.mean.detach()))
-        self.register_buffer("deviations", mean.new_zeros(rank, mean.numel()))
-        self.register_buffer("points", mean.new_zeros(points))
+        self.count: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=mean.device))
+        self.average: Tensor = nn.Buffer(torch.zeros_like(mean))
+        self.squares: Tensor = nn.Buffer(torch.zeros_like(mean))
+        self.deviations = nn.Buffer(mean.new_zeros(rank, mean.numel()))
+        self.points: Tensor = nn.Buffer(mean.new_zeros(points))
 
     @torch.no_grad()
     def collect(self, points: Tensor) -> None:

@@ -16,7 +16,6 @@ from pocketbayes.base.digests import digest_tensors
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
-from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.training.checkpoint import Progress
@@ -126,7 +125,6 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
     the prior would train them, and for probabilities instead of logits.
     """
     model, layout, likelihood = network.model, network.layout, network.likelihood
-    assert isinstance(likelihood, Likelihood)
     means = network.posterior.weight_means().detach()
     x = x[:2].to(means.dtype) if x.is_floating_point() else x[:2]
     with Randomness(0).redirected(), evaluating(model):
@@ -150,7 +148,11 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
             "the model?): only the prior trains them; freeze them with "
             "requires_grad_(False), or leave them out with select="
         )
-    if likelihood.task == "classification" and output.ndim > 1 and bool((output >= 0).all()):
+    if (
+        getattr(likelihood, "task", "classification") == "classification"
+        and output.ndim > 1
+        and bool((output >= 0).all())
+    ):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warn("the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax")

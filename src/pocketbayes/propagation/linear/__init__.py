@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from pocketbayes.base.errors import UserError
 from pocketbayes.propagation.base import Ask, Call, Propagation
-from pocketbayes.propagation.linear.delta import Linearised, linearise
+from pocketbayes.propagation.linear.delta import linearise
 
 if TYPE_CHECKING:
     from pocketbayes.network import Network
@@ -27,12 +25,6 @@ class Linear(Propagation):
         values = (*call.args, *call.kwargs.values())
         if len(values) != 1:
             raise UserError(f"propagation='linear' is for models of one input, not {len(values)}: use 'sample'")
-        return self.expand(net, values[0], ask).gaussian()
-
-    def expand(self, net: Network, x: Tensor, ask: Ask) -> Linearised:
-        """Return the expansion itself."""
-        classes, draws = ask.classes, ask.samples
-        return linearise(net.model, net.posterior, x, classes=classes, draws=draws, seed=ask.seed)
-
-
-__all__ = ["Linear", "Linearised", "linearise"]
+        (value,) = values
+        expansion = linearise(net.model, net.posterior, value, classes=ask.classes, draws=ask.samples, seed=ask.seed)
+        return expansion.gaussian()

@@ -17,7 +17,10 @@ from pocketbayes.propagation.moments.table import RULES, NoRuleError, Rule, chan
 
 
 def linear(op: Callable[..., Tensor]) -> Rule:
-    """Return the rule of an operation that is linear in its input and in its weight."""
+    """Return the rule of an operation that is linear in its input and in its weight.
+
+    Mean `op(m, M) + b`, variance `op(v, V + M^2) + op(m^2, V) + v_b`.
+    """
 
     def propagate(*args: Any, **kwargs: Any) -> Gaussian:
         call = LinearCall.read(op, args, kwargs)
@@ -25,7 +28,6 @@ def linear(op: Callable[..., Tensor]) -> Rule:
         bias_var = call.bias.variance if isinstance(call.bias, Gaussian) else None
         return Gaussian(mean, product_variance(call.run, call.input, call.weight, bias_var))
 
-    propagate.__doc__ = "Mean op(m, M) + b; variance op(v, V + M^2) + op(m^2, V) + v_b."
     return propagate
 
 

@@ -17,17 +17,15 @@ from pocketbayes.propagation.moments.table import RULES, Rule, rule
 
 
 def max_pool(pool: Callable[..., tuple[Tensor, Tensor]], axes: int, indices: bool) -> Rule:
-    """Return the rule of a max-pool that returns its indices."""
+    """Return the rule of a max-pool (co-pooling): the largest mean, and the variance at its position."""
 
     def propagate(input: Gaussian, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("return_indices", None)
         mean, index = pool(input.loc, *args, **kwargs)
-        # The variance at the position of the largest mean.
         var = input.variance.flatten(-axes).gather(-1, index.flatten(-axes)).view(mean.shape)
         result = Gaussian(mean, var)
         return (result, index) if indices else result
 
-    propagate.__doc__ = "Co-pooling: the largest mean, and the variance at its position."
     return propagate
 
 
@@ -98,7 +96,7 @@ def _per_axis(value: Any, axes: int) -> list[Any]:
 
 
 def average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
-    """Return the rule of an average over windows."""
+    """Return the rule of an average over windows: variance `sum(v) / k^2`, k what the average divides by."""
 
     def propagate(
         input: Gaussian,
@@ -124,12 +122,11 @@ def average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
         ]
         return Gaussian(mean, weighted(input.variance, maps))
 
-    propagate.__doc__ = "Mean of means; variance sum(v) / k^2 with k what the average divides by."
     return propagate
 
 
 def adaptive_average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
-    """Return the rule of an adaptive average pool."""
+    """Return the rule of an adaptive average pool: variance `sum(v) / k^2`, k the size of each window."""
 
     def propagate(input: Gaussian, output_size: Any) -> Gaussian:
         mean = pool(input.loc, output_size)
@@ -139,7 +136,6 @@ def adaptive_average_pool(pool: Callable[..., Tensor], axes: int) -> Rule:
         maps = [F.adaptive_avg_pool1d(_eye(input.loc, d), mean.shape[d]).squeeze(1) for d in range(-axes, 0)]
         return Gaussian(mean, weighted(input.variance, maps))
 
-    propagate.__doc__ = "Mean of means; variance sum(v) / k^2 with k the size of each window."
     return propagate
 
 
