@@ -148,11 +148,8 @@ def warn_of_odd_model(network: Network, x: Tensor) -> None:
             "the model?): only the prior trains them; freeze them with "
             "requires_grad_(False), or leave them out with select="
         )
-    if (
-        getattr(likelihood, "task", "classification") == "classification"
-        and output.ndim > 1
-        and bool((output >= 0).all())
-    ):
+    classifies = getattr(likelihood, "task", "classification") == "classification"
+    if classifies and output.ndim > 1 and bool((output >= 0).all()):
         totals = output.sum(1)
         if torch.allclose(totals, torch.ones_like(totals), atol=1e-4):
             warn("the model's outputs look like probabilities: the likelihood expects logits, so remove the softmax")
