@@ -315,45 +315,38 @@ class _Unpacker:
         edges = edges_of(slots)
         tensors: dict[str, Tensor] = {}
         spans: list[int] | None = None
-        for name, node in nodes.items():
+        for name in sorted(nodes, key=lambda name: nodes[name].get("as") != "positions"):  # spans follow from positions
+            node = nodes[name]
+            segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[node.get("by")]
+            tensors[name] = self.tensor(node, segments, slots)
             if node.get("as") == "positions":
-                tensors[name] = self.tensor(node, edges=edges)
                 spans = spans or np.diff(np.searchsorted(tensors[name].numpy(), edges)).tolist()
-            elif node.get("as") == "codes":
-                tensors[name] = self.codes(node, [slot["shape"] for slot in slots])
-        for name, node in nodes.items():
-            if name not in tensors:
-                by = node.get("by")
-                segments = {"layers": np.diff(edges).tolist(), "spans": spans, None: None}[by]
-                tensors[name] = self.tensor(node, segments)
         return {name: tensors[name] for name in nodes}
 
-    def codes(self, node: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> Tensor:
-        dtype, shape = DTYPES[node["dtype"]], checked_shape(node["shape"])
-        values = codec.unpack_codes(self.parts.pop(node["part"]), math.prod(shape), shapes)
-        return torch.from_numpy(values).to(dtype).view(shape)
-
     def tensor(
-        self, node: Mapping[str, Any], segments: Sequence[int] | None = None, edges: Sequence[int] = ()
+        self, node: Mapping[str, Any], segments: Sequence[int] | None = None, slots: Sequence[Mapping[str, Any]] = ()
     ) -> Tensor:
         dtype, shape = DTYPES[node["dtype"]], checked_shape(node["shape"])
         count = math.prod(shape)
         if "values" in node:
             return torch.tensor(node["values"], dtype=dtype).view(shape)
         data, how = self.parts.pop(node["part"]), node["as"]
+        values: Any
         if how == "positions":
-            return torch.from_numpy(codec.unpack_positions(data, count, edges)).to(dtype).view(shape)
-        if how == "ints":
+            values = codec.unpack_positions(data, count, edges_of(slots))
+        elif how == "codes":
+            values = codec.unpack_codes(data, count, [slot["shape"] for slot in slots])
+        elif how == "ints":
             values = codec.unpack_ints(data, count, segments)
             if runs := [(checked_size(first), checked_size(number)) for first, number in node.get("runs", ())]:
                 values = codec.unfold(values, runs)
-            return torch.from_numpy(values).to(dtype).view(shape)
-        if how == "steps":
-            return torch.from_numpy(codec.unpack_in_steps(data, count, segments)).to(dtype).view(shape)
-        kept = DTYPES[how]
-        own = segments if node.get("by") else None
-        rows = codec.unpack_exactly(data, count, kept.itemsize, own, deflate=node.get("coder") == "deflate")
-        return torch.from_numpy(rows).view(-1).view(kept).to(dtype).view(shape)
+        elif how == "steps":
+            values = codec.unpack_in_steps(data, count, segments)
+        else:
+            kept, own = DTYPES[how], segments if node.get("by") else None
+            rows = codec.unpack_exactly(data, count, kept.itemsize, own, deflate=node.get("coder") == "deflate")
+            return torch.from_numpy(rows).view(-1).view(kept).to(dtype).view(shape)
+        return torch.from_numpy(values).to(dtype).view(shape)
 
 
 def _nodes(bodies: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

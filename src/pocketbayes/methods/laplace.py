@@ -17,7 +17,7 @@ from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.process_group import ALONE, Team
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
-from pocketbayes.methods.base import Method, Stage, TrainingContext
+from pocketbayes.methods.base import Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.head_curvature import softmax_curvature
 from pocketbayes.methods.sensitivity import largest
@@ -37,7 +37,7 @@ MAX_JACOBIAN = 2**26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(Method):
+class Laplace(Deterministic):
     """A Laplace approximation, a Gaussian around trained weights (Daxberger et al. 2021).
 
     `w ~ N(w_MAP, (H + a I)^-1)` with H the generalised Gauss-Newton matrix of the NLL.
@@ -73,10 +73,6 @@ class Laplace(Method):
         precision = self.prior_precision
         if precision != "marglik" and not (isinstance(precision, (int, float)) and precision > 0):
             raise UserError(f"prior_precision must be positive or 'marglik', not {precision!r}")
-
-    def init(self, model: nn.Module) -> Network:
-        """Return a point estimate with the model's weights."""
-        return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return training, if still needed, followed by the approximation."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.base import Method, Stage, TrainingContext
+from pocketbayes.methods.base import Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
 from pocketbayes.methods.recalibration import replace_statistics
 from pocketbayes.network import Net, Network
@@ -17,7 +17,7 @@ from pocketbayes.posteriors.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAG(Method):
+class SWAG(Deterministic):
     """SWAG: a Gaussian fitted to the weights that SGD visits after training (Maddox et al. 2019).
 
     `w ~ N(average, (diag(var) + D D^T / (K - 1)) / 2)` over the collected weights.
@@ -49,10 +49,6 @@ class SWAG(Method):
             )
         if not self.scale > 0:
             raise UserError(f"scale must be positive, not {self.scale}")
-
-    def init(self, model: nn.Module) -> Network:
-        """Return a point estimate with the model's weights."""
-        return Deterministic(bayesian_bias=self.bayesian_bias, select=self.select).init(model)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
         """Return training, if still needed, then the collection."""
