@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import pocketbayes as pb
 import ranks
-from pocketbayes.base.process_group import Team, joined
+from pocketbayes.base.process_group import ProcessGroup, joined
 from pocketbayes.inference.suite import evaluate_suite, read_values
 
 BATCH = 16
@@ -28,7 +28,7 @@ def make_net() -> pb.Network:
     return net
 
 
-def suite(out: Path, team: Team, **changes: Any) -> dict[str, Any]:
+def suite(out: Path, team: ProcessGroup, **changes: Any) -> dict[str, Any]:
     data, other = (pb.data.load("digits", split, subset=size) for split, size in (("test", 90), ("train", 10)))
     humans = torch.rand(90, 10, generator=torch.Generator().manual_seed(1))
     settings = {"samples": 3, "batch_size": BATCH, "humans": humans, "shift": ["rotation"], **changes}

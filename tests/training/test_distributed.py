@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import smooth, tiny_data, tiny_model
-from pocketbayes.base.process_group import Team
+from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.batches import share as weight_of
 from pocketbayes.inference.evaluation import evaluate
@@ -174,7 +174,7 @@ def nets() -> dict[str, tuple[pb.Network, tuple[Tensor, Tensor]]]:
 def share(size: int) -> dict[str, Any]:
     if size > 1:
         torch.distributed.init_process_group("gloo")
-    team = Team.current()
+    team = ProcessGroup.current()
     assert team.size == size
     found: dict[str, Any] = {
         name: evaluate(net, data, samples=3, batch_size=4, team=team) for name, (net, data) in nets().items()
@@ -263,7 +263,7 @@ def test_ssvi_swaps_where_a_rank_has_no_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_rank_parts_cover_everything_once(size: int) -> None:
     for length in (0, 1, 5, 21):
-        parts = [range(length)[Team(rank, size).part(length)] for rank in range(size)]
+        parts = [range(length)[ProcessGroup(rank, size).part(length)] for rank in range(size)]
         assert [number for part in parts for number in part] == list(range(length))
         assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

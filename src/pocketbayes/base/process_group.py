@@ -26,7 +26,7 @@ class LostProcessError(UserError):
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """The group of processes that this one belongs to; by default a group of one.
 
     Every process of the group must call the collective methods in the same order.
@@ -40,7 +40,7 @@ class Team:
     size: int = 1
 
     @classmethod
-    def current(cls) -> Team:
+    def current(cls) -> ProcessGroup:
         """Return all processes of torch's default group, if there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_rank(), torch.distributed.get_world_size())
@@ -126,18 +126,18 @@ class Team:
             ) from error
 
 
-ALONE = Team()
+ALONE = ProcessGroup()
 
 
 @contextmanager
-def joined() -> Iterator[Team]:
+def joined() -> Iterator[ProcessGroup]:
     """Return the processes that torchrun started with this one, or the existing group."""
     known = torch.distributed.is_available() and torch.distributed.is_torchelastic_launched()
     if not known or torch.distributed.is_initialized():
-        yield Team.current()
+        yield ProcessGroup.current()
         return
     torch.distributed.init_process_group("gloo")
-    yield Team.current()
+    yield ProcessGroup.current()
     torch.distributed.destroy_process_group()  # not after an error: the others may be gone
 
 
@@ -152,7 +152,7 @@ class JointBatchNorm(TorchFunctionMode):
     It applies to plain activations; Gaussian ones (moment propagation) use the statistics of their own process.
     """
 
-    def __init__(self, team: Team, counted: bool = True) -> None:
+    def __init__(self, team: ProcessGroup, counted: bool = True) -> None:
         """Take the process group and whether this rank's examples count; a rank without data runs one extra batch."""
         super().__init__()
         self.team, self.counted = team, counted

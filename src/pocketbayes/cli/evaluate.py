@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pocketbayes.base.errors import UnknownNameError
-from pocketbayes.base.process_group import Team, joined
+from pocketbayes.base.process_group import ProcessGroup, joined
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
 from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
@@ -138,7 +138,7 @@ def _evaluate_one(
     data_dir: Path | None,
     settings: list[str],
     overwrite: bool,
-    team: Team,
+    team: ProcessGroup,
 ) -> dict[str, Any]:
     from pocketbayes.recipes import load_like
     from pocketbayes.recipes.experiment import about

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import as_source, batch_size_for, batches, info_of, size_of
 from pocketbayes.inference.adaptive import PassCount, Settled
@@ -35,7 +35,7 @@ def evaluate(
     adaptive: Any = None,
     curve: Sequence[float] | None = None,
     on_batch: Callable[[int], object] | None = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
     progress: Show = "bar",
 ) -> dict[str, float]:
     """Measure accuracy, NLL, calibration and uncertainty, or errors and likelihood for regression.
@@ -54,7 +54,8 @@ def evaluate(
         curve: The calibrated NLL of 1, 2, ... averaged independent networks on these data; adds `dee`, the deep
             ensemble equivalent.
         on_batch: Called with the number of examples after each batch, for progress.
-        team: The processes that divide the batches, such as `Team.current()`; all return the measures of all data.
+        team: The processes that divide the batches, such as `ProcessGroup.current()`; all return the measures of all
+            data.
         progress: As in `fit`.
 
     Returns:
@@ -83,7 +84,7 @@ def evaluate(
 
 
 def stream(
-    net: Net, data: Any, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: Team = ALONE
+    net: Net, data: Any, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: ProcessGroup = ALONE
 ) -> Iterator[tuple[Passes, Tensor]]:
     """Yield the predictions and targets of each batch; data and settings are those of `evaluate`."""
     ask, source, device = ask.checked(), as_source(data), members(net)[0].device

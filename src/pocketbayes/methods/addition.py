@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.batch_norm import frozen_batch_norm
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.randomness import forked
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
@@ -35,7 +35,7 @@ class DenseGradients:
     net: Network
     batches: Callable[[], Iterable[Batch]]
     at: str
-    team: Team = ALONE
+    team: ProcessGroup = ALONE
     weight: float = 1.0
     nll: float = float("nan")
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.process_group import Team
+from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.registry import Registry
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors import Posterior
@@ -32,7 +32,7 @@ class TrainingContext(Protocol):
 
     seed: int
     examples: int
-    team: Team
+    team: ProcessGroup
 
     def batches(self, shuffle: bool = False, turn: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """Return one pass over the training data, on the network's device.

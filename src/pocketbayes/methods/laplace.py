@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.likelihoods import Categorical, GaussianNoise, match_target
 from pocketbayes.methods.base import Stage, TrainingContext
 from pocketbayes.methods.deterministic import Deterministic
@@ -226,7 +226,7 @@ class _Problem:
         raise UserError("Laplace needs classes without class weights, or Gaussian noise that is learned or given")
 
     @property
-    def team(self) -> Team:
+    def team(self) -> ProcessGroup:
         """The processes that divide the examples, if there are enough for all."""
         return self.run.team if self.run.examples >= self.run.team.size else ALONE
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.layout import Layout, evaluating
@@ -25,7 +25,7 @@ def sensitivities(
     kind: Kind = "gradient",
     *,
     chunk: int = 16,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> Tensor:
     """Return one score per weight at the posterior mean, (n,), in evaluation mode.
 

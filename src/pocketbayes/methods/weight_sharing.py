@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pocketbayes import plane
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.deterministic import Deterministic, deterministic_start
 from pocketbayes.methods.meanfield import MeanFieldVI, StdInit, first_std
@@ -150,7 +150,7 @@ class WeightSharing(PlaneOptions, VariationalMethod):
         return network
 
     def _share(
-        self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None, team: Team = ALONE
+        self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None, team: ProcessGroup = ALONE
     ) -> tuple[Network, list[Plane]]:
         std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
         settings = self._settings(seed)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.plane.chunks import fixed_order, slices
 from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.ellipses import MODES, EllipseMode, blend, ellipse_points
@@ -200,7 +200,7 @@ def survey(
     std: Tensor,
     gradient: Tensor | None = None,
     settings: PlaneSettings | None = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> Plane:
     """Run stage 2. On a CPU the result depends on the seed, not on the number of threads.
 
@@ -287,7 +287,7 @@ def survey(
     )
 
 
-def _fit(points: Tensor, settings: PlaneSettings, team: Team) -> tuple[PlaneMixture, Grid | None]:
+def _fit(points: Tensor, settings: PlaneSettings, team: ProcessGroup) -> tuple[PlaneMixture, Grid | None]:
     if len(points) == 0:
         nothing = points.new_zeros(0, dtype=torch.float64)
         return PlaneMixture(nothing.reshape(0, 2), nothing.reshape(0, 2, 2), nothing), None

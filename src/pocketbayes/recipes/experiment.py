@@ -15,7 +15,7 @@ from pocketbayes import data
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import NoSplitError, UserError
 from pocketbayes.base.folder_lock import hold
-from pocketbayes.base.process_group import ALONE, Team, is_first
+from pocketbayes.base.process_group import ALONE, ProcessGroup, is_first
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import CHECKPOINT_FILE, EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.inference.evaluation import evaluate
@@ -171,7 +171,7 @@ def run(
             **recipe.training,
         )
     seconds = time.monotonic() - start
-    measures = measure(net, test, recipe.samples, progress=progress, team=Team.current()) if measured else {}
+    measures = measure(net, test, recipe.samples, progress=progress, team=ProcessGroup.current()) if measured else {}
     return Outcome(recipe, folder, net, split, len(test), measures, seconds)
 
 
@@ -209,7 +209,7 @@ def measure(
     samples: int,
     *,
     progress: Show = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> dict[str, float]:
     """Run `evaluate` with a progress bar."""
     with display(progress) as bar:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UnknownNameError, UserError, warn
-from pocketbayes.base.process_group import Team
+from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.progress import Display
 from pocketbayes.base.randomness import Randomness, Redirection
 from pocketbayes.base.run_folder import CHECKPOINT_FILE, METRICS_FILE, MODEL_FILE
@@ -94,7 +94,7 @@ class FitRun:
             raise UserError(f"cannot train with {asked}: {error}") from error
         self.fabric.launch()
         self.fabric.barrier()  # a process that fails below must not leave before the others arrive
-        self.team = Team(self.fabric.global_rank, self.fabric.world_size)
+        self.team = ProcessGroup(self.fabric.global_rank, self.fabric.world_size)
         self.signals.patient = self.team.size > 1
         if self.base.batch_size < self.team.size:
             raise UserError(f"batch_size={self.base.batch_size} is too small for {self.team.size} processes")

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from pocketbayes.base.digests import SIZE, tensor_bytes
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.process_group import Team
+from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.progress import Display
 from pocketbayes.data.batches import Source, info_of, size_of
 from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
@@ -49,7 +49,7 @@ class Answers:
     source: Source
     bar: Display
     ask: Ask
-    team: Team
+    team: ProcessGroup
 
     def __iter__(self) -> Iterator[tuple[int, Passes, Tensor]]:
         """Yield the index of each batch's first image, the predictions and the targets."""

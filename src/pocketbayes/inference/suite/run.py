@@ -11,7 +11,7 @@ import torch
 
 from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.process_group import ALONE, Team
+from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
@@ -54,7 +54,7 @@ def evaluate_suite(
     overwrite: bool = False,
     about: Mapping[str, Any] | None = None,
     progress: Show = None,
-    team: Team = ALONE,
+    team: ProcessGroup = ALONE,
 ) -> dict[str, Any]:
     """Evaluate a network on clean, out-of-distribution and shifted data, in one document.
 
@@ -82,8 +82,8 @@ def evaluate_suite(
         overwrite: Discard the contents of `out`.
         about: Further entries for the head of the document.
         progress: Whether to show a progress bar; None for only on a terminal.
-        team: The processes that divide the batches, such as `Team.current()`. All return the document of all data; the
-            first reads and writes `out`.
+        team: The processes that divide the batches, such as `ProcessGroup.current()`. All return the document of all
+            data; the first reads and writes `out`.
     """
     source = as_source(data)
     _check(net, source, ood or {}, shift)
