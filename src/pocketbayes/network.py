@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from pocketbayes.base.allocation import keep_freed_memory
+from pocketbayes.base.allocation import keep_freed_memory, keep_freed_vectors
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError
@@ -142,6 +142,8 @@ class Network(nn.Module):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode while no other thread runs the model."""
+        if mode:
+            keep_freed_vectors(self.layout.size * torch.float32.itemsize)
         with MODEL_LOCK:
             return super().train(mode)
 

@@ -314,6 +314,17 @@ def test_readout_of_gaussian_logits_matches_draws(how: Any, correlated: bool) ->
     torch.testing.assert_close(read.information, information, atol=0.06, rtol=0.25)
 
 
+@pytest.mark.parametrize("correlated", [False, True])
+def test_readout_does_not_depend_on_draws_in_memory(monkeypatch: pytest.MonkeyPatch, correlated: bool) -> None:
+    mean, var, covariance = logits(0.3)
+    together, single = [], []
+    for results, values in ((together, 1 << 18), (single, 1)):
+        monkeypatch.setattr("pocketbayes.propagation.readout.MAX_VALUES", values)
+        read = read_out(mean, var, covariance if correlated else None, draws=31)
+        results += [read.probs, read.var, read.information]
+    torch.testing.assert_close(together, single, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("how", ["probit", "taylor", "sample"])
 def test_readout_of_vague_logits_gives_probabilities(how: Any) -> None:
     mean, var, covariance = logits(30.0)
