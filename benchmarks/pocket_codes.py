@@ -4,8 +4,8 @@ python benchmarks/pocket_codes.py --data-dir DATA [--only resnet20] [--steps 600
 
 Pretrained networks (ResNet-20 and ResNet-56 on CIFAR-10) and networks trained here (LeNet-5 and LeNet-300-100 on MNIST)
 are compressed by `pb.compress` to a size in bytes. Calibration and selection use only training images, chosen by a
-seed; all test images are used once per row. References: the uncompressed network, and plain rounding per output
-channel, packed by lzma. Finished rows are kept in results/pocket-codes.json.
+seed; all test images are used once per row. References: the uncompressed network, plain rounding per output
+channel, packed by lzma or zstd, and torchao's HQQ, packed by lzma. Finished rows are kept in results/pocket-codes.json.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ BUDGETS = {
 }
 TUNED = {"resnet20": (76_000, 62_000, 50_000, 40_000), "resnet56": (), "lenet5": (15_000,), "lenet300": (25_000,)}
 CALIBRATION, VALIDATION = 2000, 1000
+GROUP = 64
 STARTS: dict[str, tuple[Any, int]] = {"lenet5": (pb.Deterministic(), 6), "lenet300": (RigL(density=0.12), 8)}
 """Method and epochs of the initial training; shifts of up to two pixels, learning rate 2e-3 with cosine decay."""
 
@@ -79,22 +80,49 @@ class Bench:
             self.rows.keep(f"{self.name}, as it was", {"network": self.name, "bytes": size, **self.measures(self.net)})
 
     def rounded(self) -> None:
-        """Measure plain rounding: 2^b steps per output channel, a float scale each, integers packed by lzma."""
+        """Measure plain rounding: 2^b steps per output channel, a float scale each, packed by lzma or zstd."""
+        import zstandard
+
+        packers = {"": lambda data: lzma.compress(data, preset=9), ", zstd": zstandard.ZstdCompressor(22).compress}
+        layout = self.net.layout
         for bits in (5, 4, 3):
-            name = f"{self.name}, rounded to {bits} bits"
-            if name in self.rows:
-                continue
-            model = self.net.to_module()
-            layout = pb.Layout.of(model)
-            levels, size = [], sum(4 * p.numel() for p in self.net.model.state_dict().values())
-            for part in channels(layout, layout.read(model)):
+            whole, values, scales = [], [], 0
+            for part in channels(layout, layout.read(self.net.to_module())):
                 scale = part.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-                whole = (part / scale).round()
-                levels.append((whole * scale).flatten())
-                size += len(lzma.compress(whole.to(torch.int8).numpy().tobytes(), preset=9)) + 4 * len(part)
-            layout.write(model, torch.cat(levels))
-            row = {"network": self.name, "bytes": size, "bits": 8 * size / layout.size}
-            self.rows.keep(name, row | self.measures(classifier(model, pb.Deterministic())))
+                whole.append((part / scale).round())
+                values.append((whole[-1] * scale).flatten())
+                scales += 4 * len(part)
+            for suffix, pack in packers.items():
+                size = sum(len(pack(part.to(torch.int8).numpy().tobytes())) for part in whole) + scales
+                self.quantised(f"rounded to {bits} bits", suffix, values, size)
+
+    def hqq(self) -> None:
+        """Measure torchao's half-quadratic quantisation (Badri and Shaji 2023), in groups of 64 weights where they fit."""
+        from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as quantise
+
+        layout = self.net.layout
+        for bits in (4, 3, 2):
+            values, size = [], 0.0
+            for weight in layout.views(layout.read(self.net.to_module())):
+                groups = weight.reshape(-1, GROUP) if weight.numel() % GROUP == 0 else weight.flatten(1)
+                codes, scale, zero, _ = quantise(
+                    groups, bits, groups.shape[1], compute_dtype=torch.bfloat16, device="cpu", raw_output=True
+                )
+                values.append(((codes - zero.float()) * scale.float()).flatten())
+                packed = len(lzma.compress(codes.numpy().tobytes(), preset=9))
+                size += min(packed, codes.numel() * bits / 8) + 2 * (scale.numel() + zero.numel())
+            self.quantised(f"torchao HQQ, {bits} bits", "", values, int(size))
+
+    def quantised(self, name: str, suffix: str, values: list[torch.Tensor], size: int) -> None:
+        """Keep the row of other weights; a row that differs in the packing alone has the same measures."""
+        full, model = f"{self.name}, {name}{suffix}", self.net.to_module()
+        if full in self.rows:
+            return
+        self.net.layout.write(model, torch.cat(values))
+        size += sum(4 * tensor.numel() for tensor in self.net.model.state_dict().values())
+        same = self.rows.get(f"{self.name}, {name}")
+        known = {key: same[key] for key in KEPT} if same else self.measures(classifier(model, pb.Deterministic()))
+        self.rows.keep(full, {"network": self.name, "bytes": size, "bits": 8 * size / self.net.layout.size, **known})
 
     def coded(self, budget: int, seed: int, steps: int) -> None:
         name = f"{self.name}, {budget / 1000:g} kB, seed {seed}" + (f", {steps} steps" if steps else "")
@@ -166,6 +194,7 @@ def main() -> None:
             bench = Bench(name, args.data_dir, work, rows)
             bench.given()
             bench.rounded()
+            bench.hqq()
             for seed in args.seeds:
                 for budget in args.budgets or (TUNED if args.steps else BUDGETS)[name]:
                     bench.coded(budget, seed, args.steps)

@@ -1,4 +1,4 @@
-"""Tables of pocket.json, pocket-codes.json and pocket-curve.json, for tables.py."""
+"""Tables of pocket.json, pocket-codes.json, pocket-curve.json and pocket-scale.json, for tables.py."""
 
 from __future__ import annotations
 
@@ -74,6 +74,25 @@ def codes(result: Result) -> Table:
     ]
 
 
+def scale(result: Result) -> Table:
+    """Return the sizes, accuracies and times of large networks."""
+    head = ["", "weights", "bytes", "bits per weight", "accuracy", "NLL", "bits: depthwise", "others", "CPU seconds"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        kinds = row.get("bits_by_kind", {})
+        return [
+            f"{row['weights']:,}",
+            f"{row['bytes']:,}" if "bytes" in row else "",
+            f"{row['bits']:.2f}" if "bits" in row else "",
+            f"{100 * row['accuracy']:.1f}" if "accuracy" in row else "",
+            f"{row['nll']:.2f}" if "nll" in row else "",
+            *(f"{kinds[kind]:.2f}" if kind in kinds else "" for kind in ("depthwise", "others")),
+            f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
+        ]
+
+    return head, [[name, *cells(row)] for name, row in result["rows"].items()]
+
+
 def adapt(result: Result) -> Table:
     """Return the times and sizes of `pocketbayes adapt`."""
     rows = [
@@ -94,6 +113,7 @@ def adapt(result: Result) -> Table:
 TABLES: Tables = {
     "adapt": ("adapt", adapt),
     "pocket-codes": ("pocket-codes", codes),
+    "pocket-scale": ("pocket-scale", scale),
     "pocket-coarseness": ("pocket", coarseness),
     "pocket-sizes": ("pocket", sizes),
     "pocket-curve": ("pocket-curve", curve),

@@ -36,7 +36,7 @@ def test_onnx_graph_of_a_coded_network_is_small_and_agrees(tmp_path: Path) -> No
     torch.manual_seed(0)
     net = pb.bayesianize(pb.models.build("resnet20"), "map")
     net.likelihood = pb.Categorical()  # type: ignore[union-attr]
-    coded = code(net, Recipe(0.2), [None]).net
+    coded = code(net, Recipe(0.2)).net
     assert isinstance(coded, Network)
     x = torch.randn(3, 3, 32, 32)
     size = pb.export_onnx(coded, tmp_path / "net.onnx", mode="mean", example=x[:2])

@@ -249,7 +249,7 @@ def test_compress_keeps_learned_stds_with_the_codes() -> None:
     assert isinstance(net, pb.Network)
     with torch.no_grad():
         net.posterior.rho.copy_(torch.where(torch.arange(net.layout.size) % 3 == 0, -1.5, -6.0))
-    made = code(net, Recipe(0.003, std_units="code"), [None]).net
+    made = code(net, Recipe(0.003, std_units="code")).net
     with torch.no_grad():
         (mean, std), (wanted_mean, wanted_std) = made.posterior.moments(), net.posterior.moments()
         assert torch.corrcoef(torch.stack([std, wanted_std]))[0, 1] > 0.95

@@ -14,7 +14,7 @@ import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.plane.codes import fit_codebook
 from pocketbayes.ship.compression import inputs
-from pocketbayes.ship.compression.coding import Recipe, code
+from pocketbayes.ship.compression.coding import Measured, Recipe, code
 from pocketbayes.ship.compression.feedback import code_with_feedback, error_shares
 from pocketbayes.ship.compression.inputs import input_moments
 
@@ -32,7 +32,7 @@ def network(model: nn.Module) -> Network:
 
 
 def decoded(net: Network, moments: list[Tensor | None]) -> Network:
-    made = code(net, Recipe(0.3), [error_shares(moments)]).net
+    made = code(net, Recipe(0.3), [Measured(error_shares(moments))]).net
     assert isinstance(made, Network)
     return made
 
@@ -116,7 +116,7 @@ def test_feedback_units_scale_the_codebook(units: str) -> None:
     with torch.no_grad():
         model[1].weight *= 100
     net = network(model)
-    made = code(net, Recipe(0.01, units), [None]).net  # type: ignore[arg-type]
+    made = code(net, Recipe(0.01, units)).net  # type: ignore[arg-type]
     assert isinstance(made, Network)
     mean = net.posterior.moments()[0].detach()
     error = (made.posterior.moments()[0].detach() - mean).square()

@@ -15,7 +15,7 @@ from pocketbayes.base.calibration import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
 from pocketbayes.ship.compression.agreement import Agreement
-from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
+from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, estimate_bytes
 from pocketbayes.ship.compression.fewer import best_first, measure_prefixes, order_by_worth, prefix
 from pocketbayes.ship.compression.filling import fill
 from pocketbayes.ship.compression.trials import NOISE
@@ -155,11 +155,14 @@ def test_fill_comes_close_where_its_estimate_is_wrong(mixture: Mixture) -> None:
     three, limit, tried = Mixture(members(mixture)), 9000, []
 
     def pack(recipe: Recipe, count: int) -> Any:
-        packed = Packed.of(code(prefix(three, count), recipe, [None] * count).net, CODED_PRECISION)
+        packed = Packed.of(code(prefix(three, count), recipe).net, CODED_PRECISION)
         size = packed.size + int(1500 * count * min(0.01 / recipe.lam, 1))  # a codebook that grows
         return SimpleNamespace(size=size)
 
-    fill(three, Recipe(0.1), limit, [3], pack, lambda packed, recipe, count: tried.append(packed.size) or 1.0)
+    def estimate(recipe: Recipe, count: int) -> float:
+        return estimate_bytes(prefix(three, count), recipe)
+
+    fill(Recipe(0.1), limit, [3], estimate, pack, lambda packed, recipe, count: tried.append(packed.size) or 1.0)
     assert 0.9 * limit < tried[0] <= limit
 
 

@@ -149,7 +149,7 @@ def test_compress_codes_take_little_more_than_the_entropy(lam: float) -> None:
     with torch.no_grad():
         for layer, scale in zip(model, (1.0, 3.0, 0.5)):
             layer.weight.copy_(torch.randn_like(layer.weight) * scale)
-    made = code(pb.bayesianize(model, pb.Deterministic()), Recipe(lam), [None]).net
+    made = code(pb.bayesianize(model, pb.Deterministic()), Recipe(lam)).net
     assert isinstance(made, pb.Network)
     codes = made.posterior.index.long()
     slots = made.layout.slots

@@ -48,7 +48,7 @@ def tuned(
 
     weights = Weights.of(net, recipe)
     made = retrain(
-        weights, codebook_of([weights], recipe), [None] * len(net.layout), train or points(300, 0),
+        weights, codebook_of([weights], recipe), train or points(300, 0),
         [points(300, 0)[0]], steps, on_step=see, **settings,
     )  # fmt: skip
     return made, losses
@@ -57,7 +57,7 @@ def tuned(
 def test_retraining_restores_the_teachers_answers(trained: Network) -> None:
     x, y = points(300, 1)
     made, losses = tuned(trained, 80)
-    start = code(trained, Recipe(0.6), [None]).net
+    start = code(trained, Recipe(0.6)).net
     with torch.no_grad():
         wanted = trained.eval()(x)
         assert difference(made(x), wanted, y) < difference(start.eval()(x), wanted, y)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.likelihoods import Likelihood, task_of
+from pocketbayes.likelihoods import Categorical, Likelihood, task_of
 from pocketbayes.network import Network
 from pocketbayes.posteriors import MeanField, Partial, Posterior, RowStds, Sparse
 from pocketbayes.posteriors.base import softplus_inverse
@@ -35,14 +35,13 @@ def diagonal_curvature(
     backward pass serves `chunk` examples, with the memory of training and for any layer.
 
     Args:
-        network: A network with a likelihood; the curvature is measured at its posterior mean.
+        network: A network, with classes if it has no likelihood; the curvature is measured at its posterior mean.
         batches: Pairs (x, y) on the network's device, of which only x is used.
         chunk: Examples per backward pass.
         seed: Seed of the labels.
         on_chunk: Called with the number of examples after each backward pass, for progress.
     """
-    likelihood = network.likelihood
-    assert isinstance(likelihood, Likelihood), "curvature needs a likelihood"
+    likelihood = network.likelihood if isinstance(network.likelihood, Likelihood) else Categorical()
     with torch.no_grad():
         mean = network.posterior.moments()[0].clone()
     total, examples = torch.zeros_like(mean), 0

@@ -86,7 +86,7 @@ class Coded(Posterior):
         """Expand a value per unit to its weights; a single value of the network stays as it is."""
         if units == "network":
             return values
-        counts = [len(_row_sizes(slot.shape, slot.size)) if units == "filter" else 1 for slot in self.layout.slots]
+        counts = unit_counts(self.layout, units)
         parts = zip(values.split(counts), self.layout.slots, counts)  # ONNX has no repeat_interleave
         return torch.cat(
             [part[:, None].expand(-1, slot.size // max(count, 1)).reshape(-1) for part, slot, count in parts]
@@ -127,6 +127,11 @@ def unit_sizes(layout: Layout, units: str) -> list[int]:
     if units != "filter":
         return []
     return [size for slot in layout.slots for size in _row_sizes(slot.shape, slot.size)]
+
+
+def unit_counts(layout: Layout, units: str) -> list[int]:
+    """Return the number of units in each slot, which are layers or filters."""
+    return [len(_row_sizes(slot.shape, slot.size)) if units == "filter" else 1 for slot in layout.slots]
 
 
 def _row_sizes(shape: tuple[int, ...], size: int) -> list[int]:

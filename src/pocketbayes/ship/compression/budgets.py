@@ -85,9 +85,9 @@ def compress(
         if precision is not None:
             sweep.keep_as(precision, str(precision))
         elif can_be_coded(net):
-            if isinstance(net, Mixture) and limit is not None:
+            if limit is not None:
                 count = sweep.fill(limit, count)
-            else:
+            if limit is None or not isinstance(net, Mixture):
                 sweep.trace(budget)
                 sweep.refine(budget)
             if steps:

@@ -1,4 +1,4 @@
-"""Filling a size with a mixture: the finest codes for each number of members."""
+"""Filling a size: the finest codes that fit, for each number of members of a mixture."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from pocketbayes.files.network_file import Packed
-from pocketbayes.network import Mixture, Net
-from pocketbayes.ship.compression.coding import Recipe, estimate_bytes
-from pocketbayes.ship.compression.fewer import prefix
+from pocketbayes.ship.compression.coding import Recipe
 
 FINEST, COARSEST = 1e-5, 10.0
 """Lambdas between which a size is searched for."""
@@ -26,12 +24,18 @@ PATIENCE = 2
 
 
 def recipe_of_size(
-    net: Net, recipe: Recipe, size: float, low: float = FINEST, high: float = COARSEST, halvings: int = HALVINGS
+    estimate: Callable[[Recipe, int], float],
+    recipe: Recipe,
+    count: int,
+    size: float,
+    low: float = FINEST,
+    high: float = COARSEST,
+    halvings: int = HALVINGS,
 ) -> Recipe:
-    """Return the recipe with the lambda whose codes should take a size, found by bisection of its logarithm."""
+    """Return the recipe with the lambda by which the codes of the first members should take a size, by bisection."""
     for _ in range(halvings):
         middle = math.sqrt(low * high)
-        if estimate_bytes(net, replace(recipe, lam=middle)) > size:
+        if estimate(replace(recipe, lam=middle), count) > size:
             low = middle
         else:
             high = middle
@@ -39,34 +43,34 @@ def recipe_of_size(
 
 
 def fill(
-    net: Mixture,
     recipe: Recipe,
     limit: int,
     counts: Iterable[int],
+    estimate: Callable[[Recipe, int], float],
     pack: Callable[[Recipe, int], Packed],
     measure: Callable[[Packed, Recipe, int], float],
 ) -> None:
     """Measure the finest codes within a size for ever fewer members, until fewer members no longer pay.
 
     Args:
-        net: The mixture.
         recipe: How to code it, but for lambda.
         limit: Bytes of a file.
         counts: Numbers of members that are tried, in this order.
+        estimate: Estimates the bytes of the codes of the first members by a recipe.
         pack: Makes a file of the first members by a recipe.
         measure: Measures a file that fits and returns its loss.
     """
     # Batch norm, biases and what describes the network, less what the entropy coder gains: about so much per member.
-    rest, losses = pack(recipe, 1).size - estimate_bytes(prefix(net, 1), recipe), [math.inf]
+    rest, losses = pack(recipe, 1).size - estimate(recipe, 1), [math.inf]
     for count in counts:
-        first, found = prefix(net, count), None
+        found = None
         low, high = FINEST, COARSEST  # too large, and small enough
         for _ in range(ATTEMPTS):
-            own = recipe_of_size(first, recipe, AIM * limit - rest * count, low, high)
+            own = recipe_of_size(estimate, recipe, count, AIM * limit - rest * count, low, high)
             if (found is not None and own.lam > SAME * high) or (low > FINEST and own.lam < low / SAME):
                 own = replace(recipe, lam=math.sqrt(low * high))  # the estimate is wrong about what has been tried
             packed = pack(own, count)
-            rest = (packed.size - estimate_bytes(first, own)) / count
+            rest = (packed.size - estimate(own, count)) / count
             if packed.size > limit:
                 low = own.lam
             else:

@@ -32,7 +32,6 @@ from pocketbayes.posteriors import from_moments
 from pocketbayes.ship.compression.coding import (
     BFLOAT16_BITS,
     AnyCodebook,
-    Shares,
     Weights,
     round_mantissa,
     with_posterior,
@@ -59,7 +58,6 @@ KIND = "tuning"
 def retrain(
     weights: Weights,
     codebook: AnyCodebook,
-    shares: Shares,
     train: Any,
     calibration: Sequence[Any],
     steps: int,
@@ -73,7 +71,6 @@ def retrain(
     Args:
         weights: The weights of the network, which is the teacher.
         codebook: Their codes.
-        shares: Of the errors, for each slot.
         train: Training data; targets are not used, except that whole numbers mean classes.
         calibration: Batches that batch norm is corrected on after each coding.
         steps: Steps of `BATCH_SIZE` examples.
@@ -97,7 +94,7 @@ def retrain(
         stream = _stream(train, seed, first)
         for step in range(first, steps):
             while student.stage < len(SHARES) and step >= steps * student.stage // len(SHARES):
-                student.code_more(codebook, shares)
+                student.code_more(codebook)
                 if old:
                     own = batch_norm_statistics([student.net], calibration)[1][0]
                     correct_statistics(student.net, own, teacher, old)
@@ -178,10 +175,10 @@ class _Student:
         return [parameter for parameter in self.net.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
-    def code_more(self, codebook: AnyCodebook, shares: Shares) -> None:
+    def code_more(self, codebook: AnyCodebook) -> None:
         """Code the columns of the next stage."""
         share = (SHARES[self.stage - 1] if self.stage else 0.0, SHARES[self.stage])
-        codes, values = self.weights.code(codebook, shares, self.latent, share)
+        codes, values = self.weights.code(codebook, self.latent, share)
         new = codes >= 0
         self.index = torch.where(new, codes, self.index)
         decoded = codebook.centres[codes.clamp(min=0)] * self.weights.factor

@@ -21,19 +21,21 @@ from pocketbayes.network import Mixture, Net, members
 from pocketbayes.ship.compression.agreement import Agreement, look_known
 from pocketbayes.ship.compression.coding import (
     CODED_PRECISION,
+    Measured,
     Recipe,
     Result,
-    Weights,
     code,
     codebook_of,
     estimate_bytes,
     round_points,
+    weights_of,
 )
 from pocketbayes.ship.compression.feedback import error_shares
 from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
-from pocketbayes.ship.compression.filling import CLOSE, COARSEST, fill, recipe_of_size
+from pocketbayes.ship.compression.filling import AIM, CLOSE, COARSEST, fill, recipe_of_size
 from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
 from pocketbayes.ship.compression.retraining import retrain
+from pocketbayes.ship.compression.sensitivity import layer_sensitivity
 from pocketbayes.ship.compression.store import Store
 from pocketbayes.ship.compression.trials import Budget, Trial, choose, fits_budget
 
@@ -44,12 +46,13 @@ STEP_BEYOND = 1.6
 LARGE = 2_000_000
 """Weights above which fewer points are measured: each takes some ten seconds."""
 PROBE = 0.1
-PROBE_HALVINGS = 6
-"""Where the units of the codebook are compared, at equal bytes."""
+"""Where the units of the codebook are compared, at equal bytes, if there is no size."""
+POINT_BYTES = 0.8
+"""Bytes that a bias, or a value of normalisation, takes in a file, about."""
 REFINEMENTS, REFINEMENTS_LARGE = 3, 2
 """Further points, between the last that fits a budget and the next."""
 SAME_POINT = 1.25
-"""Factor between lambdas of large networks that need not be measured both."""
+"""Factor between lambdas that need not be measured both."""
 HOPELESS = 1.0
 """Nats of loss beyond which no coarser point is measured."""
 TUNINGS = 3
@@ -74,7 +77,7 @@ class Sweep:
         self.weights = sum(network.layout.size for network in members(net))
         self.trials: list[Trial] = []
         self.calibration = calibration_batches(train, seed)
-        self.shares: list[list[Tensor | None]] = []
+        self.measurements: list[Measured] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
         self.recipe = Recipe(PROBE)
         sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
@@ -154,15 +157,21 @@ class Sweep:
     def code(self, recipe: Recipe, count: int | None = None) -> Result:
         """Code the network, or the first members of a mixture."""
         net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
-        return code(net, recipe, self.error_shares()[:count])
+        return code(net, recipe, self.measured()[:count])
 
-    def error_shares(self) -> list[list[Tensor | None]]:
-        """Return the shares by which errors are fed back, measured once."""
-        if not self.shares:
+    def measured(self) -> list[Measured]:
+        """Return the measurements of each member on the calibration data, made once."""
+        if not self.measurements:
             examples = sum(map(len, self.calibration))
-            moments = (input_moments(network, self.calibration, examples) for network in members(self.net))
-            self.shares = [error_shares(own) for own in moments]
-        return self.shares
+            for network in members(self.net):
+                shares = error_shares(input_moments(network, self.calibration, examples))
+                self.measurements.append(Measured(shares, layer_sensitivity(network, self.calibration)))
+        return self.measurements
+
+    def estimate(self, recipe: Recipe, count: int | None = None) -> float:
+        """Estimate the bytes of the codes of the network, or of the first members of a mixture."""
+        net = prefix(self.net, count) if count and isinstance(self.net, Mixture) else self.net
+        return estimate_bytes(net, recipe, self.measured()[:count])
 
     def fill(self, limit: int, count: int | None) -> int | None:
         """Choose the units of the codebook by the first member, then fill a size with ever fewer members.
@@ -170,12 +179,11 @@ class Sweep:
         Returns:
             The number of members to keep; None if the validation data decide.
         """
-        assert isinstance(self.net, Mixture)
         agreement = self.agreement() if count is None else None
-        most = len(self.net) if agreement is None else agreement.count
+        most = len(members(self.net)) if agreement is None else agreement.count
         counts = [count] if count is not None else range(most, 0, -1)
         divergences: dict[int, float] = {}
-        probes = self.probes()
+        probes = self.probes(limit / counts[0])
         self.bar.begin("compress", len(probes) + len(counts))
         tried = [(self.coded(recipe, 1), recipe) for recipe in probes]
         self.recipe = min(tried, key=lambda pair: pair[0].nll)[1]
@@ -191,13 +199,12 @@ class Sweep:
                 return nll
             return divergences.setdefault(number, agreement.divergence(packed.unpack(self.models[:number])))
 
-        fill(self.net, self.recipe, limit, counts, pack, measure)
+        fill(self.recipe, limit, counts, self.estimate, pack, measure)
         return min(divergences, key=divergences.__getitem__, default=count)
 
     def agreement(self) -> Agreement | None:
         """Return what a mixture's size is chosen by if the members know the validation data."""
-        assert isinstance(self.net, Mixture)
-        if not look_known(self.val, self.trials[0].accuracy):
+        if not isinstance(self.net, Mixture) or not look_known(self.val, self.trials[0].accuracy):
             return None
         losses = measure_prefixes(self.net, self.val, self.samples, self.seed).losses
         return Agreement.of(self.net, losses, self.calibration, self.samples, self.seed)
@@ -217,14 +224,14 @@ class Sweep:
         how = {**self.how(recipe, count), "steps": steps}
 
         def make() -> Packed:
-            weights = [Weights.of(network, recipe) for network in members(self.net)[:count]]
+            weights = weights_of(self.net, recipe, self.measured())[:count]
             codebook = codebook_of(weights, recipe)
             trained = []
-            for number, (own, shares) in enumerate(zip(weights, self.error_shares())):
+            for number, own in enumerate(weights):
                 self.bar.begin(f"train at lambda {recipe.lam:.3g}", steps)
                 trained.append(
                     retrain(
-                        own, codebook, shares, self.train, self.calibration, steps,
+                        own, codebook, self.train, self.calibration, steps,
                         seed=self.seed, checkpoint=self.store.path(how, f".{number}.tuning"),
                         on_step=lambda loss: self.bar.advance(1, loss=loss),
                     )
@@ -256,40 +263,52 @@ class Sweep:
                 lam *= COARSER
 
     def trace(self, budget: Budget) -> None:
-        """Choose the units of the codebook, then measure ever coarser codes until no budget would choose them."""
-        lambdas, probes = LAMBDAS_LARGE if self.is_large else LAMBDAS, self.probes()
-        self.bar.begin("compress", len(lambdas) + len(probes) + self.refinements)
-        before, limit, lam = self.trials[0], budget.limit(self.weights), lambdas[0]
-        first, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
-        if first.nll > before.nll + HOPELESS:  # too coarse to tell the units apart
-            probes = [replace(each, lam=lam) for each in probes]
-            first, self.recipe = min(((self.coded(each), each) for each in probes), key=lambda pair: pair[0].nll)
+        """Measure ever coarser codes until no budget would choose them.
+
+        The units of the codebook are chosen before, unless a size has been filled, which has chosen them; of large
+        networks only files below this size are measured then.
+        """
+        before, limit = self.trials[0], budget.limit(self.weights)
+        lambdas: tuple[float, ...] = LAMBDAS_LARGE if self.is_large else LAMBDAS
+        self.bar.begin("compress", len(lambdas) + self.refinements)
+        if limit is None:
+            self.choose_units(lambdas[0])
+        elif self.is_large:
+            lambdas = tuple(lam for lam in lambdas if lam > self.recipe.lam)
+        known = self.of_recipe()
+        lam = min(lambdas, default=COARSEST)
         while lam < COARSEST:
-            if max(lam / first.how["lam"], first.how["lam"] / lam) <= (SAME_POINT if self.is_large else 1):
-                trial = first
-            else:
-                trial = self.coded(replace(self.recipe, lam=lam))
-            is_larger = limit is not None and trial.bytes > limit
-            if trial.nll > before.nll + HOPELESS and not is_larger:
-                return
-            if lam >= lambdas[-1] and (
-                not is_larger if limit else not fits_budget(trial, budget, before, self.weights)
-            ):
+            near = (t for t in known if max(lam / t.how["lam"], t.how["lam"] / lam) <= SAME_POINT)
+            trial = next(near, None) or self.coded(replace(self.recipe, lam=lam))
+            is_last = lam >= lambdas[-1] and (limit or not fits_budget(trial, budget, before, self.weights))
+            if is_last or trial.nll > before.nll + HOPELESS:
                 return
             lam = next((each for each in lambdas if each > lam), lam * STEP_BEYOND)
 
-    def probes(self) -> list[Recipe]:
-        """Return recipes of about the same size: other units of the codebook, and stds with the codes."""
+    def choose_units(self, finest: float) -> None:
+        """Choose the units of the codebook, by fine codes if coarse ones are too coarse to tell them apart."""
+        probes = self.probes()
+        for recipes in (probes, [replace(each, lam=finest) for each in probes]):
+            best, self.recipe = min(((self.coded(each), each) for each in recipes), key=lambda pair: pair[0].nll)
+            if best.nll <= self.trials[0].nll + HOPELESS:
+                return
+
+    def probes(self, size: float | None = None) -> list[Recipe]:
+        """Return recipes of equal size: codebooks in units of layers, filters and the network, and stds with the codes.
+
+        Args:
+            size: Bytes of the first member's file; None for the size that `PROBE` gives.
+        """
         has_stds = any(network.has_stds for network in members(self.net))
-        first = Recipe(PROBE, "network", "layer" if has_stds else "none")
+        first = Recipe(PROBE, "layer", "layer" if has_stds else "none", balanced=True)
         others = [replace(first, units="filter")]
         if not self.is_large:
-            others.append(replace(first, units="layer"))
+            others.append(replace(first, units="network", balanced=False))
         if has_stds:
             others.append(replace(first, std_units="code"))
-        target = estimate_bytes(self.net, first)
-        bracket = PROBE / 8, PROBE * 8, PROBE_HALVINGS
-        return [first, *(recipe_of_size(self.net, recipe, target, *bracket) for recipe in others)]
+        points = sum(tensor.numel() for tensor in members(self.net)[0].model.state_dict().values())
+        codes = self.estimate(first, 1) if size is None else AIM * size - POINT_BYTES * points
+        return [recipe_of_size(self.estimate, recipe, 1, codes) for recipe in (first, *others)]
 
     def of_recipe(self) -> list[Trial]:
         """Return the untrained trials that differ from the recipe in lambda and members alone."""
