@@ -97,7 +97,7 @@ class Bench:
                 self.quantised(f"rounded to {bits} bits", suffix, values, size)
 
     def hqq(self) -> None:
-        """Measure torchao's half-quadratic quantisation (Badri and Shaji 2023), in groups of 64 weights where they fit."""
+        """Measure torchao's half-quadratic quantisation (Badri and Shaji 2023) in groups of 64 weights, if they fit."""
         from torchao.quantization.quant_primitives import _choose_qparams_and_quantize_affine_hqq as quantise
 
         layout = self.net.layout
