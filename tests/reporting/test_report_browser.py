@@ -293,12 +293,14 @@ def test_report_section_opens_at_its_start(page: webdriver.Chrome, width: int) -
     """A link to a section, or a tab clicked far down the page, shows the heading right below the header."""
     size = {"width": width, "height": 700, "deviceScaleFactor": 1, "mobile": width < 500}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    place = "return document.getElementById('weights').firstChild.getBoundingClientRect().top"
+    place = "return document.getElementById(arguments[0]).firstChild.getBoundingClientRect().top"
     try:
         open_section(page, "calibration")
         page.execute_script("scrollTo(0, 600); document.getElementById('tab-weights').click()")
         header = page.execute_script("return document.querySelector('.top').getBoundingClientRect().bottom")
-        eventually(lambda: header <= page.execute_script(place) < header + 200)
+        eventually(lambda: header <= page.execute_script(place, "weights") < header + 200)
+        page.execute_script("scrollTo(0, 600); location.hash = 'calibration'")
+        eventually(lambda: header <= page.execute_script(place, "calibration") < header + 200)
     finally:
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -127,7 +127,9 @@ addEventListener("beforeprint", () => present.forEach(build));
 addEventListener("scroll", () => tip.hide(), { passive: true });
 addEventListener("hashchange", () => {
   const wanted = present.find(({ id }) => `#${id}` === location.hash);
-  if (wanted) open(wanted);
+  if (!wanted) return;
+  open(wanted);
+  wanted.panel.scrollIntoView(); // the browser scrolled before the panel was drawn
 });
 
 const measured = unique(report.leaderboard.rows.map((row) => row.data).filter(Boolean));
