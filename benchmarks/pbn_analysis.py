@@ -12,7 +12,8 @@ from torch import Tensor
 import pocketbayes as pb
 from cost_model import cost_model
 from measure import interleaved, ratios
-from pocketbayes.inference.metrics import flops, peak_memory
+from peak_memory import peak_memory
+from pocketbayes.inference.metrics import flops
 from steps import EXAMPLES, Action, deterministic_step
 from training_cost import training_bytes
 

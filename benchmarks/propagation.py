@@ -32,7 +32,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import pocketbayes as pb
 from measure import Rows, interleaved, ratios
 from networks import pretrained_resnet20, trained_vit
-from pocketbayes.inference.metrics import Classification, peak_memory
+from peak_memory import peak_memory
+from pocketbayes.inference.metrics import Classification
 from pocketbayes.inference.prediction import outputs_of, passes_for, scaled
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.propagation import Ask

@@ -25,7 +25,7 @@ from torch import nn
 import pocketbayes as pb
 import trial
 from measure import Rows
-from pocketbayes.inference.metrics.cost import peak_memory
+from peak_memory import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.posteriors.sparse import SCORES

@@ -16,13 +16,12 @@ import pytest
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.base.folder_lock import hold
-from pocketbayes.base.run_folder import LOCK_FILE
+from pocketbayes.base.run_folder import LOCK_FILE, hold
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from pocketbayes.base.folder_lock import hold
+from pocketbayes.base.run_folder import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -19,10 +19,11 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import pocketbayes as pb
+from peak_memory import peak_memory
 from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Images, Pictures
 from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, corrupted, noisy, rotated
-from pocketbayes.inference.metrics import peak_memory, temperature
+from pocketbayes.inference.metrics import temperature
 from pocketbayes.inference.suite import compare, evaluate_suite, over_seeds, parts, read_document, read_values, run
 
 SAMPLES = 3

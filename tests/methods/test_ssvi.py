@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import pocketbayes as pb
 import ranks
 from cases import smooth, tiny_data, tiny_model
+from peak_memory import peak_memory
 from pocketbayes import recipes
 from pocketbayes.base.process_group import ALONE
-from pocketbayes.inference.metrics.cost import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
 from pocketbayes.methods.sparsity import layer_counts
 from pocketbayes.network import Network

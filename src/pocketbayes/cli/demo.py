@@ -20,6 +20,7 @@ from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import note, show, show_json, styled
 from pocketbayes.data import Info
+from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.suite import evaluate_suite
 from pocketbayes.methods import METHODS
@@ -103,8 +104,6 @@ def _one_thread() -> Iterator[None]:
 
 def _coded(outcome: Outcome) -> Outcome:
     """Compress an ensemble to the size of one member in float32."""
-    from pocketbayes.recipes.experiment import measure
-
     start, recipe = time.monotonic(), outcome.recipe
     train, val = (recipe.data.load(split) for split in ("train", "val"))
     networks = members(outcome.net)
@@ -116,7 +115,7 @@ def _coded(outcome: Outcome) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(outcome.folder / RECIPE_FILE, folder / RECIPE_FILE)
     found.save(folder / MODEL_FILE)
-    measures = measure(found.net, recipe.data.load(outcome.split), recipe.samples)  # type: ignore[arg-type]
+    measures = evaluate(found.net, recipe.data.load(outcome.split), samples=recipe.samples)  # type: ignore[arg-type]
     return replace(outcome, folder=folder, net=found.net, measures=measures, seconds=time.monotonic() - start)
 
 

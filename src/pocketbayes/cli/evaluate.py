@@ -76,7 +76,8 @@ def evaluate(
       pocketbayes evaluate runs/resnet20 --ood svhn,cifar100 --shift corruptions,rotation,noise
       torchrun --nproc-per-node 4 -m pocketbayes evaluate runs/resnet20 --shift corruptions
     """
-    from pocketbayes.recipes import network_file
+    from pocketbayes.recipes import load_like, network_file
+    from pocketbayes.recipes.experiment import about
 
     if split not in ("train", "val", "test"):
         raise UnknownNameError("split", split, ("train", "val", "test"))
@@ -87,86 +88,54 @@ def evaluate(
         if name not in SHIFTS:
             raise UnknownNameError("shift", name, SHIFTS)
     files = [network_file(path) for path in nets]
+    documents = [_document_file(file, out, propagation, adaptive) for file in files]
+
+    def measure(path: Path, file: Path, document: Path, team: ProcessGroup) -> dict[str, Any]:
+        net, recipe = load(file), recipe_beside(file)
+        part, other_settings = data_of(file, net, recipe, data, settings or [])
+        dataset = load_for(file, net, part, split, data_dir)
+        others = {name: load_like(dataset, name, data_dir, **other_settings) for name in _names(ood)}
+        for other in others.values():
+            check_fit(file, net, other, labels=False)
+        return evaluate_suite(
+            net,
+            dataset,
+            ood=others,
+            shift=shifts,
+            shift_images=shift_images,
+            humans=None if humans is None else _read_humans(humans, part),
+            corrupted=_published(part, split, data_dir),
+            samples=samples or (recipe.samples if recipe else 30),
+            propagation=propagation,
+            adaptive=adaptive or None,
+            seed=seed,
+            out=document,
+            overwrite=overwrite,
+            about=about(path, net, file.stat().st_size, part, split, recipe),
+            team=team,
+        )
+
     results: list[dict[str, Any]] = []
     with joined() as team, team.guarded("run the same command again to resume"):
-        for path, file in zip(nets, files):
-            document = _document_file(file, out, propagation, adaptive)
-            try:
-                results.append(
-                    _evaluate_one(
-                        path, file, document, data=data, split=split, ood=_names(ood), shift=shifts,
-                        shift_images=shift_images, humans=humans,
-                        samples=samples, propagation=propagation, adaptive=adaptive, seed=seed, data_dir=data_dir,
-                        settings=settings or [], overwrite=overwrite, team=team,
-                    )
-                )  # fmt: skip
-            except KeyboardInterrupt:
-                again = "; run the same command again to resume" if document.is_file() else ""
-                raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
+        try:
+            for path, file, document in zip(nets, files, documents):
+                results.append(measure(path, file, document, team))
+        except KeyboardInterrupt:
+            again = "; run the same command again to resume" if documents[len(results)].is_file() else ""
+            raise KeyboardInterrupt("" if team.rank else f"stopped{again}") from None
     if team.rank:
         return
-    documents = [_document_file(file, out, propagation, adaptive) for file in files]
     comparisons = compare(results, [read_values(document) for document in documents])
     groups, tests = over_seeds(results)
     if json:
         show_json({"results": results, "comparisons": comparisons, "seeds": groups, "anova": tests})
         return
-
     show(summary_table(results, comparisons), *shift_tables(results))
     if groups:
         show(seeds_table(results, groups))
     show(*sentences(results, comparisons, groups, tests))
     for document in documents:
         note(f"saved {document}")
-
-
-def _evaluate_one(
-    path: Path,
-    file: Path,
-    document: Path,
-    *,
-    data: str | None,
-    split: str,
-    ood: list[str],
-    shift: list[str],
-    shift_images: int | None,
-    humans: Path | None,
-    samples: int | None,
-    propagation: str | None,
-    adaptive: bool,
-    seed: int,
-    data_dir: Path | None,
-    settings: list[str],
-    overwrite: bool,
-    team: ProcessGroup,
-) -> dict[str, Any]:
-    from pocketbayes.recipes import load_like
-    from pocketbayes.recipes.experiment import about
-
-    net = load(file)
-    recipe = recipe_beside(file)
-    part, other_settings = data_of(file, net, recipe, data, settings)
-    dataset = load_for(file, net, part, split, data_dir)
-    others = {name: load_like(dataset, name, data_dir, **other_settings) for name in ood}
-    for other in others.values():
-        check_fit(file, net, other, labels=False)
-    return evaluate_suite(
-        net,
-        dataset,
-        ood=others,
-        shift=shift,
-        shift_images=shift_images,
-        humans=None if humans is None else _read_humans(humans, part),
-        corrupted=_published(part, split, data_dir),
-        samples=samples or (recipe.samples if recipe else 30),
-        propagation=propagation,
-        adaptive=adaptive or None,
-        seed=seed,
-        out=document,
-        overwrite=overwrite,
-        about=about(path, net, file.stat().st_size, part, split, recipe),
-        team=team,
-    )
 
 
 def _names(text: str) -> list[str]:

@@ -17,10 +17,9 @@ from pocketbayes.base.registry import HINT, Registry
 from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model
 from pocketbayes.models.lenet import lenet5, lenet300
 from pocketbayes.models.mlp import mlp
-from pocketbayes.models.resnet import resnet, resnet_cifar, resnet_small
+from pocketbayes.models.resnet import resnet, resnet_cifar, resnet_small, wide_resnet
 from pocketbayes.models.unet import UNet
 from pocketbayes.models.vit import VisionTransformer
-from pocketbayes.models.wide_resnet import wide_resnet
 
 Make = TypeVar("Make", bound=Callable[..., nn.Module])
 # A name is a constructor with defaults; `build` may override any of them.

@@ -14,10 +14,9 @@ from torch import nn
 from pocketbayes import data
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import NoSplitError, UserError
-from pocketbayes.base.folder_lock import hold
-from pocketbayes.base.process_group import ALONE, ProcessGroup, is_first
-from pocketbayes.base.progress import Show, display
-from pocketbayes.base.run_folder import CHECKPOINT_FILE, EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
+from pocketbayes.base.process_group import ProcessGroup, is_first
+from pocketbayes.base.progress import Show
+from pocketbayes.base.run_folder import CHECKPOINT_FILE, EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE, hold
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.suite.store import values_file
 from pocketbayes.likelihoods import Likelihood
@@ -171,7 +170,10 @@ def run(
             **recipe.training,
         )
     seconds = time.monotonic() - start
-    measures = measure(net, test, recipe.samples, progress=progress, team=ProcessGroup.current()) if measured else {}
+    measures, team = {}, ProcessGroup.current()
+    if measured:
+        with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
+            measures = evaluate(net, test, samples=recipe.samples, team=team, progress=progress)
     return Outcome(recipe, folder, net, split, len(test), measures, seconds)
 
 
@@ -201,21 +203,6 @@ def _searched(
     )  # fmt: skip
     chosen = type(recipe.method)(**{**dict(recipe.method), "beta": found.beta})
     return recipe.model_copy(update={"search": None, "method": chosen})
-
-
-def measure(
-    net: Net,
-    dataset: data.Dataset,
-    samples: int,
-    *,
-    progress: Show = None,
-    team: ProcessGroup = ALONE,
-) -> dict[str, float]:
-    """Run `evaluate` with a progress bar."""
-    with display(progress) as bar:
-        bar.begin("evaluate", -(-len(dataset) // team.size))
-        with team.guarded("the network is saved; measure it with: pocketbayes evaluate"):
-            return evaluate(net, dataset, samples=samples, on_batch=bar.advance, team=team)
 
 
 def _check_folder(folder: Path, recipe: Recipe, resume: bool, overwrite: bool) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 from pocketbayes import methods, models
 from pocketbayes.base.arguments import check_path, check_seed
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.folder_lock import hold
 from pocketbayes.base.progress import Show, display
+from pocketbayes.base.run_folder import hold
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, describe_training
 from pocketbayes.data.validate import check_tables

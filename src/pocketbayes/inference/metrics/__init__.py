@@ -7,7 +7,7 @@ size is independent of the number of examples, so that data may be streamed, spl
 
 from pocketbayes.inference.metrics.accumulators import Classification, HumanAgreement, Regression, Segmentation
 from pocketbayes.inference.metrics.calibration import Reliability, reliability_bins, temperature
-from pocketbayes.inference.metrics.cost import flops, peak_memory
+from pocketbayes.inference.metrics.cost import flops
 from pocketbayes.inference.metrics.ranking import Abstention, RiskCoverage, abstention, ood_scores, risk_coverage
 from pocketbayes.inference.metrics.tempered import Tempered, calibrated_nll, dee
 
@@ -25,7 +25,6 @@ __all__ = [
     "dee",
     "flops",
     "ood_scores",
-    "peak_memory",
     "reliability_bins",
     "risk_coverage",
     "temperature",
