@@ -65,7 +65,8 @@ class MeanFieldMethod(VariationalMethod):
 class MeanFieldVI(MeanFieldMethod):
     """Mean-field variational inference: a mean and a std for every weight.
 
-    It minimises `NLL + beta KL(q || prior) / N` with `q = prod N(mean_i, std_i^2)`.
+    It minimises `NLL + beta KL(q || prior) / N` with `q = prod N(mean_i, std_i^2)`. Its settings are those of
+    `MeanFieldMethod`.
     """
 
     @property

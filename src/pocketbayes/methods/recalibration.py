@@ -69,10 +69,9 @@ def correct_statistics(net: Net, own: Statistics, relative_to: Net, old: Statist
         old: Its statistics on the same data.
     """
     for norm, source, (mean, var), (old_mean, old_var) in zip(batch_norms(net), batch_norms(relative_to), own, old):
-        assert source.running_mean is not None
-        assert source.running_var is not None
+        running_mean, running_var = _running(source)
         ratio = var.clamp(min=SMALLEST_VARIANCE) / old_var.clamp(min=SMALLEST_VARIANCE)
-        _store(norm, source.running_mean + (mean - old_mean), source.running_var * ratio)
+        _store(norm, running_mean + (mean - old_mean), running_var * ratio)
 
 
 def replace_statistics(net: Net, stream: Iterable[Any]) -> int:
@@ -107,11 +106,7 @@ def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[l
             for network in (network for net in nets for network in members(net)):
                 with torch.no_grad(), network.using("mean"):
                     network(x.to(network.device))
-        found = []
-        for norms in collected:
-            pairs = [(norm.running_mean, norm.running_var) for norm in norms]
-            found.append([(mean, var) for mean, var in pairs if mean is not None and var is not None])
-        return sizes, found
+        return sizes, [[_running(norm) for norm in norms] for norms in collected]
 
 
 @contextmanager
@@ -121,9 +116,8 @@ def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
     modes = [(module, module.training) for module in net.modules()]
     before = [(norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked) for norm in norms]
     net.eval()
-    for norm, (_, mean, var, _) in zip(norms, before):
-        assert mean is not None
-        assert var is not None
+    for norm in norms:
+        mean, var = _running(norm)
         norm.training, norm.momentum = True, None  # a plain average over batches
         norm.running_mean, norm.running_var = torch.zeros_like(mean), torch.ones_like(var)
         norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=mean.device)
@@ -132,15 +126,20 @@ def _collecting(net: Net) -> Iterator[list[BatchNorm]]:
     finally:
         for module, training in modes:
             module.training = training
-        for norm, (momentum, mean, var, number) in zip(norms, before):
-            norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked = momentum, mean, var, number
+        for norm, state in zip(norms, before):
+            norm.momentum, norm.running_mean, norm.running_var, norm.num_batches_tracked = state
 
 
-def _store(norm: BatchNorm, mean: Tensor, var: Tensor) -> None:
+def _running(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    """Return the running mean and variance, which every one of `batch_norms` has."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    norm.running_mean.copy_(mean)
-    norm.running_var.copy_(var)
+    return norm.running_mean, norm.running_var
+
+
+def _store(norm: BatchNorm, *values: Tensor) -> None:
+    for running, value in zip(_running(norm), values):
+        running.copy_(value)
 
 
 def _warn_of_few(count: int, enough: int, what: str) -> None:

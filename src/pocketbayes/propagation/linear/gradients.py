@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.posteriors import Posterior
-from pocketbayes.posteriors.layout import Slot
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
 from pocketbayes.propagation.linear.tied import tied_layer
 
@@ -99,8 +98,10 @@ class Pass:
         """Return the gradients with respect to the weights from `span[0]` to `span[1]`."""
         first, last = self.span
         flat = self.output.new_zeros(self.examples, last - first)
-        for slot, part, values in self._parts(direction, keep):
-            flat[part, slot.start - first : slot.stop - first] += values
+        for rows, number in self._by_slot(direction, keep):
+            slot = self.layout.slots[number]
+            for part, values in rows.parts(number):
+                flat[part, slot.start - first : slot.stop - first] += values
         return flat
 
     def table_gradient(self, direction: Tensor, index: Tensor, size: int, keep: bool = False) -> Tensor:
@@ -117,12 +118,6 @@ class Pass:
             for part, values in rows.parts(number):
                 sums[part].scatter_add_(1, entries.expand_as(values), values)
         return sums
-
-    def _parts(self, direction: Tensor, keep: bool) -> Iterator[tuple[Slot, slice, Tensor]]:
-        """Yield gradients for blocks of examples, slot by slot."""
-        for rows, number in self._by_slot(direction, keep):
-            for part, values in rows.parts(number):
-                yield self.layout.slots[number], part, values
 
     def _by_slot(self, direction: Tensor, keep: bool) -> Iterator[tuple[_Rows, int]]:
         """Yield every use with each of its slots."""
