@@ -149,7 +149,7 @@ def main() -> None:
         sessions = [session for session, _ in loaded]
         return settle(sessions, facts["shares"], facts["stopping"], feed) if arguments.adaptive else ask(session, feed)
 
-    print(f"size     {size:,} bytes, {bits:.1f} bits a weight, the graph included")
+    print(f"size     {size:,} bytes, {bits:.1f} bits per weight, the graph included")
     print(f"load     {1000 * loading:.0f} ms")
     batch = np.resize(inputs, (arguments.batch, *inputs.shape[1:]))
     median, slow = milliseconds(lambda: answer({"x": batch, **settings}), arguments.seconds)

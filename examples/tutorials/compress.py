@@ -35,7 +35,7 @@ print(f"{given.layout.size:,} weights, {pb.save(given, 'given.pocket'):,} bytes 
 # %%
 found = pb.compress(given, train, val, max_bytes=BUDGET, samples=1, progress=False)
 for trial in found.front:
-    print(f"{trial.bytes:>9,} bytes  {trial.bits:5.2f} bits a weight  validation NLL {trial.nll:.4f}")
+    print(f"{trial.bytes:>9,} bytes  {trial.bits:5.2f} bits per weight  validation NLL {trial.nll:.4f}")
 print(f"chosen: {found.save('coded.pocket'):,} bytes, {len(found.net.posterior.centres)} entries in the codebook")
 figures.save(rate_distortion(found.to_json()), "front.png")
 

@@ -222,7 +222,7 @@ def test_pickle_reader_runs_no_code(tmp_path: Path) -> None:
     path, mark = tmp_path / "cifar-10-batches-py/test_batch", tmp_path / "mark"
     path.parent.mkdir()
     path.write_bytes(pickle.dumps({b"data": Payload(mark), b"labels": []}, protocol=3))
-    with pytest.raises(UserError, match=r"test_batch: .*mkdir, which is refused"):
+    with pytest.raises(UserError, match=r"test_batch: .*mkdir, which is not allowed"):
         data.load("cifar10", "test", tmp_path)
     assert not mark.exists()
 

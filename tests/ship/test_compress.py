@@ -120,7 +120,7 @@ def test_compress_takes_plain_models_and_mixtures() -> None:
 def test_compress_refuses_budgets_that_cannot_be_met(trained: pb.Network) -> None:
     with pytest.raises(UserError, match=r"nothing fits 100 bytes: the smallest that was tried takes \d+"):
         run(trained, max_bytes=100)
-    with pytest.raises(UserError, match="one budget at a time"):
+    with pytest.raises(UserError, match="give only one budget"):
         run(trained, max_bytes=100, bits=3)
 
 
@@ -156,7 +156,7 @@ def test_compress_command_writes_file_curve_and_figure(tmp_path: Path, monkeypat
     assert "--overwrite" in again.stderr
     shown = [each for each in command if each != "--json"] + ["--samples", "1", "--overwrite"]
     text = CliRunner().invoke(app, shown).stdout
-    assert "bits a weight by layer" in text
+    assert "bits per weight by layer" in text
     assert "NLL rises by" not in text
     monkeypatch.setattr(sys.modules["pocketbayes.cli.compress"], "MUCH_LOST", -1.0)
     assert "NLL rises by" in CliRunner().invoke(app, shown).stdout

@@ -92,7 +92,7 @@ def test_mixture_refuses_members_that_do_not_fit(runs: list[Path]) -> None:
             pb.mixture([one, two])
     two.info = info
     other = pb.models.build("mlp", in_features=64, hidden=[8], out_features=7)
-    with pytest.raises(pb.UserError, match="answer with 10 and 7 numbers"):
+    with pytest.raises(pb.UserError, match="predict 10 and 7 numbers"):
         pb.mixture([one, other])
     with pytest.raises(pb.UserError, match=r"member 2 .* does not take inputs"):
         pb.mixture([one, pb.models.build("mlp", in_features=60, hidden=[8], out_features=10)])
@@ -133,7 +133,7 @@ def test_mixture_refuses_bad_lists_and_nan(tmp_path: Path) -> None:
 
 def test_mixture_of_plain_models_is_checked_by_data(digits: Any) -> None:
     wrong = pb.models.build("mlp", in_features=64, hidden=[8], out_features=7)
-    with pytest.raises(pb.UserError, match="answer with 10 and 7 numbers"):
+    with pytest.raises(pb.UserError, match="predict 10 and 7 numbers"):
         pb.mixture([model(0), wrong], data=digits)
     assert len(pb.mixture(model(seed) for seed in range(2))) == 2
 
@@ -159,7 +159,7 @@ def test_mixture_warns_of_a_member_far_worse_than_the_rest(digits: Any) -> None:
 
 
 def test_mixture_says_when_members_had_one_start(digits: Any) -> None:
-    with pytest.warns(UserWarning, match="had one start"):
+    with pytest.warns(UserWarning, match="share their initial weights"):
         net = pb.mixture([pb.fit("map", model(0), digits, seed=seed, **SMALL) for seed in range(2)])
     assert title(net) == "mixture of point, shared start"
     with pytest.warns(UserWarning, match="same network"):

@@ -124,7 +124,7 @@ def compress(
     if bits_of := found.layer_bits:
         fewest, most = (end(bits_of, key=lambda name: bits_of[name]) for end in (min, max))
         show(
-            f"bits a weight by layer: {bits_of[fewest]:.2f} ({fewest}) to {bits_of[most]:.2f} ({most}); "
+            f"bits per weight by layer: {bits_of[fewest]:.2f} ({fewest}) to {bits_of[most]:.2f} ({most}); "
             f"pocketbayes inspect {out} lists all"
         )
     lost = found.chosen.nll - found.before.nll
@@ -153,6 +153,6 @@ def _row(name: str, trial: dict[str, Any]) -> dict[str, Any]:
         "steps": how.get("steps", ""),
         **accuracy,
         "nll": trial["nll"],
-        "bits a weight": f"{trial['bits']:.2f}",
+        "bits per weight": f"{trial['bits']:.2f}",
         "bytes": trial["bytes"],
     }

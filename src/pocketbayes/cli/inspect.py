@@ -179,7 +179,7 @@ def _weight(weight: Mapping[str, Any]) -> dict[str, Any]:
         "shape": _shape(weight["shape"]),
         "size": size,
         **({"present": weight["density"]} if "density" in weight else {}),
-        **({"bits a weight": f"{weight['bits']:.2f}"} if "bits" in weight else {}),
+        **({"bits per weight": f"{weight['bits']:.2f}"} if "bits" in weight else {}),
         **({"tied to": tied} if tied else {}),
     }
 

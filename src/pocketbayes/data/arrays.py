@@ -29,7 +29,7 @@ def read_csv(path: Path, labelled: bool = True) -> dict[str, npt.NDArray[Any]]:
     headings, rows = _cells(path)
     features = headings[:-1] if labelled else headings
     if not rows or not features:
-        raise UserError(f"{path}: needs a row of headings, then rows with features and, in the last column, a target")
+        raise UserError(f"{path}: needs a header row, then rows of features with the target in the last column")
     table = np.empty((len(rows), len(features)), np.float64)
     for number, row in enumerate(rows, start=2):
         if len(row) != len(headings):
@@ -192,7 +192,7 @@ def _targets(y: Array, file: Path, task: Task | None) -> tuple[Task, Array]:
         if len(y) and y.min() < 0:
             raise UserError(
                 f"{file}: label {y.min()} in row {y.argmin()} of y; labels start at 0; remove rows "
-                "without a label, or say --set data.task=regression"
+                "without a label, or add --set data.task=regression"
             )
         return "classification", y.astype(np.int64)
     if y.dtype.kind == "f" and y.ndim <= 2:

@@ -110,7 +110,7 @@ class Info:
             "interpolation": self.interpolation in INTERPOLATIONS,
         }
         if wrong := [name for name, right in sound.items() if not right]:
-            raise UserError(f"the data's {wrong[0]} cannot be: {self}")
+            raise UserError(f"the data's {wrong[0]} is not valid: {self}")
 
 
 @cache

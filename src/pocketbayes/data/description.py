@@ -145,9 +145,9 @@ def make_info(
     if prepared is None:
         return info
     if len(shape) != 3:
-        raise UserError(f"the transform makes pictures, but inputs have the shape {shape}: give (channels, h, w)")
+        raise UserError(f"the transform makes images, but inputs have the shape {shape}: give (channels, h, w)")
     if prepared.size not in (None, shape[1:]):
-        raise UserError(f"the transform makes pictures of {prepared.size} pixels, but input_shape= says {shape[1:]}")
+        raise UserError(f"the transform makes images of {prepared.size} pixels, but input_shape= says {shape[1:]}")
     mean, std = (values * shape[0] if len(values) == 1 else values for values in (prepared.mean, prepared.std))
     if len(mean) != shape[0]:
         raise UserError(f"the transform normalises {len(mean)} channels, but inputs have {shape[0]}")

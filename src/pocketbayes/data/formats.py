@@ -110,7 +110,7 @@ class _CifarUnpickler(pickle.Unpickler):
             return lambda *_: _Ignored()
         if (module, name) == ("numpy", "ndarray"):
             return None
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
 
 
 def read_npz(path: Path, keys: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
@@ -165,7 +165,7 @@ def read_svhn(path: Path) -> tuple[Bytes, Bytes]:
 def matlab_arrays(data: bytes) -> Iterator[tuple[str, npt.NDArray[np.generic]]]:
     """Yield the names and arrays of a file; reject anything but numeric arrays."""
     if len(data) < MATLAB_HEAD or data[MATLAB_HEAD - 4 : MATLAB_HEAD] != b"\0\x01IM":
-        raise ValueError("not a little-endian file of level 5")
+        raise ValueError("not a little-endian MAT-file of level 5")
     for kind, body in _elements(memoryview(data)[MATLAB_HEAD:]):
         if kind == MATLAB_COMPRESSED:
             engine = zlib.decompressobj()

@@ -169,7 +169,7 @@ def _json(path: Path, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is not a readable pocketbayes file: {error}") from error
     if not isinstance(value, dict):
-        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: its header is no mapping")
+        raise UserError(f"{str(path)!r} is not a readable pocketbayes file: its header is not a mapping")
     return value
 
 

@@ -17,7 +17,7 @@ MOST_DIMENSIONS = 16
 def checked_size(value: Any) -> int:
     """Return a size that a file states, or reject it."""
     if type(value) is not int or not 0 <= value < MOST_VALUES:
-        raise UserError(f"{value!r} is no size")
+        raise UserError(f"{value!r} is not a size")
     return value
 
 
@@ -25,7 +25,7 @@ def checked_shape(shape: Any) -> list[int]:
     """Return a shape that a file states, or reject it."""
     sizes = [checked_size(size) for size in shape]
     if len(sizes) > MOST_DIMENSIONS or math.prod(sizes) >= MOST_VALUES:
-        raise UserError(f"{sizes} is no shape")
+        raise UserError(f"{sizes} is not a shape")
     return sizes
 
 

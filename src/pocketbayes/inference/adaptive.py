@@ -56,7 +56,7 @@ def fit_stopping(
                 passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration))
             answers[place].append(passes.summary().mean.cpu())
         if answers[0][-1].ndim != 2:
-            raise UserError("adaptive passes are for classifiers of whole inputs, not of pixels")
+            raise UserError("adaptive passes are not supported for segmentation")
         labels.append(y.cpu())
     passes_of = [len(step.seeds) for step in steps]
     found = choose_stopping(

@@ -330,7 +330,7 @@ class Start:
             for slot in model.layout.slots:
                 if select is not None and re.search(select, slot.name) is None:
                     raise UserError(
-                        f"select={select!r} leaves out {slot.name!r}, which the given Network's posterior covers: its "
+                        f"select={select!r} leaves out {slot.name!r}, which the Network's posterior covers: its "
                         "selection of weights is kept; start from net.to_module() to select again"
                     )
             return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))

@@ -70,7 +70,7 @@ class WeightSharing(PlaneOptions, VariationalMethod):
         self._mean_field()
         if self.refresh_epochs is not None and (self.refresh_epochs < 1 or self.scope == "layer"):
             raise UserError(
-                f"refresh_epochs must be at least 1, with Gaussians of the whole network, not {self.refresh_epochs} "
+                f"refresh_epochs must be at least 1, with Gaussians of the full network, not {self.refresh_epochs} "
                 f"with scope={self.scope!r}"
             )
         check_choice("scope", self.scope, ("network", "layer"))

@@ -252,7 +252,7 @@ class Posterior(nn.Module, ABC):
         return {}
 
     def code_bits(self) -> dict[str, float]:
-        """Return the bits a weight of each slot's codes, by their frequencies; empty for storages without codes."""
+        """Return the bits per weight of each slot's codes by their entropy; empty for storages without codes."""
         return {}
 
     def matrix_slots(self) -> list[int]:

@@ -113,7 +113,7 @@ def from_pretrained(
 def _checked_token(token: str | None) -> str | None:
     """Reject an invalid token here, since errors of the library would print it."""
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise UserError("the Hub's token holds a space, a line's end or another character that none has: copy it again")
+        raise UserError("the Hub's token contains a space, a line break or another invalid character: copy it again")
     return token
 
 

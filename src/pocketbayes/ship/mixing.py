@@ -134,7 +134,7 @@ def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[
             what, own, others = difference
             raise UserError(
                 f"members {first + 1} ({names[first]}) and {number + 1} ({names[number]}) differ in {what}: {own} and "
-                f"{others}; a mixture answers one question about the same inputs"
+                f"{others}; the members of a mixture must share task and inputs"
             )
     real = [task_of(network.likelihood) != "classification" for network in networks]
     if any(real) and not all(real):
@@ -211,7 +211,7 @@ def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
     if len(shapes) > 1:
         (own, first), (other, second), *_ = shapes.items()
         raise UserError(
-            f"members {first + 1} ({names[first]}) and {second + 1} ({names[second]}) answer with {_words(own)} and "
+            f"members {first + 1} ({names[first]}) and {second + 1} ({names[second]}) predict {_words(own)} and "
             f"{_words(other)} numbers: a mixture needs the same classes or targets"
         )
 
@@ -228,9 +228,13 @@ def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
     close = {pair: cosine for pair, cosine in cosines(members(net)).items() if cosine > SIMILAR}
     if close:
         (one, two), cosine = max(close.items(), key=lambda item: item[1])
-        what = "are the same network" if cosine > 1 - 1e-6 else f"had one start (cosine of their weights {cosine:.2f})"
+        what = (
+            "are the same network"
+            if cosine > 1 - 1e-6
+            else f"share their initial weights (cosine of their weights {cosine:.2f})"
+        )
         warn(
-            f"members {one + 1} ({names[one]}) and {two + 1} ({names[two]}) {what}: together they are worth less than "
+            f"members {one + 1} ({names[one]}) and {two + 1} ({names[two]}) {what}: they improve a mixture less than "
             "independent ones"
         )
 
@@ -245,7 +249,7 @@ def _warn_of_weak(net: Mixture, names: Sequence[str], data: Any, samples: int) -
             what = "error" if "accuracy" in own else "RMSE"
             warn(
                 f"member {number + 1} ({names[number]}) is far worse than the rest: {what} {error:.3g}, "
-                f"{statistics.median(others):.3g} in the middle of the others; leave it out or lower its weight"
+                f"{statistics.median(others):.3g} as the median of the others; leave it out or lower its weight"
             )
 
 

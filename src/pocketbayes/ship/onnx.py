@@ -134,7 +134,7 @@ def _export(
             if example is not None:
                 raise
             raise UserError(
-                f"the model does not take real numbers {tuple(x.shape)}, which were made up for it: pass some of its "
+                f"the model does not take real numbers {tuple(x.shape)}, generated for tracing: pass some of its "
                 f"inputs as example= ({str(error).splitlines()[0]})"
             ) from error
         model = _translate(passes, args, outputs)
@@ -155,7 +155,7 @@ def _check(mode: str, samples: int, readout: str) -> None:
         raise UserError(f"ONNX export needs {error.name}: pip install 'pocketbayes[onnx]'") from error
     if mode in PROPAGATIONS and not PROPAGATIONS[mode].exports:
         raise UserError(
-            f"mode={mode!r} cannot be exported: torch's exporter does not carry gradients of each example; use "
+            f"mode={mode!r} cannot be exported: torch's exporter does not support per-example gradients; use "
             "'moments', or 'sample' where correlations between positions matter"
         )
     if mode not in get_args(Mode):
@@ -269,7 +269,7 @@ def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
         scale = float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
             raise UserError(
-                "the traced graph does not give the network's own answers: torch's tracer passes over the rule of an "
+                "the traced graph does not agree with the network: torch's tracer skips the rule of an "
                 "operation; use mode='sample'"
             )
 

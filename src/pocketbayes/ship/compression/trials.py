@@ -37,9 +37,9 @@ class Budget:
     def __post_init__(self) -> None:
         given = [value for value in vars(self).values() if value is not None]
         if len(given) > 1:
-            raise UserError("one budget at a time: bits, max_bytes, max_nll_loss or max_accuracy_loss")
+            raise UserError("give only one budget: bits, max_bytes, max_nll_loss or max_accuracy_loss")
         if given and not given[0] >= 0:
-            raise UserError(f"a budget is not negative: {given[0]}")
+            raise UserError(f"a budget must not be negative: {given[0]}")
 
     def limit(self, weights: int) -> int | None:
         """Return the largest file in bytes, if the budget is a size."""
@@ -104,7 +104,7 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
             smallest = min(trials, key=lambda trial: trial.bytes)
             raise UserError(
                 f"nothing fits {limit} bytes: the smallest that was tried takes {smallest.bytes} "
-                f"({smallest.bits:.2f} bits a weight); raise the budget"
+                f"({smallest.bits:.2f} bits per weight); raise the budget"
             )
         best = min(fitting, key=lambda trial: (trial.nll, trial.bytes))
         alike = [
