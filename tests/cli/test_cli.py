@@ -217,7 +217,7 @@ def test_load_run_agrees_with_the_command_line(trained: Trained) -> None:
 def test_evaluate_writes_a_file_per_propagation_and_shifts(trained: Trained, tmp_path: Path) -> None:
     command = ["evaluate", trained.folder, "--out", tmp_path, "--set", "data.subset=20", "--samples", "2"]
     shown = call(*command, "--shift", "noise").stdout
-    assert "noise, three of its levels" in shown
+    assert "noise, three levels" in shown
     (answer,) = call_json(*command, "--propagation", "linear")["results"]
     assert answer["propagation"] == "linear"
     assert sorted(path.name for path in tmp_path.glob("*.json")) == [

@@ -49,7 +49,7 @@ def shift_tables(results: Sequence[Document]) -> list[Table]:
             for line in (lines[0], lines[len(lines) // 2], lines[-1])
         ]
         if rows:
-            tables.append(table(rows, title=f"{shift}, three of its levels", best={}))
+            tables.append(table(rows, title=f"{shift}, three levels", best={}))
     return tables
 
 

@@ -175,7 +175,7 @@ def check_progress(at: Progress, stages: int) -> None:
         raise ValueError(f"stage {at.stage} of {stages}, begun: {at.begun}")
     for number in (*at.sums.values(), at.best, at.plateau.factor, at.plateau.best):
         if not _is_number(number) or math.isnan(number):
-            raise ValueError(f"{number!r} is no number")
+            raise ValueError(f"{number!r} is not a number")
 
 
 def check_optimizer(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
@@ -213,7 +213,7 @@ def check_random(states: Sequence[Mapping[str, Any]]) -> None:
         for state in states:
             _, keys, position, _, cached = state["numpy"]
             if keys.shape != (WORDS,) or not 0 <= position <= WORDS or not math.isfinite(cached):
-                raise ValueError("numpy's generator never has such a state")
+                raise ValueError("this is not a state of numpy's generator")
             set_random_state(state)  # type: ignore[arg-type]
     finally:
         set_random_state(before)
@@ -235,4 +235,4 @@ def _check_values(name: str, value: Any, shape: torch.Size, never_negative: bool
         found = tuple(value.shape) if isinstance(value, Tensor) else value
         raise ValueError(f"{name} is {found!r} in place of floats of shape {tuple(shape)}")
     if not bool(value.isfinite().all()) or (never_negative and bool((value < 0).any())):
-        raise ValueError(f"{name} has values that it never has")
+        raise ValueError(f"{name} has impossible values")

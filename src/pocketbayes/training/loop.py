@@ -149,7 +149,7 @@ class Loop:
         """Take the figures of the steps since the last time into the epoch's sums.
 
         Raises:
-            NotFiniteError: If the loss or the gradient of one of them is no number.
+            NotFiniteError: If the loss or a gradient is NaN or infinite.
         """
         at, unread = self.run.at, read(self.unread)
         self.unread.clear()
