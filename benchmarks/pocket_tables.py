@@ -90,7 +90,7 @@ def scale(result: Result) -> Table:
             f"{row['cpu_seconds']:.0f}" if "cpu_seconds" in row else "",
         ]
 
-    return head, [[name, *cells(row)] for name, row in result["rows"].items()]
+    return head, [[name.replace("as it was", "uncompressed"), *cells(row)] for name, row in result["rows"].items()]
 
 
 def adapt(result: Result) -> Table:
