@@ -13,8 +13,13 @@ from typing import Any
 from pocketbayes.base.errors import UserError
 
 
-def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
-    """Let `fill` write a temporary file beside `path`, then rename it."""
+def write_atomically(path: str | Path, content: str | bytes | Callable[[Any], object]) -> None:
+    """Write a temporary file beside `path`, then rename it.
+
+    Args:
+        path: The file.
+        content: Its text or bytes, or a function that writes them to an open file.
+    """
     path = Path(path)
     if path.is_dir():
         raise UserError(f"cannot write {str(path)!r}: it is a folder")
@@ -23,7 +28,10 @@ def write_atomically(path: str | Path, fill: Callable[[Any], object]) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("xb") as file:
-                fill(file)
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

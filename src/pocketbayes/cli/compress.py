@@ -113,8 +113,7 @@ def compress(
     )
     size = found.save(out)
     result: dict[str, Any] = {"network": str(out), "from": str(file), "bytes": size, **found.to_json()}
-    text = json_module.dumps(result, indent=1).encode()
-    write_atomically(out.with_suffix(".json"), lambda handle: handle.write(text))
+    write_atomically(out.with_suffix(".json"), json_module.dumps(result, indent=1))
     plot = _draw(out.with_suffix(".png"), result)
     if json:
         show_json({**result, "plot": plot and str(plot)})

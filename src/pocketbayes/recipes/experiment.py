@@ -232,8 +232,7 @@ def _begin(folder: Path, recipe: Recipe, overwrite: bool) -> None:
         for path in {*old, *map(values_file, evaluations)}:
             path.unlink(missing_ok=True)
     atomic.remove_leftovers(folder / RECIPE_FILE)
-    text = recipe.to_yaml().encode()
-    atomic.write_atomically(folder / RECIPE_FILE, lambda file: file.write(text))
+    atomic.write_atomically(folder / RECIPE_FILE, recipe.to_yaml())
 
 
 def _measured(

@@ -58,8 +58,8 @@ def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Wr
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"the name of a report must end in .html, not {out.name!r}")
     found = gather(runs)
-    page = render(document(found), title=f"pocketbayes: {', '.join(run.name for run in found)}").encode()
-    atomic.write_atomically(out, lambda file: file.write(page))
+    page = render(document(found), title=f"pocketbayes: {', '.join(run.name for run in found)}")
+    atomic.write_atomically(out, page)
     return Written(out, [] if figures is None else draw(found, Path(figures)), found)
 
 

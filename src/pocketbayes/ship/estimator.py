@@ -223,22 +223,11 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
 class PocketRegressor(RegressorMixin, _PocketEstimator):
     """A Bayesian neural network as a regressor of scikit-learn, with Gaussian noise.
 
+    It takes the parameters of `PocketClassifier`, except `class_weight`, and one more.
+
     Parameters:
-        method: A method, or its registry name.
-        model: A model's name, or a function that makes a module from (features, outputs); None for an MLP with one
-            hidden layer.
-        epochs: Passes over the data.
-        batch_size: Examples per step.
-        lr: Learning rate, which falls to 0 along a cosine.
-        samples: Passes per prediction.
         noise: "learned" for one std, "predicted" for one that the network predicts for each row (heteroscedastic), or
             a given std in units of the standardised targets.
-        early_stopping: Keeps a part of the rows for validation, stops when their NLL has not fallen for
-            `n_iter_no_change` epochs, and returns the best network; the learning rate then stays constant.
-        validation_fraction: That part.
-        n_iter_no_change: These epochs.
-        random_state: Of initial weights, data order and every draw.
-        verbose: Shows progress on a terminal.
 
     Attributes:
         net_: The trained network.

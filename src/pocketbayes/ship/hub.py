@@ -40,7 +40,7 @@ def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float
     size = save(net, folder / MODEL_FILE)
     facts = _facts(net, size)
     for name, text in ((FACTS, json.dumps(facts, indent=2)), (CARD, _card(facts, members(net)[0].info, checked))):
-        write_atomically(folder / name, lambda file, text=text: file.write(text.encode()))  # type: ignore[misc]
+        write_atomically(folder / name, text)
     return folder
 
 

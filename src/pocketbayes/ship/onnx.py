@@ -141,7 +141,7 @@ def _export(
     _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)
     model.metadata_props[METADATA] = json.dumps(_description(networks, mode, samples, seed) | beside)
     data = _serialise(model)
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, data)
     return len(data)
 
 

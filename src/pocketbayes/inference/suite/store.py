@@ -73,10 +73,9 @@ class Store:
 
         if self.values is not self._written:
             data = save({name: value.contiguous() for name, value in self.values.items()}, {SETTINGS: self.tag})
-            atomic.write_atomically(values_file(self.path), lambda file: file.write(data))
+            atomic.write_atomically(values_file(self.path), data)
             self._written = self.values
-        text = json.dumps(self.document, allow_nan=False, indent=1) + "\n"
-        atomic.write_atomically(self.path, lambda file: file.write(text.encode()))
+        atomic.write_atomically(self.path, json.dumps(self.document, allow_nan=False, indent=1) + "\n")
 
 
 def values_file(path: Path) -> Path:

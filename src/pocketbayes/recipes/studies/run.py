@@ -18,6 +18,7 @@ from pocketbayes.training.workers import run_jobs
 
 MOST_WORKERS = 64
 """Default number of networks trained in parallel on a cluster."""
+Row = tuple[str, int]
 
 
 def reproduce(
@@ -87,9 +88,6 @@ def reproduce(
     return result
 
 
-Row = tuple[str, int]
-
-
 def _made(
     maker: RowMaker, rows: Sequence[Row], workers: int, ray: str | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -119,8 +117,7 @@ def _root(study: Study, row: str) -> str:
 
 
 def _write(path: Path, result: Mapping[str, Any]) -> None:
-    text = json.dumps(result, indent=1) + "\n"
-    atomic.write_atomically(path, lambda file: file.write(text.encode()))
+    atomic.write_atomically(path, json.dumps(result, indent=1) + "\n")
 
 
 def _done(study: Study, quick: bool, path: Path) -> dict[str, dict[str, Any]]:

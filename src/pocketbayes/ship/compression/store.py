@@ -57,5 +57,5 @@ class Store:
             return
         trial.packed.write(file)
         known = trial.to_json()
-        text = json.dumps({**known, "nll": None if known["nll"] == float("inf") else known["nll"]}).encode()
-        write_atomically(record, lambda handle: handle.write(text))
+        nll = None if known["nll"] == float("inf") else known["nll"]
+        write_atomically(record, json.dumps({**known, "nll": nll}))
