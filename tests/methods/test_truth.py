@@ -54,7 +54,7 @@ def trained(method: pb.Method, epochs: int = 1000, seed: int = 4) -> pb.Network:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"propagation": "sample", "train_samples": 4},
+        {"propagation": "sample", "train_samples": 4, "antithetic": False},
         {"propagation": "sample", "train_samples": 2, "antithetic": True},
         {"propagation": "local", "train_samples": 2},
         {"propagation": "flipout", "train_samples": 3},

@@ -139,6 +139,29 @@ def test_antithetic_pairs_cancel_first_order_noise() -> None:
     pb.fit(pb.MeanFieldVI(antithetic=True, train_samples=2), tiny_model(), tiny_data(), epochs=1, **QUICK)
 
 
+@pytest.mark.parametrize(("antithetic", "sizes"), [(None, [24, 24]), (False, [48])])
+def test_bbb_gives_halves_of_a_batch_opposite_noise(antithetic: bool | None, sizes: list[int]) -> None:
+    """A linear model without data noise shows each pass's weights."""
+    model, seen, weights = nn.Linear(4, 2, bias=False), [], []
+    model.register_forward_hook(lambda module, inputs, _: seen.append(len(inputs[0])))
+    model.register_forward_hook(lambda module, inputs, _: weights.append(module.weight.detach().clone()))
+    before = model.weight.detach().clone()
+    x, y = torch.randn(48, 4), torch.arange(48) % 2
+    method = pb.MeanFieldVI(std_init=0.3, antithetic=antithetic)
+    pb.fit(method, model, (x, y), epochs=1, batch_size=48, lr=1e-9, std_lr=1e-9, progress=False)
+    assert seen[: len(sizes)] == sizes
+    if len(sizes) == 2:
+        torch.testing.assert_close((weights[0] + weights[1]) / 2, before, atol=1e-5, rtol=1e-4)
+        assert float((weights[0] - weights[1]).abs().max()) > 1e-3
+
+
+def test_antithetic_none_follows_the_number_of_passes() -> None:
+    assert pb.MeanFieldVI().antithetic
+    assert pb.MeanFieldVI(train_samples=2).antithetic
+    assert not pb.MeanFieldVI(train_samples=3).antithetic
+    assert not pb.MeanFieldVI(propagation="local").antithetic
+
+
 def test_batch_norm_updates_once_per_step() -> None:
     settings = {"epochs": 1, "batch_size": 48, "lr": 1e-9, "progress": False}
     one = pb.fit(pb.MeanFieldVI(std_init=1e-7), tiny_model(), tiny_data(), **settings)

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from torch import nn
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether the model contains batch norm."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 def batch_norms_to_eval(model: nn.Module) -> None:
     """Put batch and instance norm in evaluation mode, so that running statistics are used and no longer updated."""
     for module in model.modules():

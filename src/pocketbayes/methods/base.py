@@ -98,7 +98,8 @@ class Method(ABC):
         select: A regular expression for the names of the posterior's parameters; None for the weights of linear,
             convolution, recurrent and attention layers.
         train_samples: Passes per training step.
-        antithetic: Draw the passes of a step in pairs of opposite noise (weight samples only).
+        antithetic: Draw the passes of a step in pairs of opposite noise (weight samples only); with one pass per step
+            each half of a batch is a pass, unless the network has batch norm. None for the method's choice.
     """
 
     name: ClassVar[str]
@@ -107,7 +108,7 @@ class Method(ABC):
     bayesian_bias: bool = False
     select: str | None = None
     train_samples: int = 1
-    antithetic: bool = False
+    antithetic: bool | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -122,8 +123,8 @@ class Method(ABC):
             raise UserError(f"select={self.select!r} is not a regular expression: {error}") from None
         if self.train_samples < 1:
             raise UserError(f"train_samples must be at least 1, not {self.train_samples}")
-        if self.antithetic and self.train_samples % 2:
-            raise UserError(f"antithetic noise needs pairs: train_samples must be even, not {self.train_samples}")
+        if self.antithetic and self.train_samples > 1 and self.train_samples % 2:
+            raise UserError(f"antithetic noise needs pairs: train_samples must be 1 or even, not {self.train_samples}")
 
     @abstractmethod
     def init(self, model: nn.Module) -> Net:

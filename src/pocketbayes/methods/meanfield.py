@@ -35,6 +35,8 @@ class MeanFieldMethod(VariationalMethod):
             as "relative"; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as in 2DGBNN. A network with
             stds keeps them.
         std_scale: See `std_init`.
+        antithetic: None for True with weight samples, whose noise would otherwise drown the gradient, and an even
+            number of passes.
     """
 
     propagation: Literal["sample", "local", "flipout"] = "sample"
@@ -44,6 +46,9 @@ class MeanFieldMethod(VariationalMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         find_propagation(self.propagation)
+        if self.antithetic is None:
+            pairs = self.train_samples == 1 or self.train_samples % 2 == 0
+            object.__setattr__(self, "antithetic", self.propagation == "sample" and pairs)
         if self.antithetic and self.propagation != "sample":
             raise UserError(f"antithetic noise needs propagation='sample', not {self.propagation!r}")
         check_std_init(self.std_init)

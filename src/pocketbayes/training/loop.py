@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pocketbayes.base.batch_norm import batch_norms_to_eval, frozen_batch_norm
+from pocketbayes.base.batch_norm import batch_norms_to_eval, frozen_batch_norm, has_batch_norm
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import JointBatchNorm
 from pocketbayes.base.progress import time_left
@@ -66,6 +66,7 @@ class Loop:
         several = self.run.team.size > 1
         self.steps_between_reads = 1 if several else steps_between_reads(self.run.fabric.device)
         self.compiled = compiled_call(self.network) if self.training.compile else None
+        self.has_batch_norm = has_batch_norm(self.network)
 
     def epoch(self) -> None:
         """Train from the current step to the end of the epoch."""
@@ -184,27 +185,29 @@ class Loop:
         """
         run, size = self.run, sum(len(inputs) for inputs, _ in parts)
         samples = self.method.train_samples if self.network.is_random else 1
+        paired = self.method.antithetic and self.network.is_random
+        if paired and samples == 1 and not self.has_batch_norm:  # batch norm needs the whole batch
+            parts = [half for inputs, targets in parts for half in zip(inputs.chunk(2), targets.chunk(2))]
         synced = self.training.sync_batch_norm and run.team.size > 1
         joint = JointBatchNorm(run.team, counted=weight > 0) if synced else nullcontext()
         nlls: list[Number] = []
         noise: Tensor | None = None
-        for part, (inputs, targets) in enumerate(parts):
-            for sample in range(samples):
-                if self.method.antithetic and samples > 1:
-                    opposite = None if noise is None or sample % 2 == 0 else -noise
-                    noise = self.network.posterior.new_noise(run.randomness) if opposite is None else opposite
-                last = part == len(parts) - 1 and sample == samples - 1
-                with (
-                    frozen_batch_norm(self.network) if sample else nullcontext(),
-                    run.fabric.no_backward_sync(self.wrapped, enabled=not last),
-                ):
-                    # The network uses the run's generators itself; the rest of a pass draws nothing.
-                    with run.redirection.suspended(), joint:
-                        output = self._output(inputs, noise)
-                    nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
-                    with run.redirection.suspended():
-                        run.fabric.backward(nll)
-                nlls.append(nll.detach())
+        passes = [(sample, *part) for part in parts for sample in range(samples)]
+        for index, (sample, inputs, targets) in enumerate(passes):
+            if paired:
+                opposite = None if noise is None or index % 2 == 0 else -noise
+                noise = self.network.posterior.new_noise(run.randomness) if opposite is None else opposite
+            with (
+                frozen_batch_norm(self.network) if sample else nullcontext(),
+                run.fabric.no_backward_sync(self.wrapped, enabled=index < len(passes) - 1),
+            ):
+                # The network uses the run's generators itself; the rest of a pass draws nothing.
+                with run.redirection.suspended(), joint:
+                    output = self._output(inputs, noise)
+                nll = self._nll(output, targets) * (weight * len(inputs) / size / samples)
+                with run.redirection.suspended():
+                    run.fabric.backward(nll)
+            nlls.append(nll.detach())
         return nlls
 
     def _output(self, inputs: Tensor, noise: Tensor | None) -> Any:
