@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,12 +218,18 @@ def test_estimator_ignores_rows_without_weight() -> None:
     assert np.abs(estimator.predict(X[:30]) - y[:30]).max() < 0.3
 
 
-def test_estimator_early_stopping_ends_before_the_epochs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noise", ["learned", "predicted"])
+def test_estimator_early_stopping_ends_before_the_epochs(
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketbayes.ship.estimator.fit", partial(pb.fit, out=tmp_path))
     generator = np.random.default_rng(0)
     X, y = generator.normal(size=(80, 3)), generator.normal(size=80)  # nothing to learn
-    estimator = pb.PocketRegressor(epochs=500, early_stopping=True, n_iter_no_change=3, samples=2, random_state=0)
-    estimator.fit(X, y)  # 500 epochs would take minutes
-    assert estimator.predict(X).shape == (80,)
+    estimator = pb.PocketRegressor(
+        noise=noise, epochs=500, early_stopping=True, n_iter_no_change=3, samples=2, random_state=0
+    )
+    assert estimator.fit(X, y).predict(X).shape == (80,)
+    assert 3 < len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 250
     with pytest.raises(ValueError, match="validation_fraction"):
         pb.PocketRegressor(early_stopping=True, validation_fraction=2.0).fit(X, y)
 
@@ -231,6 +238,13 @@ def test_estimator_predicted_noise_follows_the_data() -> None:
     generator = np.random.default_rng(0)
     X = generator.uniform(-1, 1, (400, 1))
     y = generator.normal(size=400) * np.where(X[:, 0] > 0, 1.0, 0.1)
-    estimator = pb.PocketRegressor(noise="predicted", epochs=60, samples=5, random_state=0).fit(X, y)
+    estimator = pb.PocketRegressor(noise="predicted", epochs=30, samples=5, random_state=0).fit(X, y)
     _, std = estimator.predict(np.array([[-0.5], [0.5]]), return_std=True)
     assert std[1] > 2 * std[0]
+    one_std = pb.PocketRegressor(epochs=30, samples=5, random_state=0).fit(X, y)
+    nll = [_gaussian_nll(y, *each.predict(X, return_std=True)) for each in (estimator, one_std)]
+    assert nll[0] < nll[1] - 0.2  # about 0.5 in theory
+
+
+def _gaussian_nll(y: Any, mean: Any, std: Any) -> float:
+    return float(np.mean(0.5 * ((y - mean) / std) ** 2 + np.log(std)))
