@@ -148,8 +148,8 @@ def _document_file(file: Path, out: Path | None, propagation: str | None, adapti
     Results of a requested propagation are written to `PROPAGATION.evaluation.json`, those of adaptive passes to
     `adaptive.evaluation.json`.
     """
-    asked = [propagation, "adaptive" if adaptive else None]
-    of_run, way = file.name == MODEL_FILE, "".join(f"{name}." for name in asked if name is not None)
+    variants = [propagation, "adaptive" if adaptive else None]
+    of_run, way = file.name == MODEL_FILE, "".join(f"{name}." for name in variants if name is not None)
     if out is None and of_run:
         return file.parent / f"{way}{EVALUATION_FILE}"
     name = file.resolve().parent.name if of_run else file.stem

@@ -230,5 +230,5 @@ def _same_images(
 
 def _recipe_and_data(document: Mapping[str, Any]) -> str:
     recipe = {key: value for key, value in document["recipe"].items() if key != "seed"}
-    asked = [document.get(key) for key in ("data", "split", "samples", "propagation")]
-    return json.dumps([recipe, asked], sort_keys=True)
+    settings = [document.get(key) for key in ("data", "split", "samples", "propagation")]
+    return json.dumps([recipe, settings], sort_keys=True)

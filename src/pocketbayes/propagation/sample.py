@@ -77,14 +77,14 @@ class KeptNoise:
         if size * len(seeds) > MAX_KEPT or not net.draws_nothing("sample"):
             return [None] * len(seeds)
         like = net.posterior.weight_means()
-        asked = (type(net.posterior), size, like.dtype, like.device, *seeds)
+        key = (type(net.posterior), size, like.dtype, like.device, *seeds)
         before, values = self._kept
-        if asked != before:
-            self._kept = (asked, {})
+        if key != before:
+            self._kept = (key, {})
             return [None] * len(seeds)
         if not values:
             values = {seed: net.posterior.new_noise(Randomness(seed)) for seed in seeds}
-            self._kept = (asked, values)
+            self._kept = (key, values)
         return [values[seed] for seed in seeds]
 
 

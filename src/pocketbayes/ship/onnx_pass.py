@@ -118,5 +118,5 @@ def _entropy(probs: Tensor) -> Tensor:
 
 def propagation_of(network: Network, mode: Mode) -> str:
     """Return the propagation of a mode; networks trained with exact activation moments keep these."""
-    trained, asked = find_propagation(network.propagation), find_propagation(mode)
-    return trained.name if isinstance(trained, type(asked)) else asked.name
+    trained, requested = find_propagation(network.propagation), find_propagation(mode)
+    return trained.name if isinstance(trained, type(requested)) else requested.name
