@@ -35,7 +35,7 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
     head = {"format": FORMAT, "kind": kind, "checksum": _checksum(kind, skeleton, tensors), "tree": skeleton}
     # One text for all, since safetensors writes several in any order and equal values must give equal files.
     data = save(tensors, {METADATA: json.dumps(head)})
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, data)
     return len(data)
 
 

@@ -45,7 +45,7 @@ def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes])
         parts: The bytes, by name.
     """
     data = assemble(text, parts)
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, data)
     return len(data)
 
 
