@@ -37,7 +37,7 @@ from pocketbayes.ship.compression.inputs import calibration_batches, input_momen
 from pocketbayes.ship.compression.retraining import retrain
 from pocketbayes.ship.compression.sensitivity import layer_sensitivity
 from pocketbayes.ship.compression.store import Store
-from pocketbayes.ship.compression.trials import Budget, Trial, choose, fits_budget
+from pocketbayes.ship.compression.trials import NOISE, Budget, Trial, choose, fits_budget
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
@@ -185,8 +185,7 @@ class Sweep:
         divergences: dict[int, float] = {}
         probes = self.probes(limit / counts[0])
         self.bar.begin("compress", len(probes) + len(counts))
-        tried = [(self.coded(recipe, 1), recipe) for recipe in probes]
-        self.recipe = min(tried, key=lambda pair: pair[0].nll)[1]
+        self.recipe = _preferred([(self.coded(recipe, 1), recipe) for recipe in probes])[1]
 
         def pack(recipe: Recipe, number: int) -> Packed:
             how = self.how(recipe, number)
@@ -289,7 +288,7 @@ class Sweep:
         """Choose the units of the codebook, by fine codes if coarse ones are too coarse to tell them apart."""
         probes = self.probes()
         for recipes in (probes, [replace(each, lam=finest) for each in probes]):
-            best, self.recipe = min(((self.coded(each), each) for each in recipes), key=lambda pair: pair[0].nll)
+            best, self.recipe = _preferred([(self.coded(each), each) for each in recipes])
             if best.nll <= self.trials[0].nll + HOPELESS:
                 return
 
@@ -361,6 +360,12 @@ class Sweep:
         except NotFiniteAnswersError:
             return False
         return True
+
+
+def _preferred(tried: list[tuple[Trial, Recipe]]) -> tuple[Trial, Recipe]:
+    """Return the first, or the best if it is better by more than chance: it may be a little larger."""
+    best = min(tried, key=lambda pair: pair[0].nll)
+    return best if best[0].nll < tried[0][0].nll - NOISE else tried[0]
 
 
 def _is_close(trial: Trial, limit: int | None) -> bool:
