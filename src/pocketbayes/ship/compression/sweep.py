@@ -293,21 +293,23 @@ class Sweep:
                 return
 
     def probes(self, size: float | None = None) -> list[Recipe]:
-        """Return recipes of equal size: codebooks in units of layers, filters and the network, and stds with the codes.
+        """Return recipes of equal size: codebooks in units of the network, layers and filters, and stds with the codes.
+
+        The first is preferred; codes in units of the whole network are too coarse for some layers of large networks.
 
         Args:
             size: Bytes of the first member's file; None for the size that `PROBE` gives.
         """
         has_stds = any(network.has_stds for network in members(self.net))
-        first = Recipe(PROBE, "layer", "layer" if has_stds else "none", balanced=True)
-        others = [replace(first, units="filter")]
+        layer = Recipe(PROBE, "layer", "layer" if has_stds else "none", balanced=True)
+        recipes = [layer, replace(layer, units="filter")]
         if not self.is_large:
-            others.append(replace(first, units="network", balanced=False))
+            recipes.insert(0, replace(layer, units="network", balanced=False))
         if has_stds:
-            others.append(replace(first, std_units="code"))
+            recipes.append(replace(recipes[0], std_units="code"))
         points = sum(tensor.numel() for tensor in members(self.net)[0].model.state_dict().values())
-        codes = self.estimate(first, 1) if size is None else AIM * size - POINT_BYTES * points
-        return [recipe_of_size(self.estimate, recipe, 1, codes) for recipe in (first, *others)]
+        codes = self.estimate(recipes[0], 1) if size is None else AIM * size - POINT_BYTES * points
+        return [recipe_of_size(self.estimate, recipe, 1, codes) for recipe in recipes]
 
     def of_recipe(self) -> list[Trial]:
         """Return the untrained trials that differ from the recipe in lambda and members alone."""
