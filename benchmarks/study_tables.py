@@ -26,6 +26,8 @@ MEASURES = {
 """Heading, factor and digits of each column, by key."""
 SPREAD = ("accuracy", "miou", "nll")
 """Metrics that are shown with their std over seeds."""
+CLEAR = 2
+"""Stds over seeds by which several networks must beat one before rows are measured in networks."""
 Seeds = dict[str, dict[str, Any]]
 """The results of a row by seed."""
 
@@ -63,6 +65,9 @@ def ensemble_curve(rows: dict[str, Seeds]) -> list[float]:
     sizes = {"map": 1} | {name: int(name.split()[-1]) for name in rows if re.fullmatch(r"ensemble of \d+", name)}
     points = {size: mean(list(rows[name].values()), "calibrated_nll") for name, size in sizes.items() if name in rows}
     if len(points) < 2 or 1 not in points:
+        return []
+    plain = [figures["calibrated_nll"] for figures in rows["map"].values()]
+    if len(plain) > 1 and points[1] - min(points.values()) < CLEAR * statistics.stdev(plain):
         return []
     return list(np.interp(range(1, max(points) + 1), sorted(points), [points[size] for size in sorted(points)]))
 

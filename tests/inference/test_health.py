@@ -39,6 +39,14 @@ def test_health_of_a_network_without_stds_is_unknown() -> None:
     assert pb.health(pb.bayesianize(nn.Linear(3, 2), "map")) == pb.Health()
 
 
+def test_health_of_dropout_does_not_claim_learning() -> None:
+    x, y = torch.randn(40, 5), torch.arange(40) % 3
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    found = pb.health(pb.fit("mc-dropout", model, (x, y), epochs=2, lr=0.1, progress=False))
+    assert found.learned is None
+    assert found.snr is not None
+
+
 def test_rank_correlation_of_a_constant_start() -> None:
     assert rank_correlation(torch.ones(5), torch.ones(5)) == 1
     assert rank_correlation(torch.arange(5.0), torch.ones(5)) == 0

@@ -103,8 +103,8 @@ def measure_health(posterior: Posterior, first: FirstStds | None) -> Health:
     if not bool(random.any()):
         return Health()
     snr = float((mean[random].abs() / std[random]).median())
-    if first is None or len(mean) <= int(first.positions.max()):
-        return Health(snr=snr)
+    if first is None or posterior.drops_units or len(mean) <= int(first.positions.max()):
+        return Health(snr=snr)  # dropout's stds follow from the means and cannot learn
     now, kept = std[first.positions], random[first.positions]
     now, before = now[kept], first.stds[kept]
     if not len(now):
