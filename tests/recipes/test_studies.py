@@ -136,6 +136,20 @@ def test_study_row_is_compressed_or_calibrated_first(tmp_path: Path) -> None:
         studies.Study.model_validate(both)
 
 
+def test_study_resumes_a_network_killed_before_its_checkpoint(tmp_path: Path) -> None:
+    study = studies.Study.model_validate(merged(SMALL, {"seeds": [0]}))
+    run = functools.partial(
+        studies.reproduce, "small", study, tmp_path, tmp_path / "work", rows=("map",), progress=False
+    )
+    expected = run(rows=("map",))["rows"]["map"]["seeds"]["0"]["nll"]
+    folder = work_of(tmp_path, "small", "map")
+    for path in folder.iterdir():
+        if path.name != "recipe.yaml":
+            path.unlink()
+    (tmp_path / "small.json").unlink()
+    assert run(rows=("map",))["rows"]["map"]["seeds"]["0"]["nll"] == expected
+
+
 def test_study_row_keeps_the_first_members(tmp_path: Path) -> None:
     tree: dict[str, Any] = merged(SMALL, {"seeds": [0]})
     tree["rows"] = {

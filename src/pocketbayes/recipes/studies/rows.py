@@ -17,7 +17,7 @@ from torch import nn
 from pocketbayes import data
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show
-from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
+from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE, RECIPE_FILE
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.calibration import calibrate
 from pocketbayes.inference.suite import evaluate_suite
@@ -28,7 +28,6 @@ from pocketbayes.recipes.experiment import run
 from pocketbayes.recipes.studies.study import Study
 from pocketbayes.ship.compression import compress
 from pocketbayes.ship.compression.fewer import prefix
-from pocketbayes.training import checkpoint
 from pocketbayes.training.fitting import fit
 
 KEPT = (
@@ -89,7 +88,7 @@ class RowMaker:
             return folder, None
         if before is not None:
             recipe = check({**recipe.to_tree(), "model": str(before)})
-        begun = checkpoint.has_begun(folder)
+        begun = (folder / RECIPE_FILE).is_file()
         _warm()
         clock = time.process_time()
         run(recipe, folder, self.data_dir, resume=begun, measured=False, progress=self.progress)
