@@ -448,7 +448,7 @@ def test_export_names_wrong_arguments(tmp_path: Path) -> None:
     net = network("mean-field", Batchwise())
     path = tmp_path / "net.onnx"
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"mode": "linear"}, "gradients of each example; use 'moments'"),
+        ({"mode": "linear"}, "per-example gradients; use 'moments'"),
         ({"mode": "local"}, "unknown mode 'local'"),
         ({"samples": 0}, "at least 1"),
         ({"readout": "sample"}, "readout"),
