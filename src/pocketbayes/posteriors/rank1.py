@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -80,7 +81,7 @@ def count_factors(layout: Layout) -> int:
 def _axes(slot: Slot) -> tuple[int, int, int]:
     """Return the numbers of output units, input units and weights per pair of them."""
     outputs, inputs = slot.shape[0], slot.shape[1] if len(slot.shape) > 1 else 1
-    return outputs, inputs, slot.size // (outputs * inputs)
+    return outputs, inputs, math.prod(slot.shape[2:])
 
 
 def _factor_indices(layout: Layout) -> tuple[Tensor, Tensor]:
