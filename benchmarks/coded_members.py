@@ -114,7 +114,6 @@ def timed(bench: Members) -> dict[str, Any]:
         "cpu_seconds": seconds,
         "bytes": chosen.bytes,
         "kept": chosen.packed.networks,
-        "files": len(found.trials),
     }
 
 

@@ -76,8 +76,8 @@ def seconds(result: Result) -> str:
     row = result["rows"]["compress"]
     return (
         f"`pb.compress` of {row['members']} ResNet-20s within {row['max_bytes']:,} bytes took {row['cpu_seconds']:.0f} "
-        f"seconds of CPU on one core, with {row['val']:,} validation images and {row['files']} files measured. "
-        f"The members had seen these images, and it kept {row['kept']} of them.\n"
+        f"seconds of CPU on one core, with {row['val']:,} validation images. "
+        f"The members had been trained on these images; it kept {row['kept']} of them in {row['bytes']:,} bytes.\n"
     )
 
 

@@ -25,8 +25,8 @@ EXAMPLES = 512
 class Agreement:
     """The original mixture's predictions for blends of pairs of inputs.
 
-    Networks are confident on the data that they were trained on, where several are no better than one. On blends they
-    disagree as they do on new data.
+    Networks are confident on the data that they were trained on, and several are no better than one there. On blends
+    they disagree, and dropping a member shows.
 
     Attributes:
         count: The number of the mixture's first members that predicted; later ones do harm.
@@ -73,7 +73,7 @@ class Agreement:
 
 
 def look_known(data: Any, accuracy: float | None) -> bool:
-    """Return whether a mixture knows the data so well that they do not tell what a member is worth; warn if so."""
+    """Return whether a mixture makes too few errors on the data to tell what a member is worth; warn if so."""
     if accuracy is None or accuracy < SUSPICIOUS:
         return False
     targets = sum(torch.as_tensor(y).numel() for _, y in batches(as_source(data), 256))
@@ -82,7 +82,6 @@ def look_known(data: Any, accuracy: float | None) -> bool:
         return False
     warn(
         f"the mixture has {errors} errors on {targets} validation examples, too few to choose the number of members: "
-        "it is chosen by agreement with the original on blended inputs; give examples that the members were not "
-        "trained on, or count="
+        "give examples that the members were not trained on, or count="
     )
     return True

@@ -31,7 +31,7 @@ ESTIMATE_FITTED = 1 << 18
 
 SENSITIVITY_POWER = 0.5
 """Power of a layer's sensitivity in its resolution. 1 would be optimal if layers' errors were small and independent;
-at two to four bits a weight they are not, and 0.5 was better for networks with and without depthwise convolutions."""
+at two to four bits per weight they are not, and 0.5 was better for networks with and without depthwise convolutions."""
 
 Shares = Sequence[Tensor | None]
 AnyCodebook = Codebook | PlaneCodebook
