@@ -36,7 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "learning_seed" in metafunc.fixturenames:
-        metafunc.parametrize("learning_seed", range(metafunc.config.getoption("--seeds")), ids=lambda n: f"seed{n}")
+        seeds = range(metafunc.config.getoption("--seeds"))
+        metafunc.parametrize("learning_seed", seeds, ids=lambda n: f"seed{n}", scope="module")  # fixtures take it too
 
 
 @pytest.hookimpl(tryfirst=True)

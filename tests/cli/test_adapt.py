@@ -15,10 +15,12 @@ from pocketbayes.network import members
 
 
 @pytest.mark.filterwarnings("ignore:.*leave the temperature between")
-def test_adapt_makes_file_graph_and_report(tmp_path: Path) -> None:
+def test_adapt_makes_file_graph_and_report(tmp_path: Path, learning_seed: int) -> None:
     pytest.importorskip("onnxruntime")
+    torch.manual_seed(learning_seed)
     model = pb.models.build("mlp", in_features=64, hidden=[32], out_features=10)
-    net = pb.fit("map", model, pb.data.load("digits", "train"), epochs=8, lr=1e-2, progress=False)
+    settings = {"epochs": 8, "lr": 1e-2, "seed": learning_seed, "progress": False}
+    net = pb.fit("map", model, pb.data.load("digits", "train"), **settings)
     pb.save(net, tmp_path / "net.pocket")
     out = tmp_path / "small.pocket"
     ask = ["adapt", str(tmp_path / "net.pocket"), "--data", "digits", "--out", str(out), "--samples", "3", "--json"]

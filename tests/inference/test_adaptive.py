@@ -22,12 +22,12 @@ def digits(split: str) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def mixture() -> Mixture:
+def mixture(learning_seed: int) -> Mixture:
     """Return five small networks trained on 200 images, which are often wrong and differ."""
-    torch.manual_seed(0)
+    torch.manual_seed(learning_seed)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[16])
     train = tuple(part[:200] for part in digits("train"))
-    net = pb.fit(pb.Ensemble(members=5), model, train, **SETTINGS)
+    net = pb.fit(pb.Ensemble(members=5), model, train, seed=learning_seed, **SETTINGS)
     assert isinstance(net, Mixture)
     return net
 

@@ -24,10 +24,10 @@ def classes(n: int = 300) -> tuple[Tensor, Tensor]:
     return x, (x[:, :3].sum(1) > 0).long()
 
 
-def trained() -> nn.Module:
-    torch.manual_seed(0)
+def trained(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-    net = pb.fit("map", model, classes(), epochs=8, lr=0.01, batch_size=32, progress=False)
+    net = pb.fit("map", model, classes(), epochs=8, lr=0.01, batch_size=32, progress=False, seed=seed)
     assert isinstance(net, pb.Network)
     return net.to_module()
 
@@ -43,10 +43,10 @@ def test_curvature_of_linear_regression_is_exact() -> None:
 
 
 @pytest.mark.parametrize("method", ["bbb", "lrt", "vdp", "pbn", "ssvi", "2dgbnn", "ivon"])
-def test_bayesianize_gives_every_storage_stds_from_data(method: str) -> None:
+def test_bayesianize_gives_every_storage_stds_from_data(method: str, learning_seed: int) -> None:
     settings: dict[str, object] = {"k": 8, "n_min": 4} if method == "2dgbnn" else {}
     settings |= {"mean_init": "model", "density": 0.9} if method == "ssvi" else {}
-    model = trained()
+    model = trained(learning_seed)
     net = pb.bayesianize(model, method, data=classes(), **settings)
     assert net.method == method
     std = net.posterior.moments()[1]

@@ -147,9 +147,10 @@ def test_int8_needs_no_data() -> None:
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_int8_trains_a_network_without_stds() -> None:
-    net = pb.fit("map", tiny_model(), tiny_data(), epochs=1, progress=False)
-    small = pb.fit(pb.Int8(), net, tiny_data(), epochs=1, lr=0.1, progress=False)
+def test_int8_trains_a_network_without_stds(learning_seed: int) -> None:
+    data = tiny_data(seed=learning_seed)
+    net = pb.fit("map", tiny_model(learning_seed), data, epochs=1, progress=False, seed=learning_seed)
+    small = pb.fit(pb.Int8(), net, data, epochs=1, lr=0.1, progress=False, seed=learning_seed)
     assert isinstance(small.posterior, Quantized)
     with torch.no_grad():
         assert float((small.posterior.moments()[0] - net.posterior.moments()[0]).abs().max()) > 0.02

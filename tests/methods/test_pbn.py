@@ -164,12 +164,13 @@ class Cubic(nn.Module):
         return self.layers(x)
 
 
-def test_pbn_uncertainty_grows_outside_the_training_interval() -> None:
-    torch.manual_seed(0)
+def test_pbn_uncertainty_grows_outside_the_training_interval(learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
     x = torch.linspace(-4, 4, 200)[:, None]
     y = (x**3 + 3 * torch.randn_like(x)) / 30
     method = pb.PBN(rate=0.5, pretrain_epochs=60, rho_mean=-3.0, beta=1.0, annealing="constant")
-    net = pb.fit(method, Cubic(), (x, y), epochs=60, batch_size=50, lr=1e-2, progress=False)
+    settings = {"epochs": 60, "batch_size": 50, "lr": 1e-2, "seed": learning_seed, "progress": False}
+    net = pb.fit(method, Cubic(), (x, y), **settings)
     inside = pb.predict(net, torch.linspace(-3, 3, 50)[:, None], 100).epistemic.mean()
     outside = pb.predict(net, torch.tensor([[-6.0], [6.0]]), 100).epistemic.mean()
     assert outside > 1.5 * inside

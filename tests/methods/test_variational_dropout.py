@@ -42,9 +42,10 @@ def test_log_uniform_kl_is_scale_free_and_finite() -> None:
     assert kl[2] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_sparse_vd_removes_noisy_weights_and_keeps_stds() -> None:
+def test_sparse_vd_removes_noisy_weights_and_keeps_stds(learning_seed: int) -> None:
     method = pb.VariationalDropout(std_init=0.1, threshold=0.0)
-    net = pb.fit(method, smooth(), tiny_data(), epochs=2, batch_size=16, progress=False)
+    model, data = smooth(learning_seed), tiny_data(seed=learning_seed)
+    net = pb.fit(method, model, data, epochs=2, batch_size=16, progress=False, seed=learning_seed)
     assert isinstance(net.posterior, Sparse)
     mean, std = net.posterior.moments()
     kept = std > 0

@@ -51,12 +51,13 @@ def test_weight_sharing_skips_stages_that_are_done(tmp_path: Path) -> None:
     assert stages_of(tmp_path / "b") == ["shared"]
 
 
-def test_weight_sharing_answers_like_the_original_network() -> None:
+def test_weight_sharing_answers_like_the_original_network(learning_seed: int) -> None:
     """With enough Gaussians, sharing changes the mean prediction little."""
-    trained = pb.fit("map", tiny_model(), tiny_data(), lr=1e-2, epochs=10, batch_size=16, progress=False)
+    model, data = tiny_model(learning_seed), tiny_data(seed=learning_seed)
+    trained = pb.fit("map", model, data, lr=1e-2, epochs=10, batch_size=16, progress=False, seed=learning_seed)
     method = pb.WeightSharing(k=40, n_min=1, tau_w=None, gradient_fraction=0.0, merge=None, ellipse=None)
     net = pb.bayesianize(trained, method)
-    x = tiny_data()[0]
+    x = data[0]
     before, after = pb.predict(trained, x).mean, pb.predict(net, x, propagation="mean").mean
     assert float((before - after).abs().max()) < 0.1
 

@@ -31,10 +31,11 @@ def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> pb.Network:
-    torch.manual_seed(0)
+def trained(learning_seed: int) -> pb.Network:
+    torch.manual_seed(learning_seed)
     model = nn.Sequential(nn.Linear(40, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 3))
-    net = pb.fit(pb.MeanFieldVI(std_init=0.02), model, images(192, 0), epochs=6, lr=1e-2, progress=False)
+    settings = {"epochs": 6, "lr": 1e-2, "seed": learning_seed, "progress": False}
+    net = pb.fit(pb.MeanFieldVI(std_init=0.02), model, images(192, 0), **settings)
     assert isinstance(net, pb.Network)
     return net
 

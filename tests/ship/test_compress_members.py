@@ -24,11 +24,12 @@ WEIGHTS = (0.5, 0.3, 0.2)
 
 
 @pytest.fixture(scope="module")
-def mixture() -> Mixture:
-    torch.manual_seed(0)
+def mixture(learning_seed: int) -> Mixture:
+    torch.manual_seed(learning_seed)
     train = pb.data.load("digits", "train", subset=300)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[24])
-    net = pb.fit(pb.Ensemble(members=3), model, train, epochs=10, batch_size=32, lr=1e-2, progress=False)
+    settings = {"epochs": 10, "batch_size": 32, "lr": 1e-2, "seed": learning_seed, "progress": False}
+    net = pb.fit(pb.Ensemble(members=3), model, train, **settings)
     return Mixture(members(net), WEIGHTS)
 
 
@@ -138,11 +139,12 @@ def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: 
         pb.compress(mixture, train, val, count=4)
 
 
-def test_compress_keeps_members_on_data_they_have_learned() -> None:
-    torch.manual_seed(0)
+def test_compress_keeps_members_on_data_they_have_learned(learning_seed: int) -> None:
+    torch.manual_seed(learning_seed)
     train = pb.data.load("digits", "train", subset=200)
     model = pb.models.build("mlp", in_features=64, out_features=10, hidden=[24])
-    net = pb.fit(pb.Ensemble(members=4), model, train, epochs=40, batch_size=32, lr=1e-2, progress=False)
+    settings = {"epochs": 40, "batch_size": 32, "lr": 1e-2, "seed": learning_seed, "progress": False}
+    net = pb.fit(pb.Ensemble(members=4), model, train, **settings)
     with pytest.warns(UserWarning, match="0 errors on 200 validation examples"):
         found = pb.compress(net, train, train, max_bytes=8000, progress=False)
     assert len(members(found.net)) == 4

@@ -27,10 +27,10 @@ def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def trained() -> Network:
-    torch.manual_seed(0)
+def trained(learning_seed: int) -> Network:
+    torch.manual_seed(learning_seed)
     model = nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
-    net = pb.fit("map", model, points(300, 0), epochs=10, lr=1e-2, progress=False)
+    net = pb.fit("map", model, points(300, 0), epochs=10, lr=1e-2, progress=False, seed=learning_seed)
     assert isinstance(net, Network)
     return net
 

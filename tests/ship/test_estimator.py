@@ -197,11 +197,11 @@ def test_estimator_grid_search_sets_method_parameters() -> None:
         estimator.set_params(method__gamma=1)
 
 
-def test_estimator_sample_and_class_weights_matter() -> None:
-    generator = np.random.default_rng(0)
+def test_estimator_sample_and_class_weights_matter(learning_seed: int) -> None:
+    generator = np.random.default_rng(learning_seed)
     X = np.concatenate([generator.normal(0, 1, (90, 1)), generator.normal(1, 1, (30, 1))])
     y = np.repeat([0, 1], [90, 30])
-    made = {"epochs": 40, "samples": 5, "random_state": 0}
+    made = {"epochs": 40, "samples": 5, "random_state": learning_seed}
     plain = pb.PocketClassifier(**made).fit(X, y).predict_proba(X)[:, 1].mean()
     rows = pb.PocketClassifier(**made).fit(X, y, np.where(y == 1, 3.0, 1.0)).predict_proba(X)[:, 1].mean()
     balanced = pb.PocketClassifier(class_weight="balanced", **made).fit(X, y).predict_proba(X)[:, 1].mean()
@@ -211,23 +211,23 @@ def test_estimator_sample_and_class_weights_matter() -> None:
         pb.PocketClassifier(epochs=1).fit(X, y, -np.ones(120))
 
 
-def test_estimator_ignores_rows_without_weight() -> None:
+def test_estimator_ignores_rows_without_weight(learning_seed: int) -> None:
     X, y = np.linspace(-1, 1, 60)[:, None], np.linspace(-1, 1, 60)
     X[30:], y[30:] = 1e6, 1e6
     weights = np.repeat([1.0, 0.0], 30)
-    estimator = pb.PocketRegressor(epochs=60, samples=5, random_state=0).fit(X, y, weights)
+    estimator = pb.PocketRegressor(epochs=60, samples=5, random_state=learning_seed).fit(X, y, weights)
     assert np.abs(estimator.predict(X[:30]) - y[:30]).max() < 0.3
 
 
 @pytest.mark.parametrize("noise", ["learned", "predicted"])
 def test_estimator_early_stopping_ends_before_the_epochs(
-    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learning_seed: int
 ) -> None:
     monkeypatch.setattr("pocketbayes.ship.estimator.fit", partial(pb.fit, out=tmp_path))
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(learning_seed)
     X, y = generator.normal(size=(80, 3)), generator.normal(size=80)  # nothing to learn
     estimator = pb.PocketRegressor(
-        noise=noise, epochs=500, early_stopping=True, n_iter_no_change=3, samples=2, random_state=0
+        noise=noise, epochs=500, early_stopping=True, n_iter_no_change=3, samples=2, random_state=learning_seed
     )
     assert estimator.fit(X, y).predict(X).shape == (80,)
     assert 3 < len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 250
@@ -235,14 +235,15 @@ def test_estimator_early_stopping_ends_before_the_epochs(
         pb.PocketRegressor(early_stopping=True, validation_fraction=2.0).fit(X, y)
 
 
-def test_estimator_predicted_noise_follows_the_data() -> None:
-    generator = np.random.default_rng(0)
+def test_estimator_predicted_noise_follows_the_data(learning_seed: int) -> None:
+    generator = np.random.default_rng(learning_seed)
     X = generator.uniform(-1, 1, (400, 1))
     y = generator.normal(size=400) * np.where(X[:, 0] > 0, 1.0, 0.1)
-    estimator = pb.PocketRegressor(noise="predicted", epochs=30, samples=5, random_state=0).fit(X, y)
+    settings = {"epochs": 30, "samples": 5, "random_state": learning_seed}
+    estimator = pb.PocketRegressor(noise="predicted", **settings).fit(X, y)
     _, std = estimator.predict(np.array([[-0.5], [0.5]]), return_std=True)
     assert std[1] > 2 * std[0]
-    one_std = pb.PocketRegressor(epochs=30, samples=5, random_state=0).fit(X, y)
+    one_std = pb.PocketRegressor(**settings).fit(X, y)
     nll = [_gaussian_nll(y, *each.predict(X, return_std=True)) for each in (estimator, one_std)]
     assert nll[0] < nll[1] - 0.2  # about 0.5 in theory
 

@@ -13,14 +13,14 @@ import pocketbayes as pb
 TINY = {"lr": 0.01, "batch_size": 8, "progress": False}
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
+def data(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
     x = torch.randn(64, 6, generator=generator)
     return x, (x[:, 0] > 0).long()
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
@@ -35,8 +35,9 @@ def test_parameter_groups_never_decay_stds() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_fit_moves_stds_whatever_moves_the_means(optimizer: str) -> None:
-    net = pb.fit(pb.MeanFieldVI(), model(), data(), epochs=4, optimizer=optimizer, **TINY)
+def test_fit_moves_stds_whatever_moves_the_means(optimizer: str, learning_seed: int) -> None:
+    start, examples = model(learning_seed), data(learning_seed)
+    net = pb.fit(pb.MeanFieldVI(), start, examples, epochs=4, optimizer=optimizer, seed=learning_seed, **TINY)
     found = pb.health(net)
     assert found.std_movement is not None
     assert found.std_movement > 0.1
