@@ -29,6 +29,7 @@ X: dict[str, Any] = {
     "nested": torch.nested.as_nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged),
     "complex": torch.ones(2, 3, dtype=torch.complex64),
     "empty": torch.ones(0, 3),
+    "8 bits": torch.ones(2, 3).to(torch.float8_e4m3fn),
 }
 
 SETTINGS: list[dict[str, Any]] = [
@@ -88,6 +89,21 @@ def test_predict_refuses_outputs_that_are_not_tensors(propagation: str) -> None:
             return {"a": self.layer(x), "b": x}
 
     refused(lambda: pb.predict(network(Two()), torch.ones(2, 3), 2, propagation=propagation))
+
+
+@pytest.mark.parametrize("propagation", ["mean", "sample", "local", "linear", "moments"])
+@pytest.mark.parametrize("shape", ["one number per example", "one number", "fewer rows"])
+def test_predict_refuses_outputs_without_rows_of_logits(shape: str, propagation: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y[:, 0] if shape == "one number per example" else y.sum() if shape == "one number" else y[:2]
+
+    refused(lambda: pb.predict(network(Odd()), torch.ones(4, 3), 2, propagation=propagation))
 
 
 @pytest.mark.parametrize("propagation", ["moments", "moments-full", "linear", "sample"])

@@ -45,6 +45,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise UserError(f"{what} lie on the meta device, where tensors have no values")
     if tensor.is_complex():
         raise UserError(f"{what} are complex numbers: give real ones")
+    if tensor.is_floating_point() and tensor.element_size() < 2:  # torch only stores these, and computes nothing
+        raise UserError(f"{what} are of type {tensor.dtype}, which cannot be computed with: give x.float()")
     if tensor.ndim == 0:
         raise UserError(f"{what} are a single number: give an array whose first dimension counts the examples")
     return tensor

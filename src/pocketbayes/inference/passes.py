@@ -118,6 +118,11 @@ class ClassPasses(Passes):
         """Add logits (s, n, classes, ...), or their distribution."""
         self._count(passed)
         output, weight = passed.output, passed.weight
+        if output.ndim < (2 if isinstance(output, Gaussian) else 3):
+            raise UserError(
+                "the model returns one number per example, not logits (batch, classes, ...): for real numbers set "
+                "net.likelihood = pb.GaussianNoise()"
+            )
         if not isinstance(output, Gaussian):
             probs = output.float().softmax(2)
             self._take(probs, torch.special.entr(probs).sum(2), weight)

@@ -161,8 +161,8 @@ class Propagation(ABC):
         """Run the pass of a seed, in parts if memory requires it."""
         ask = replace(ask, randomness=Randomness(seed))
         if self.examples is None or len(x) <= self.examples:
-            return check_output(net.answer(x, ask))
-        parts = [check_output(net.answer(part, ask)) for part in x.split(self.examples)]
+            return check_output(net.answer(x, ask), len(x))
+        parts = [check_output(net.answer(part, ask), len(part)) for part in x.split(self.examples)]
         blocks = [part.blocks for part in parts if isinstance(part, Correlated)]
         if len(blocks) < len(parts):
             return torch.cat(parts)
@@ -176,16 +176,20 @@ PROPAGATIONS: Registry[Propagation] = Registry("propagation")
 find_propagation = PROPAGATIONS.find
 
 
-def check_output(output: object) -> Tensor:
+def check_output(output: object, examples: int | None = None) -> Tensor:
     """Return a model's output.
 
     Raises:
-        UserError: If it is not a tensor but, say, a tuple or another library's container.
+        UserError: If it is not a tensor but, say, a tuple or another library's container, or not one row per example.
     """
     if not isinstance(output, Tensor):
         raise UserError(
             f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "
             "logits or predictions alone"
+        )
+    if examples is not None and (not output.ndim or len(output) != examples):
+        raise UserError(
+            f"the model returns shape {tuple(output.shape)} for a batch of {examples}: expected (batch, ...)"
         )
     return output
 

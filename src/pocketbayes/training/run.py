@@ -47,6 +47,9 @@ from pocketbayes.training.checks import (
 from pocketbayes.training.loop import Loop
 from pocketbayes.training.settings import Training, begun_otherwise
 
+MAX_CPU_PROCESSES = 8
+"""Number of processes that any CPU may run; more need as many cores."""
+
 
 @dataclass
 class FitRun:
@@ -92,6 +95,9 @@ class FitRun:
         except (ValueError, RuntimeError) as error:
             asked = f"accelerator={self.base.accelerator!r}, devices={launched}, precision={self.base.precision!r}"
             raise UserError(f"cannot train with {asked}: {error}") from error
+        cores = os.cpu_count() or 1
+        if self.fabric.device.type == "cpu" and launched > max(cores, MAX_CPU_PROCESSES):
+            raise UserError(f"devices={launched} are too many for a CPU of {cores} cores: each is a process of its own")
         self.fabric.launch()
         self.fabric.barrier()  # a process that fails below must not leave before the others arrive
         self.team = ProcessGroup(self.fabric.global_rank, self.fabric.world_size)

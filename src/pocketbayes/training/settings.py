@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -20,6 +20,13 @@ FREE = (
     "checkpoint_steps", "checkpoints", "on_nan", "tensorboard",
 )  # fmt: skip
 """Settings that a resumed run may change, because they do not affect a step."""
+
+AT_LEAST_ONE = (
+    "batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoint_steps", "checkpoints", "devices",
+    "stop_after",
+)  # fmt: skip
+POSITIVE = ("lr", "std_lr", "clip_norm", "timeout", "gamma")
+NOT_NEGATIVE = ("epochs", "momentum", "weight_decay", "patience", "warmup_epochs", "workers")
 
 STD_TRAVEL = 6.0
 """Distance that `log std` can move in a stage at the automatic rate of the stds."""
@@ -121,20 +128,12 @@ class Training:
             if isinstance(plain, int) and not -(1 << 63) <= plain < 1 << 63:
                 raise UserError(f"{f.name} must be below 2**63")
             object.__setattr__(self, f.name, plain)
-        for name in ("batch_size", "accumulate", "val_samples", "checkpoint_epochs", "checkpoints", "devices"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.stop_after is not None and self.stop_after < 1:
-            raise UserError(f"stop_after must be at least 1 epoch or None, not {self.stop_after}")
-        if self.epochs < 0 or not self.lr > 0:
-            raise UserError(f"epochs must not be negative and lr must be positive, not {self.epochs} and {self.lr}")
+        self._check_ranges()
         if self.strategy != "ddp":
             raise UserError(
                 f"strategy={self.strategy!r} is not supported: every process holds the whole posterior, so use 'ddp'; "
                 "see docs/scale.md for what fits on a device"
             )
-        if not self.timeout > 0:
-            raise UserError(f"timeout must be positive, not {self.timeout}")
         if self.sync_batch_norm and self.accumulate > 1:
             raise UserError("sync_batch_norm needs accumulate=1, since processes may split a batch differently")
         check_choice("optimizer", self.optimizer, ("adamw", "sgd"))
@@ -143,8 +142,26 @@ class Training:
         if self.schedule == "milestones" and not self.milestones:
             raise UserError("schedule='milestones' needs milestones=, the epochs at which the rate falls")
         check_choice("on_nan", self.on_nan, ("stop", "rollback"))
+        if not isinstance(self.milestones, Sequence) or not all(isinstance(each, Real) for each in self.milestones):
+            raise UserError(f"milestones must be a list of epochs, not {self.milestones!r}")
+        if not isinstance(self.stages, Mapping) or not all(isinstance(each, Mapping) for each in self.stages.values()):
+            raise UserError(
+                f"stages must be settings by stage, such as {{'shared': {{'lr': 1e-5}}}}, not {self.stages!r}"
+            )
         for settings in self.stages.values():
             replace(self, stages={}).replace(settings)
+
+    def _check_ranges(self) -> None:
+        """Reject numbers out of range, and NaN."""
+        ranges = ((AT_LEAST_ONE, "at least 1"), (POSITIVE, "positive and finite"), (NOT_NEGATIVE, "0 or more"))
+        for names, wanted in ranges:
+            for name in names:
+                value = getattr(self, name)
+                if value is None:
+                    continue
+                inside = value >= 1 if names is AT_LEAST_ONE else value > 0 if names is POSITIVE else value >= 0
+                if not (inside and value < math.inf):
+                    raise UserError(f"{name} must be {wanted}, not {value}")
 
     def replace(self, settings: Mapping[str, Any]) -> Training:
         """Return a copy with changed settings.

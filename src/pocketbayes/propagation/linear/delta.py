@@ -114,7 +114,7 @@ def _chunk(
     if plan is not None:
         with suppress(NotTappedError):
             state = Pass(model, posterior, mean, x, plan, span)
-    output = check_output(state.output if state else posterior.layout.run(model, mean, x)).detach()
+    output = check_output(state.output if state else posterior.layout.run(model, mean, x), len(x)).detach()
     if output.ndim != 2:
         return _by_derivatives(model, posterior, x, output, draws, seed, classes), len(x)
     return _by_gradients(model, posterior, x, state, output, classes), len(x)
