@@ -49,7 +49,7 @@ def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless",
         keep_centre: Keep the pretrained weights that a prior may be centred on, one value per weight. Prediction does
             not need them, but the KL of the loaded network does.
     """
-    path = check_path(path, "the file")
+    precision, path = Precision.of(precision), check_path(path, "the file")
     return Packed.of(net, precision, keep_centre=keep_centre).write(path)
 
 
@@ -144,9 +144,9 @@ def describe(net: Net) -> dict[str, Any]:
         "method": net.method,
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
-        "layout": net.layout.to_json(),
         "state": dict(net.model.state_dict()),
         "posterior": _module(net.posterior),
+        "layout": net.layout.to_json(),
         "prior": _module(net.prior),
         "likelihood": None if net.likelihood is None else _module(net.likelihood),
         "propagation": propagation,
