@@ -143,6 +143,7 @@ class Network(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set the mode while no other thread runs the model."""
         if mode:
+            self._draws.clear()  # in training the model may begin to draw random numbers itself
             keep_freed_vectors(self.layout.size * torch.float32.itemsize)
         with MODEL_LOCK:
             return super().train(mode)
@@ -237,10 +238,6 @@ class Network(nn.Module):
     def draws_nothing(self, propagation: str) -> bool:
         """Return whether earlier passes in this mode showed that the model itself draws no random numbers."""
         return self._draws.get((propagation, self.training)) is False
-
-    def forget_draws(self) -> None:
-        """Check again whether the model itself draws random numbers, which may change during training."""
-        self._draws.clear()
 
     @contextmanager
     def using(

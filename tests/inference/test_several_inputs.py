@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pocketbayes as pb
-from pocketbayes.data.model_inputs import Inputs, answer_of, as_input, split_batch
+from pocketbayes.data.model_inputs import Inputs, as_input, split_batch
+from pocketbayes.posteriors.model_call import answer_of
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

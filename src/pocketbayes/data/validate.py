@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.data.dataset import Arrays, Info
-from pocketbayes.data.model_inputs import ModelInput, tensors_of
+from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -163,6 +163,24 @@ def warn_of_picture(image: Image.Image, path: Path, info: Info) -> None:
         changes.append("converted to grey")
     if changes:
         warn(f"{path} is {' and '.join(changes)}, unlike the training images: do not rely on its prediction")
+
+
+def checked_inputs(x: Any, info: Info | None = None) -> ModelInput:
+    """Return inputs (n, ...) as dense tensors: one, or several by name; warn of values unlike the training data.
+
+    Raises:
+        UserError: If they are not numbers, not a batch, empty, or without values.
+    """
+    if isinstance(x, (str, Path)):
+        raise UserError(f"x is the name {str(x)!r}, not inputs: read a file with pb.data.read_inputs(path, net.info)")
+    inputs = as_input(x)
+    if info is not None and tuple(inputs.shape) == tuple(info.input_shape):
+        raise UserError(f"x is one input {tuple(inputs.shape)}, not a batch (n, ...): give x[None]")
+    if not len(inputs):
+        raise UserError("nothing to predict: x is empty")
+    if info is not None and isinstance(inputs, Tensor):
+        warn_of_values(inputs, info)
+    return inputs
 
 
 def warn_of_values(x: Tensor, info: Info) -> None:

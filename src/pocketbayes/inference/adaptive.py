@@ -58,7 +58,7 @@ def fit_stopping(
         if answers[0][-1].ndim != 2:
             raise UserError("adaptive passes are not supported for segmentation")
         labels.append(y.cpu())
-    passes_of = [len(step.seeds) for step in steps]
+    passes_of = [len(step.numbers) for step in steps]
     found = choose_stopping(
         torch.stack([torch.cat(each) for each in answers]),
         torch.cat(labels),
@@ -151,15 +151,15 @@ def _steps(net: Net, ask: Ask) -> list[Turn]:
     if len(turns) > 1:
         return turns
     (turn,) = turns
-    if len(turn.seeds) == 1:
+    if len(turn.numbers) == 1:
         raise UserError("this network needs only one pass: adaptive passes are for mixtures and random networks")
-    ends = [2**power for power in range(len(turn.seeds).bit_length()) if 2**power < len(turn.seeds)]
-    edges = [0, *ends, len(turn.seeds)]
-    return [replace(turn, seeds=turn.seeds[start:end]) for start, end in itertools.pairwise(edges)]
+    ends = [2**power for power in range(len(turn.numbers).bit_length()) if 2**power < len(turn.numbers)]
+    edges = [0, *ends, len(turn.numbers)]
+    return [replace(turn, numbers=turn.numbers[start:end]) for start, end in itertools.pairwise(edges)]
 
 
 def _passes_done(steps: Sequence[Turn]) -> list[int]:
-    return list(itertools.accumulate(len(step.seeds) for step in steps))
+    return list(itertools.accumulate(len(step.numbers) for step in steps))
 
 
 def _tempered(answer: Prediction, heat: float) -> Prediction:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +13,9 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.seeds import pass_seed
-from pocketbayes.data import Info
 from pocketbayes.data.batches import batch_size_for
-from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
-from pocketbayes.data.validate import warn_of_values
+from pocketbayes.data.model_inputs import ModelInput, tensors_of
+from pocketbayes.data.validate import checked_inputs
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, OtherPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
@@ -69,7 +66,7 @@ def predict(
     """
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     info = members(net)[0].info
-    x = as_inputs(x, info)
+    x = checked_inputs(x, info)
     try:
         with nullcontext() if low_memory else _all_decoded(net):
             parts = x.split(batch_size_for(x.shape[1:], ask.batch_size))
@@ -82,8 +79,6 @@ def predict(
             f"{tuple(info.input_shape)}, normalised real numbers ({str(error).splitlines()[0]})"
         ) from error
     _warn_if_not_finite(prediction, x)
-    if info is not None and isinstance(x, Tensor):
-        warn_of_values(x, info)
     names = info.class_names if info is not None else None
     return replace(prediction, conformal=members(net)[0].conformal, class_names=names)
 
@@ -108,22 +103,6 @@ def _warn_if_not_finite(prediction: Prediction, x: ModelInput) -> None:
 
 def _is_finite(x: ModelInput) -> bool:
     return all(bool(values.isfinite().all()) for values in tensors_of(x))
-
-
-def as_inputs(x: Any, info: Info | None = None) -> ModelInput:
-    """Return inputs (n, ...) as dense tensors: one, or several by name.
-
-    Raises:
-        UserError: If they are not numbers, not a batch, empty, or without values.
-    """
-    if isinstance(x, (str, Path)):
-        raise UserError(f"x is the name {str(x)!r}, not inputs: read a file with pb.data.read_inputs(path, net.info)")
-    inputs = as_input(x)
-    if info is not None and tuple(inputs.shape) == tuple(info.input_shape):
-        raise UserError(f"x is one input {tuple(inputs.shape)}, not a batch (n, ...): give x[None]")
-    if not len(inputs):
-        raise UserError("nothing to predict: x is empty")
-    return inputs
 
 
 def run_passes(
@@ -193,13 +172,13 @@ class Turn:
         network: The network.
         way: Its propagation.
         weight: The weight of each pass.
-        seeds: The seeds of the passes.
+        numbers: The numbers of the passes, which decide their seeds.
     """
 
     network: Network
     way: Propagation
     weight: float
-    seeds: tuple[int, ...]
+    numbers: Sequence[int]
 
     def run(self, x: ModelInput, ask: Ask) -> Iterator[Passed]:
         """Yield what `Passes.add` takes; the network's weights are decoded while its passes run."""
@@ -208,7 +187,7 @@ class Turn:
         classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
         own = replace(ask, propagation=self.way.name, classes=classes)
         with network.predicting():
-            for output in self.way.passes(network, network.place(x), own, self.seeds):
+            for output in self.way.passes(network, network.place(x), own, self.numbers):
                 yield Passed(output, self.weight, network.likelihood)
 
 
@@ -223,8 +202,7 @@ def turns_of(net: Net, ask: Ask) -> list[Turn]:
     turns = []
     for number, (network, way, weight) in enumerate(zip(networks, ways, weights)):
         draws = count if random[number] else 1
-        seeds = tuple(pass_seed(ask.seed, number * share + index) for index in range(draws))
-        turns.append(Turn(network, way, weight * count / draws, seeds))
+        turns.append(Turn(network, way, weight * count / draws, range(number * share, number * share + draws)))
     return [turn for turn in turns if turn.weight > 0]
 
 

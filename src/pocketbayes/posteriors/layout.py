@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.model_inputs import call_model
+from pocketbayes.posteriors.model_call import call_model
 
 Select = Callable[[str, nn.Parameter], bool]
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.base.registry import Registry
+from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian, RuleTable
@@ -151,15 +152,15 @@ class Propagation(ABC):
             The model's output, or a `Gaussian` if the pass gives the distribution of the outputs.
         """
 
-    def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the outputs of one pass per seed: (s, n, ...) for s passes at a time, or Gaussians (n, ...)."""
-        for seed in seeds:
-            output = self._in_parts(net, x, ask, seed)
+    def passes(self, net: Network, x: ModelInput, ask: Ask, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the outputs of the numbered passes: (s, n, ...) for s passes at a time, or Gaussians (n, ...)."""
+        for number in numbers:
+            output = self._in_parts(net, x, ask, number)
             yield output if isinstance(output, Gaussian) else output[None]
 
-    def _in_parts(self, net: Network, x: ModelInput, ask: Ask, seed: int) -> Tensor:
-        """Run the pass of a seed, in parts if memory requires it."""
-        ask = replace(ask, randomness=Randomness(seed))
+    def _in_parts(self, net: Network, x: ModelInput, ask: Ask, number: int) -> Tensor:
+        """Run the numbered pass, in parts if memory requires it."""
+        ask = replace(ask, randomness=Randomness(pass_seed(ask.seed, number)))
         if self.examples is None or len(x) <= self.examples:
             return check_output(net.answer(x, ask), len(x))
         parts = [check_output(net.answer(part, ask), len(part)) for part in x.split(self.examples)]

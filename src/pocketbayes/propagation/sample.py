@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pocketbayes.base.randomness import Randomness
+from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import RuleTable
@@ -50,13 +51,14 @@ class Sample(PlainWeights):
         noise = net.posterior.new_noise(ask.randomness) if ask.noise is None else ask.noise
         return net.posterior.sample_slots(noise, matrices)
 
-    def passes(self, net: Network, x: ModelInput, ask: Ask, seeds: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the outputs of one draw per seed; if only the last layer is random, the others run once."""
+    def passes(self, net: Network, x: ModelInput, ask: Ask, numbers: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the outputs of one draw per pass; if only the last layer is random, the others run once."""
+        seeds = [pass_seed(ask.seed, number) for number in numbers]
         if len(seeds) > 1 and (head := Head.find(net, x)) is not None:
             yield from head.draws(seeds)
             return
-        for seed, noise in zip(seeds, KEPT.noise(net, seeds)):
-            yield self._in_parts(net, x, replace(ask, noise=noise), seed)[None]
+        for number, noise in zip(numbers, KEPT.noise(net, seeds)):
+            yield self._in_parts(net, x, replace(ask, noise=noise), number)[None]
 
 
 class KeptNoise:

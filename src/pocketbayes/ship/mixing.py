@@ -18,10 +18,10 @@ from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
+from pocketbayes.data.validate import checked_inputs
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.inference.health import SIMILAR, cosines
-from pocketbayes.inference.prediction import as_inputs
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
 from pocketbayes.network import Mixture, Net, Network, members
@@ -196,7 +196,8 @@ def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
     info = members(net)[0].info
     if info is None and data is None:
         return  # checked in predictions
-    x = as_inputs(next(iter(batches(as_source(data), 1)))[0] if info is None else torch.zeros(1, *info.input_shape))
+    example = next(iter(batches(as_source(data), 1)))[0] if info is None else torch.zeros(1, *info.input_shape)
+    x = checked_inputs(example)
     shapes: dict[tuple[int, ...], int] = {}
     for number, network in enumerate(members(net)):
         try:

@@ -20,9 +20,10 @@ from torch import Tensor
 from pocketbayes import models
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.data.model_inputs import Inputs, ModelInput, accepted, as_input, made_up, tensors_of
+from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, made_up, tensors_of
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.model_call import accepted
 from pocketbayes.propagation import PROPAGATIONS, find_propagation
 from pocketbayes.propagation.moments.attention import UNTRACEABLE
 from pocketbayes.propagation.readout import Readout

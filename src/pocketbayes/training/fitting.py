@@ -15,6 +15,7 @@ from pocketbayes.base.arguments import check_path, check_seed
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import hold
+from pocketbayes.base.seeds import seed_generators
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, describe_training
 from pocketbayes.data.validate import check_tables
@@ -117,6 +118,7 @@ def fit(
         with run.team.guarded(again), run.randomness.redirected() as run.redirection, ExitStack() as locks:
             if folder is not None:
                 run.team.first(lambda: locks.enter_context(hold(folder)))
+            seed_generators(seed)
             return run.all_stages(resume)
 
 

@@ -25,6 +25,7 @@ from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.likelihoods import Categorical, Likelihood
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
+from pocketbayes.propagation.base import check_output
 from pocketbayes.training.checks import NotFiniteError, gradient_norm, not_finite, warn_of_odd_model
 from pocketbayes.training.compiling import calling, compiled_call
 from pocketbayes.training.figures import Number, StepFigures, read, steps_between_reads
@@ -73,7 +74,6 @@ class Loop:
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
         self.net.train()
-        self.network.forget_draws()
         run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
         run.bar.advance(at.step)
         self.draws_nothing = False
@@ -210,13 +210,13 @@ class Loop:
             nlls.append(nll.detach())
         return nlls
 
-    def _output(self, inputs: Tensor, noise: Tensor | None) -> Any:
+    def _output(self, inputs: Tensor, noise: Tensor | None) -> Tensor:
         try:
             with (
                 calling(self.network, self.compiled),
                 self.network.using(noise=noise, randomness=self.run.randomness),
             ):
-                return self.wrapped(inputs)
+                return check_output(self.wrapped(inputs))
         except ValueError as error:
             if BATCH_NORM_SINGLE_VALUE_ERROR not in str(error):
                 raise
@@ -235,7 +235,7 @@ class Loop:
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
         likelihood = self.network.likelihood
         assert isinstance(likelihood, Likelihood)
-        shape = tuple(getattr(output, "shape", ()))
+        shape = tuple(output.shape)
         if not shape or shape[0] != len(target) or (isinstance(likelihood, Categorical) and len(shape) < 2):
             wanted = "(batch, classes, ...)" if isinstance(likelihood, Categorical) else "(batch, ...)"
             raise UserError(f"the model returns shape {shape} for a batch of {len(target)}: expected {wanted}")

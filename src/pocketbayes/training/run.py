@@ -124,7 +124,6 @@ class FitRun:
 
     def all_stages(self, resume: bool) -> Net:
         """Train all stages from the start or the checkpoint."""
-        seed_generators(self.seed)
         stages = list(self.method.stages(self.model))
         for name in self.base.stages:
             if all(name != stage.name for stage in stages):

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pocketbayes.data.batches import as_source, batches, size_of
-from pocketbayes.data.model_inputs import ModelInput, call_model, tensors_of
+from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.network import MODEL_LOCK, Network
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
+from pocketbayes.posteriors.model_call import call_model
 
 ROWS = 8192
 """Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""

@@ -1,0 +1,71 @@
+"""Calls of a user's model: the inputs that its forward takes, and the predictions among its outputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pocketbayes.base.errors import UserError
+from pocketbayes.data.model_inputs import Inputs
+
+OUTPUTS = ("logits", "out", "predictions")
+"""Names of the predictions among several outputs of a model."""
+
+
+def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Run a model; with a single argument, a tensor or `Inputs`, return only its predictions.
+
+    Named inputs that the model's forward does not take, such as row numbers, are dropped. Other calls return the
+    model's outputs unchanged.
+    """
+    if len(args) != 1 or kwargs:
+        return model(*args, **kwargs)
+    (x,) = args
+    if isinstance(x, Inputs):
+        taken = accepted(model, x)
+        output = model(*taken.args, **taken.kwargs)
+    else:
+        output = model(x)
+    return output if isinstance(output, Tensor) else answer_of(output)
+
+
+def answer_of(output: Any) -> Any:
+    """Return the tensor of predictions among a model's outputs, or the output itself if there is none.
+
+    Tuples of several tensors, such as GoogLeNet's with auxiliary heads, are kept, since each may have a loss.
+    """
+    several = isinstance(output, tuple) and sum(isinstance(value, Tensor) for value in output) > 1
+    if isinstance(output, Tensor) or several:
+        return output
+    for name in OUTPUTS:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    if isinstance(output, (tuple, list, Mapping)) and len(output) == 1:
+        (value,) = output.values() if isinstance(output, Mapping) else output
+        return value if isinstance(value, Tensor) else output
+    return output
+
+
+def accepted(model: nn.Module, x: Inputs) -> Inputs:
+    """Return the inputs that the model's forward takes; a single input with another name is passed by position."""
+    if torch.compiler.is_compiling():  # signatures cannot be inspected
+        return x
+    signature = inspect.signature(model.forward)
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        return x
+    taken = Inputs(x.args, {name: value for name, value in x.kwargs.items() if name in signature.parameters})
+    if not taken.tensors and len(x.tensors) == 1:
+        taken = Inputs(x.tensors)
+    try:
+        signature.bind(*taken.args, **taken.kwargs)
+    except TypeError as error:
+        names = ", ".join(x.kwargs) or f"{len(x.args)} without names"
+        raise UserError(
+            f"the model's forward takes {', '.join(signature.parameters)}, but the data have {names}: {error}"
+        ) from error
+    return taken
