@@ -126,3 +126,8 @@ def test_predict_refuses_too_many_samples() -> None:
 def test_predict_takes_reversed_inputs() -> None:
     net, reversed_rows = pb.bayesianize(model()), X.numpy()[::-1]
     assert torch.equal(pb.predict(net, reversed_rows, samples=2).mean, pb.predict(net, X.flip(0), samples=2).mean)
+
+
+def test_fit_names_a_model_whose_output_is_not_a_tensor() -> None:
+    with pytest.raises(pb.UserError, match="the model returns a tuple, not a tensor: wrap it"):
+        fit(torch.zeros(20, 5, 4), net=nn.LSTM(4, 3, batch_first=True))
