@@ -25,8 +25,8 @@ import pocketbayes as pb
 from measure import Rows
 from pocketbayes.data.batches import steps_per_epoch
 from pocketbayes.methods.sparse_training import SparseTraining
-from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.posteriors.sparse import SCORES
+from removal_overlap import removal_overlap
 from training_cost import training_bytes, training_flops
 
 KEPT = ("accuracy", "nll", "ece", "brier")
@@ -144,8 +144,6 @@ class Section:
                 {key: round(value, 5) for key, value in json.loads(line).items() if key in ("nll", "kl")}
                 for line in lines
             ]
-            if "removal_iou" in lines[-1]:
-                row["removal_iou"] = [json.loads(line)["removal_iou"] for line in lines]
         self.rows.keep(name, row)
 
     def costs(self, net: pb.Network, method: pb.Method) -> dict[str, Any]:

@@ -27,8 +27,8 @@ import trial
 from measure import Rows
 from peak_memory import peak_memory
 from pocketbayes.methods.sparse_training import SparseTraining
-from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.posteriors.sparse import SCORES
+from removal_overlap import removal_overlap
 from training_cost import training_bytes
 
 TRAINING: dict[str, Any] = {"epochs": 12, "batch_size": 100, "lr": 2e-3, "std_lr": 2e-3, "schedule": "cosine"}

@@ -291,7 +291,7 @@ def test_ssvi_swap_step_leaves_weights_and_batch_norm() -> None:
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_ssvi_records_swaps_densities_and_agreement(tmp_path: Path) -> None:
+def test_ssvi_records_swaps_and_densities(tmp_path: Path) -> None:
     method = pb.SSVI(density=0.3, swap_every=2, swap_until=1.0)
     pb.fit(method, tiny_model(), tiny_data(), epochs=3, out=tmp_path, **QUICK)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -299,8 +299,6 @@ def test_ssvi_records_swaps_densities_and_agreement(tmp_path: Path) -> None:
     assert 0 < swapped[0] < swapped[1] <= swapped[2]
     assert rows[0]["densities"] == pytest.approx({"conv.weight": 8 / 27, "head.weight": 43 / 144})
     assert rows[0]["csr_products"] == []
-    assert len(rows[0]["removal_iou"]) == 15
-    assert rows[2]["removal_iou"]["snr abs-snr"] == 1
     assert all(row["nll"] > 0.1 for row in rows)  # swap steps report their NLL too
 
 

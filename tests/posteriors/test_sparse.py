@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
-from pocketbayes.methods.sparsity import layer_counts, removal_overlap
+from pocketbayes.methods.sparsity import layer_counts
 from pocketbayes.network import Network
 from pocketbayes.posteriors.csr import Pattern, SparseMatrix
 from pocketbayes.posteriors.sparse import SCORES, Sparse, carry, removal_score
@@ -418,23 +418,6 @@ def test_sparse_products_execute_the_present_weights_only() -> None:
     x = torch.randn(4, 1, 28, 28)
     counted = training_flops(lenet("csr", 0.05, distribution="erdos-renyi"), x)
     assert counted["executed"] < counted["present"] < 0.06 * counted["dense"] * 1.5
-
-
-# -- agreement of the criteria ----------------------------------------------------------------------------------------
-
-
-def test_overlap_compares_removal_criteria() -> None:
-    layout = pb.Layout.of(nn.Linear(4, 1))
-    mean, std = torch.tensor([1.0, 2, 3, 4]), torch.tensor([0.1, 1.0, 3.0, 0.1])
-    overlap = removal_overlap(Sparse(layout, torch.arange(4), mean, std), fraction=0.5)
-    by_name = {(a, b): float(overlap[i, j]) for i, a in enumerate(SCORES) for j, b in enumerate(SCORES)}
-    assert by_name["magnitude", "snr"] == pytest.approx(1 / 3)  # {0, 1} and {1, 2}
-    assert by_name["snr", "abs-snr"] == 1
-    assert torch.equal(overlap, overlap.T)
-    assert bool((overlap.diagonal() == 1).all())
-    assert by_name["magnitude", "exp-mean"] == 1
-    steep = removal_overlap(Sparse(layout, torch.arange(4), mean, std), fraction=0.5, scale=10.0)
-    assert float(steep[0, 4]) == pytest.approx(1 / 3)  # l^2 std^2 / 2 decides: {0, 3}
 
 
 def test_sparse_draws_are_independent_of_absent_weights() -> None:

@@ -157,9 +157,6 @@ def _show(found: dict[str, Any]) -> None:
         reasons.setdefault(point["reason"], []).append(point["name"])
     if reasons:
         show(table([{"stayed a point": _some(names), "because": reason} for reason, names in reasons.items()]))
-    if network.get("removal_iou"):
-        show("Overlap (intersection over union) of the weakest 30 % of each layer's weights by pairs of scores")
-        show(table([{"score": name, **row} for name, row in network["removal_iou"].items()]))
     for text in network["census"]["notes"]:
         show(styled("dim", text))
 

@@ -1,4 +1,4 @@
-"""The distribution of a sparse network's weights over layers, and the agreement of removal scores."""
+"""The distribution of a sparse network's weights over layers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.methods.sensitivity import largest
 from pocketbayes.posteriors.base import Posterior
-from pocketbayes.posteriors.sparse import SCORES, Sparse, removal_score
+from pocketbayes.posteriors.sparse import Sparse
 
 Distribution = Literal["uniform", "erdos-renyi", "erdos-renyi-kernel", "global"]
 
@@ -78,31 +76,6 @@ def _whole(shares: Sequence[float], sizes: Sequence[int], total: int) -> list[in
     return counts
 
 
-def removal_overlap(posterior: Sparse, fraction: float = 0.3, scale: float = 1.0) -> Tensor:
-    """Compute |A and B| / |A or B| of the weights that two scores would remove, (6, 6) in the order of `SCORES`.
-
-    Args:
-        posterior: The present weights.
-        fraction: The fraction of every layer to remove.
-        scale: l of the exponential scores.
-    """
-    std = posterior.present_std()
-    mean = posterior.mean.detach()
-    std = torch.zeros_like(mean) if std is None else std.detach()
-    removed = torch.zeros(len(SCORES), len(mean), device=mean.device)
-    for row, name in zip(removed, SCORES):
-        score = removal_score(name, mean.double(), std.double(), scale, log=True)
-        for begin, end in posterior.spans():
-            row[begin + largest(-score[begin:end], round(fraction * (end - begin)))] = 1
-    both = removed @ removed.T
-    sizes = removed.sum(1)
-    return both / (sizes[:, None] + sizes - both).clamp(min=1)
-
-
 def describe_sparsity(posterior: Posterior) -> dict[str, Any]:
-    """Return the number of swapped weights and the agreement of removal scores; empty for dense posteriors."""
-    if not isinstance(posterior, Sparse):
-        return {}
-    overlap = removal_overlap(posterior).tolist() if posterior.noise_size else []
-    agreement = {name: dict(zip(SCORES, row)) for name, row in zip(SCORES, overlap)}
-    return {"swapped": int(posterior.swapped), "removal_iou": agreement}
+    """Return the number of weights swapped in training; empty for dense posteriors."""
+    return {"swapped": int(posterior.swapped)} if isinstance(posterior, Sparse) else {}

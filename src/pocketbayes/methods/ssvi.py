@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
 from pocketbayes.methods.base import EMPIRICAL_BETA, Annealing, Start, VariationalMethod
 from pocketbayes.methods.sparse_training import SparseTraining
-from pocketbayes.methods.sparsity import removal_overlap
 from pocketbayes.network import Network
 from pocketbayes.posteriors.sparse import SCORES, Score, Sparse, removal_score
 from pocketbayes.propagation import find_propagation
@@ -119,11 +118,3 @@ class SSVI(SparseTraining, VariationalMethod):
     def make_network(self, start: Start, posterior: Sparse) -> Network:
         """Return a network with local noise."""
         return self.network(start, posterior, propagation=self.propagation)
-
-    def after_epoch(self, net: Network, stage: str, epoch: int) -> Mapping[str, Any]:
-        """Return swaps, densities and the agreement of removal scores."""
-        figures = super().after_epoch(net, stage, epoch)
-        assert isinstance(net.posterior, Sparse)
-        overlap = removal_overlap(net.posterior, scale=self.removal_scale)
-        pairs = [(i, j) for i in range(len(SCORES)) for j in range(i)]
-        return {**figures, "removal_iou": {f"{SCORES[j]} {SCORES[i]}": float(overlap[i, j]) for i, j in pairs}}
