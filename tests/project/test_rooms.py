@@ -80,6 +80,13 @@ def test_comparisons_are_found_in_a_module(line: str) -> None:
     assert [*propagations_compared(ast.parse('how == "moments" or role in ("mean", "std")'))] == []
 
 
+def test_package_has_few_rooms_and_short_files() -> None:
+    entries = {path.relative_to(PACKAGE).parts[0] for path in modules()}
+    assert len(entries) <= 18
+    lengths = {str(path): len(path.read_text().splitlines()) for path in modules()}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+
+
 def test_modules_are_not_hidden_by_what_they_hold() -> None:
     """`import a.b as m` looks `b` up in `a`, where a function of that name would hide the module."""
     hidden = []
