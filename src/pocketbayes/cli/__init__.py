@@ -92,7 +92,11 @@ def _start(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="A module or file with your own parts; may be repeated."),
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="A Python module or file that defines your own models or methods; may be repeated.",
+        ),
     ] = None,
 ) -> None:
     for module in modules or ():

@@ -28,7 +28,11 @@ def calibrate(
     split: Annotated[str, typer.Option("--split", help="The split to calibrate on: val, test or train.")] = "val",
     samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per example.")] = 30,
     propagation: Annotated[
-        str | None, typer.Option("--propagation", help="Draws get a temperature, moments and linear a variance scale.")
+        str | None,
+        typer.Option(
+            "--propagation",
+            help="The propagation to calibrate: draws get a temperature, moments and linear a variance scale.",
+        ),
     ] = None,
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Also fit the stopping rule of predict --adaptive.")
@@ -43,7 +47,7 @@ def calibrate(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fit a temperature or variance scale, and sets or intervals, on held-out data, and store them in the file.
+    """Fit a temperature or variance scale, and prediction sets or intervals, on held-out data; store them in the file.
 
     Examples:
       pocketbayes calibrate runs/digits-bbb

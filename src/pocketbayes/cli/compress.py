@@ -71,11 +71,11 @@ def compress(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
-    """Compress a trained network to a size, or within a loss of quality.
+    """Compress a trained network to a given size, or as far as a given loss of quality allows.
 
-    Codes the weights with codebooks from fine to coarse, measures each on the validation data, writes the best file for
-    the budget, and the trade-off between size and quality as FILE.json and FILE.png. All measurements are kept in
-    FILE.sweep: an interrupted sweep resumes, and another budget reuses them.
+    Codes the weights with codebooks from fine to coarse, measures each on the validation data, and writes the best file
+    within the budget, with the trade-off between size and quality in FILE.json and FILE.png. All measurements are kept
+    in FILE.sweep: an interrupted sweep resumes, and another budget reuses them.
 
     Examples:
       pocketbayes compress runs/digits-bbb --out small.pocket

@@ -30,7 +30,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="FILE|RUN", help="A .pocket file or a run folder.")],
     json: Json = False,
 ) -> None:
-    """Describe a network file: storage, weights, stored values, bytes, and which parameters are points and why."""
+    """Describe a network file: storage, weights, stored values, bytes, and which parameters are not random, and why."""
     from pocketbayes.recipes import network_file
 
     file = network_file(path)

@@ -25,7 +25,7 @@ Propagation = Annotated[
 Adaptive = Annotated[
     bool,
     typer.Option(
-        "--adaptive", help="Run members one by one until the prediction is settled; needs calibrate --adaptive."
+        "--adaptive", help="Stop adding members or draws once a prediction is settled; first run calibrate --adaptive."
     ),
 ]
 Workers = Annotated[

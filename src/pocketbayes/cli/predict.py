@@ -66,7 +66,9 @@ def predict(
     split: Annotated[str, typer.Option("--split", help="The split of these data: val, train or test.")] = "val",
     level: Annotated[
         float | None,
-        typer.Option("--level", help="Also print what holds the truth with this probability: intervals, or classes."),
+        typer.Option(
+            "--level", help="Also print intervals, or sets of classes, that contain the truth with this probability."
+        ),
     ] = None,
     maps: Annotated[
         Path | None,
@@ -75,7 +77,7 @@ def predict(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Predict images, tables or arrays, with uncertainty.
+    """Predict classes or numbers for images, tables or arrays, with uncertainty.
 
     Total uncertainty (entropy, in nats) is the sum of epistemic uncertainty, which more training data would reduce, and
     aleatoric uncertainty, which they would not. Images are scaled to the network's input size; arrays hold bytes, or

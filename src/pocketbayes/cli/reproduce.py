@@ -32,7 +32,7 @@ def reproduce(
     ray: Ray = None,
     json: Json = False,
 ) -> None:
-    """Train and measure many methods for one table, and write JSON; finished parts are not repeated.
+    """Rerun a study, a table that compares methods, and write its results as JSON; finished rows are kept.
 
     Examples:
       pocketbayes reproduce list
