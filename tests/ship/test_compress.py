@@ -171,7 +171,7 @@ def test_compress_figure_shows_every_trial() -> None:
 
     trials = [trial(4000, 0.1), trial(1000, 0.15), trial(500, 0.2, lam=0.1)]
     found = {"trials": trials, "front": trials[::-1], "chosen": trials[1], "before": trials[0]}
-    figure = rate_distortion(found, {"FP32": 8000})
+    figure = rate_distortion(found)
     assert len(figure.axes) == 2
     curve = figure.axes[0].lines[0]
     assert list(curve.get_xdata()) == [0.5, 1.0, 4.0]

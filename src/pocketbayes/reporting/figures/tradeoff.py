@@ -96,22 +96,21 @@ def _overlap(one: tuple[float, ...], two: tuple[float, ...]) -> float:
     return max(width, 0.0) * max(height, 0.0)
 
 
-def rate_distortion(found: Mapping[str, Any], references: Mapping[str, float] | None = None) -> Figure:
+def rate_distortion(found: Mapping[str, Any]) -> Figure:
     """Plot NLL and, if there is one, accuracy against file size.
 
     Args:
         found: The result of `Compressed.to_json`: `trials`, the `front` of the best, `chosen` and `before`.
-        references: Bytes of other files to mark, by name.
     """
     measures = ["nll"] + (["accuracy"] if found["before"]["accuracy"] is not None else [])
     figure, axes = canvas(1, len(measures))
     for panel, measure in zip(axes[0], measures):
-        _panel(panel, found, measure, references or {})
+        _panel(panel, found, measure)
     axes[0, 0].legend(fontsize=7, frameon=False)
     return figure
 
 
-def _panel(panel: Any, found: Mapping[str, Any], measure: str, references: Mapping[str, float]) -> None:
+def _panel(panel: Any, found: Mapping[str, Any], measure: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     def points(trials: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
@@ -123,9 +122,6 @@ def _panel(panel: Any, found: Mapping[str, Any], measure: str, references: Mappi
     panel.scatter(*points(kept), s=16, color=PALETTE[0], marker="s", label="the network's own storage")
     panel.scatter(*points(coded), s=16, color=PALETTE[1], label="coded weights")
     panel.scatter(*points([found["chosen"]]), s=90, facecolors="none", edgecolors=PALETTE[7], label="chosen")
-    for name, size in references.items():
-        panel.axvline(size / 1000, color=PALETTE[6], linewidth=0.8, linestyle=":")
-        panel.annotate(name, (size / 1000, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize=6, va="top")
     panel.axhline(found["before"][measure], color=PALETTE[2], linewidth=0.8, linestyle="--", label="before")
     panel.set_xscale("log")
     panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
