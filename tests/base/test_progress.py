@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -76,6 +77,32 @@ def test_log_reports_first_progress_after_two_seconds(
     now = 6.0
     log.advance(30)
     assert capsys.readouterr().err == ""  # from then on every ten seconds
+
+
+def test_log_counts_work_that_follows_in_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", 2.0)
+    now = 0.0
+    log = Log(clock=lambda: now)
+    log.begin("train epoch 1/3, batch", 10, 20)
+    now = 5.0
+    log.advance(5)
+    assert capsys.readouterr().err == "train epoch 1/3, batch 5/10, 25 s left\n"
+
+
+def test_display_names_work_whose_first_part_is_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pocketbayes.base.progress.QUIET_SECONDS", 0.2)
+    with display() as log:
+        log.begin("compress", 9)
+        deadline = time.monotonic() + 60
+        shown = ""
+        while not shown and time.monotonic() < deadline:
+            time.sleep(0.01)
+            shown = capsys.readouterr().err
+    assert shown == "compress 0/9\n"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(12, "12 s left"), (600, "10 min left"), (7200, "2.0 h left")])

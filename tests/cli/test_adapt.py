@@ -26,6 +26,7 @@ def test_adapt_makes_file_graph_and_report(tmp_path: Path, learning_seed: int) -
     ask = ["adapt", str(tmp_path / "net.pocket"), "--data", "digits", "--out", str(out), "--samples", "3", "--json"]
     found = CliRunner().invoke(app, ask, catch_exceptions=False)
     result = json.loads(found.stdout)
+    assert [f"[{number}/5]" in found.stderr for number in range(1, 6)] == 5 * [True]
     assert result["bytes"]["file"] == out.stat().st_size < result["plain_bytes"] / 2
     assert result["measures"]["after"]["accuracy"] > result["measures"]["before"]["accuracy"] - 0.05
     assert out.with_suffix(".onnx").is_file()

@@ -18,6 +18,7 @@ def test_calibrate_command_replaces_the_file_of_a_run(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     made = run(app, ["train", "digits-map", "--out", folder, "--epochs", "2", "--json"])
     assert made.exit_code == 0, made.output
+    assert "none (pocketbayes calibrate" in run(app, ["inspect", folder]).stdout
     found = run(app, ["calibrate", folder, "--json"])
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
@@ -27,6 +28,8 @@ def test_calibrate_command_replaces_the_file_of_a_run(tmp_path: Path) -> None:
     assert told["after"]["nll"] <= told["before"]["nll"] + 1e-3
     shown = json.loads(run(app, ["inspect", folder, "--json"]).stdout)
     assert shown["networks"][0]["calibration"]["temperature"] == net.calibration.temperature
+    assert shown["networks"][0]["prediction_sets"]["count"] == net.calibration.examples
+    assert f"fitted on {net.calibration.examples} examples" in run(app, ["inspect", folder]).stdout
 
 
 @pytest.mark.filterwarnings("ignore:.*examples leave the temperature")

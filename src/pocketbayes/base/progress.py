@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,8 +23,8 @@ class Display(Protocol):
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Move the bar and show figures beside it."""
 
-    def begin(self, title: str, total: int) -> None:
-        """Start a new bar."""
+    def begin(self, title: str, total: int, after: int = 0) -> None:
+        """Start a new bar; `after` is the amount of equal work that follows it, for the time left."""
 
     def line(self, text: str) -> None:
         """Print a line."""
@@ -35,7 +36,7 @@ class Silent:
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Show nothing."""
 
-    def begin(self, title: str, total: int) -> None:
+    def begin(self, title: str, total: int, after: int = 0) -> None:
         """Show nothing."""
 
     def line(self, text: str) -> None:
@@ -49,7 +50,7 @@ class Bar:
         self.progress, self.lines = progress, lines
         self.task: Any = None
 
-    def begin(self, title: str, total: int) -> None:
+    def begin(self, title: str, total: int, after: int = 0) -> None:
         """Start a new bar in place of the one before."""
         if self.task is not None:
             self.progress.remove_task(self.task)
@@ -73,21 +74,23 @@ class Log:
     """
 
     def __init__(self, lines: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        self.lines, self.clock = lines, clock
+        self.lines, self.clock, self.lock = lines, clock, threading.RLock()
         self.begun = self.said = clock()
         self.waiting: str | None = None
         self.begin("", 0)
 
-    def begin(self, title: str, total: int) -> None:
+    def begin(self, title: str, total: int, after: int = 0) -> None:
         """Restart the count."""
-        self.title, self.total, self.done, self.start = title, total, 0, self.clock()
+        self.title, self.total, self.after, self.done, self.start = title, total, after, 0, self.clock()
+        if self.start - self.begun >= QUIET_SECONDS:
+            self.show_life()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         """Log the progress if nothing was logged for a while."""
         self.done += amount
         pause = QUIET_SECONDS if self.said == self.begun else BAR_SECONDS  # the first sign of life comes sooner
         if self.clock() - self.said >= pause and 0 < self.done < self.total:
-            left = (self.clock() - self.start) / self.done * (self.total - self.done)
+            left = (self.clock() - self.start) / self.done * (self.total + self.after - self.done)
             self._say(f"{self.title} {self.done}/{self.total}, {time_left(left)}")
 
     def line(self, text: str) -> None:
@@ -99,6 +102,12 @@ class Log:
         if now - self.begun >= QUIET_SECONDS and now - self.said >= LINE_SECONDS:
             self._say(text)
 
+    def show_life(self) -> None:
+        """Name the running work if nothing was logged yet: its first part may take long."""
+        with self.lock:
+            if self.said == self.begun and self.title:
+                self._say(f"{self.title} {self.done}/{self.total}")
+
     def close(self) -> None:
         """Print the pending line if the work took long enough."""
         if self.waiting is not None and self.clock() - self.begun >= QUIET_SECONDS:
@@ -107,8 +116,9 @@ class Log:
     def _say(self, text: str) -> None:
         from pocketbayes.base.terminal import make_safe
 
-        print(make_safe(text), file=sys.stderr, flush=True)  # noqa: T201
-        self.said, self.waiting = self.clock(), None
+        with self.lock:
+            print(make_safe(text), file=sys.stderr, flush=True)  # noqa: T201
+            self.said, self.waiting = self.clock(), None
 
 
 def time_left(seconds: float) -> str:
@@ -146,7 +156,13 @@ def display(show: Show = None) -> Iterator[Display]:
 @contextmanager
 def _log(lines: bool) -> Iterator[Log]:
     log = Log(lines)
-    yield log
+    timer = threading.Timer(min(QUIET_SECONDS, threading.TIMEOUT_MAX), log.show_life)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield log
+    finally:
+        timer.cancel()
     log.close()
 
 

@@ -13,7 +13,7 @@ from pocketbayes import models
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import load_for
 from pocketbayes.cli.options import DataDir, Json
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import log, show, show_json
 from pocketbayes.data import Dataset, Info
 from pocketbayes.data.description import read_transform
 from pocketbayes.data.folders import require
@@ -30,6 +30,9 @@ from pocketbayes.ship.onnx import export_onnx
 from pocketbayes.training.fitting import bayesianize
 
 MEASURES = ("accuracy", "nll", "ece")
+STEPS = 5
+SWEEP_SAMPLES = 3
+"""Weight samples per measurement of a candidate file, at most: all candidates see the same noise."""
 
 
 def adapt(
@@ -86,7 +89,7 @@ def adapt(
 
     def done(step: str) -> None:
         seconds[step] = time.monotonic() - begun - sum(seconds.values())
-        note(f"{step}: {seconds[step]:.0f} s")
+        log(f"[{len(seconds)}/{STEPS}] {step}: {seconds[step]:.0f} s")
 
     start, (train, val, test) = _load(model, weights, data, classes, size, data_dir)
     if not isinstance(start, Network):
@@ -97,7 +100,8 @@ def adapt(
     for network in members(net):
         network.info = start.info or train.info
     done("stds from curvature")
-    net = compress(net, train, val, max_nll_loss=max_nll_loss, samples=samples, seed=seed).net
+    few = min(samples, SWEEP_SAMPLES)
+    net = compress(net, train, val, max_nll_loss=max_nll_loss, samples=few, seed=seed).net
     done("compressed")
     net = calibrate(net, val, samples=samples, seed=seed)
     rows["after"] = evaluate(net, test, samples=samples, seed=seed)

@@ -75,6 +75,7 @@ def _network(tree: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "data": tree.get("data"),
             "health": tree.get("health"),
             "calibration": tree.get("calibration"),
+            "prediction_sets": _scores(tree.get("conformal")),
             "census": census_json(posterior.census() + points),
             "weights": _weights(layout, posterior),
             **describe_sparsity(posterior),
@@ -133,7 +134,7 @@ def _show(found: dict[str, Any]) -> None:
         "likelihood": _words(network["likelihood"]),
         "data": _data(network["data"]),
         "stds": _health(network["health"]),
-        "calibration": _words({"name": "fitted", **network["calibration"]} if network["calibration"] else None),
+        "calibration": _calibration(network["calibration"], network["prediction_sets"]),
     }
     values = {
         "weights of the model": total["weights"],
@@ -202,6 +203,26 @@ def _words(part: Mapping[str, Any] | None) -> str:
 
 def _health(found: Mapping[str, Any] | None) -> str:
     return "unknown" if found is None else str(Health(**found)).removeprefix("stds ")
+
+
+def _scores(conformal: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the settings of prediction sets without their scores."""
+    return conformal and {key: value for key, value in conformal.items() if key != "scores"}
+
+
+def _calibration(found: Mapping[str, Any] | None, sets: Mapping[str, Any] | None) -> str:
+    parts = []
+    if found:
+        low, high = found.get("temperature_interval") or (None, None)
+        interval = "" if low is None else f" ({low:.2f} to {high:.2f})"
+        scale = found.get("variance_scale", 1.0)
+        parts.append(f"temperature {found['temperature']:.2f}{interval}")
+        parts += [f"variances times {scale:.3g}"] if scale != 1 else []
+        parts += [f"fitted on {found['examples']:,} examples"] if found.get("examples") else []
+    if sets:
+        what = "prediction sets" if sets["kind"] == "classes" else "intervals"
+        parts.append(f"{what} from {sets['count']:,} examples with {sets['samples']} weight samples")
+    return ", ".join(parts) or "none (pocketbayes calibrate fits it on validation data)"
 
 
 def _data(info: Mapping[str, Any] | None) -> str:

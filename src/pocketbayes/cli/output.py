@@ -40,6 +40,11 @@ def note(text: str) -> None:
         _line("", text, "dim")
 
 
+def log(text: str) -> None:
+    """Print a line on stderr, in logs too: a step of long work."""
+    _line("", text, "dim")
+
+
 def complain(text: str, label: str = "error: ") -> None:
     """Print an error or a warning as one line on stderr."""
     _line(label, " ".join(text.split()), "")

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.data.batches import as_source, batch_size_for, batches
+from pocketbayes.base.progress import Display, Show, display
+from pocketbayes.data.batches import as_source, batch_size_for, batches, size_of
 from pocketbayes.inference.evaluation import stream
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
@@ -27,7 +28,14 @@ FACTORS = (1e-3, 1e3)
 
 
 def calibrate(
-    net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
+    net: Net,
+    val: Any,
+    *,
+    samples: int = 30,
+    propagation: str | None = None,
+    batch_size: int = 256,
+    seed: int = 0,
+    progress: Show = None,
 ) -> Net:
     """Return a copy of the network with calibrated probabilities.
 
@@ -44,7 +52,15 @@ def calibrate(
         propagation: As in `predict`; it decides which of the two numbers is fitted.
         batch_size: Examples per batch.
         seed: Seed of the draws.
+        progress: As in `fit`.
     """
+    with display(progress) as bar:
+        return _calibrate(net, val, samples, propagation, batch_size, seed, bar)
+
+
+def _calibrate(
+    net: Net, val: Any, samples: int, propagation: str | None, batch_size: int, seed: int, bar: Display
+) -> Net:
     first = members(net)[0]
     ask = Ask(samples=samples, propagation=propagation, batch_size=batch_size, seed=seed).checked()
     plain = copy.deepcopy(net)
@@ -61,7 +77,7 @@ def calibrate(
         count = sum(len(y) for _, y in batches(as_source(val), ask.batch_size))
         calibration: Calibration | None = replace(before, variance_scale=factor, examples=count)
     elif task_of(first.likelihood) == "classification":
-        calibration = _fit_temperature(plain, val, ask, before)
+        calibration = _fit_temperature(plain, val, ask, before, bar)
     elif task_of(first.likelihood) == "regression":
         calibration = first.calibration  # for draws of real numbers, only the intervals are corrected
     else:
@@ -70,18 +86,21 @@ def calibrate(
         network.calibration, network.conformal = calibration, None
     if output.ndim > (2 if gaussian else 3):  # predictions per pixel have no sets
         return plain
+    bar.begin("prediction sets" if calibration else "intervals", size_of(as_source(val)))
     return fit_conformal(plain, val, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed)
 
 
-def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration) -> Calibration:
+def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration, bar: Display) -> Calibration:
     likelihood, device = likelihood_of(net), members(net)[0].device
     ignore = None if likelihood is None else likelihood.ignore_index
     curves, labels, classes = [], [], 0
+    bar.begin("temperature", size_of(as_source(val)))
     for x, y in batches(as_source(val), ask.batch_size):
         places = chosen_labels(y, ignore)
         labels.append(y.flatten()[places].long())
         curve, classes = _nll_by_temperature(net, x, labels[-1].to(device), places.to(device), ask)
         curves.append(curve)
+        bar.advance(len(x))
     nll, seen = torch.cat(curves, 1).cpu(), torch.cat(labels).unique()
     if len(seen) < 2:
         raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")

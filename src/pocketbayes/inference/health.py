@@ -50,7 +50,8 @@ class Health:
         signal = f"median |mean| / std {self.snr:.3g}"
         if self.learned is None:
             return signal
-        moved = f"stds moved by {100 * (self.std_movement or 0):.3g} %, rank correlation with their start"
+        percent = 100 * (self.std_movement or 0)
+        moved = f"stds moved by {percent:{'.3g' if percent < 1000 else ',.0f'}} %, rank correlation with their start"
         verdict = "learned" if self.learned else "not learned"
         return f"stds {verdict}: {moved} {self.std_rank_correlation:.3f}, {signal}"
 

@@ -103,6 +103,8 @@ def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[l
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
             sizes.append(len(x))
+            if isinstance(x, Tensor) and x.ndim == 4:
+                x = x.to(memory_format=torch.channels_last)  # large batches in training mode take half the time
             for network in (network for net in nets for network in members(net)):
                 with torch.no_grad(), network.using("mean"):
                     network(x.to(network.device))

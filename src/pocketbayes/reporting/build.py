@@ -84,10 +84,15 @@ def document(runs: list[RunFolder]) -> dict[str, Any]:
             "pocketbayes": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
+            "machine": f"{platform.system()} {platform.machine()}, {_threads()}",
             "made": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         },
     }
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread" + ("s" if count > 1 else "")
 
 
 def tests_of(runs: list[RunFolder]) -> dict[str, Any]:

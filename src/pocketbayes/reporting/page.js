@@ -41,7 +41,7 @@ function open(section) {
     one.panel.classList.toggle("off", !chosen);
   }
   build(section);
-  section.tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+  section.tab.scrollIntoView({ block: "nearest", inline: "center" });
 }
 
 /** Opens a section at its start and puts it into the address, so that it can be linked to. */

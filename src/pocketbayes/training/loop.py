@@ -74,7 +74,8 @@ class Loop:
         run, at = self.run, self.run.at
         steps = steps_per_epoch(run.train, self.training.batch_size)
         self.net.train()
-        run.bar.begin(f"{run.stage.name} {at.epoch + 1}/{self.training.epochs}", steps)
+        epochs = self.training.epochs
+        run.bar.begin(f"{run.stage.name} epoch {at.epoch + 1}/{epochs}, batch", steps, (epochs - at.epoch - 1) * steps)
         run.bar.advance(at.step)
         self.draws_nothing = False
         if self.training.freeze_batch_norm:

@@ -26,8 +26,9 @@ MAX_EXAMPLES, MIN_EXAMPLES = 1024, 128
 WEIGHTS_FOR_MAX_EXAMPLES = 250_000
 JUDGES_PER_EXAMPLE = 0.5
 """Number of these examples whose NLL chooses the prior precision."""
-DRAWS = 4
-"""Weight samples per example for choosing the prior precision."""
+DRAWS, DRAWS_LARGE = 4, 2
+"""Weight samples per example for choosing the prior precision: fewer for large networks. All candidates see the same
+noise, so that few show which is better."""
 PRIOR_SCALES = (0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
 """Candidate prior stds, in units of the weights' root mean square, tried until the NLL has clearly risen."""
 PAST_LEAST = 1.05
@@ -82,14 +83,14 @@ def with_curvature_stds(
             return next(networks)
         judges = _head(source if val is None else as_source(val), round(JUDGES_PER_EXAMPLE * most))
         bar.begin("prior precision", len(deltas))
-        return _choose(networks, judges, seed, bar)
+        return _choose(networks, judges, DRAWS if most == MAX_EXAMPLES else DRAWS_LARGE, seed, bar)
 
 
-def _choose(networks: Iterator[Network], judges: Judges, seed: int, bar: Display) -> Network:
+def _choose(networks: Iterator[Network], judges: Judges, draws: int, seed: int, bar: Display) -> Network:
     """Return the network with the lowest NLL; stop once it has clearly risen."""
     best: tuple[float, Network] | None = None
     for network in networks:
-        nll = loss_of(evaluate(network, judges, samples=DRAWS, seed=seed))
+        nll = loss_of(evaluate(network, judges, samples=draws, seed=seed))
         bar.advance()
         if best is None or nll < best[0]:
             best = nll, network

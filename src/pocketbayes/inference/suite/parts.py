@@ -197,7 +197,7 @@ class Shifted(Part):
         right = values["correct"].bool()
         row: dict[str, float | None] = {self.level[0]: self.level[1], **{name: computed[name] for name in ROW}}
         row |= {"entropy_right": _mean(values["entropy"][right]), "entropy_wrong": _mean(values["entropy"][~right])}
-        row["variance"] = _mean(values["variance"])
+        row["variance"], row["images"] = _mean(values["variance"]), len(images)
         if "temperature" in store.document:
             clean, log_probs = store.document["temperature"]["value"], images.log_probs()
             after = answers.tempered(log_probs, values["label"][: len(log_probs)], clean)

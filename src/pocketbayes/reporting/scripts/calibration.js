@@ -109,15 +109,15 @@ function temperatures() {
   const known = evaluated((e) => isObject(e.temperature));
   if (!known.length) return null;
   const rows = known.map(([run, index]) => {
-    const { value, nll, ece } = run.evaluation.temperature;
-    const own = run.evaluation.measures;
+    const { value, nll, ece, nll_before, ece_before, images } = run.evaluation.temperature;
     return [
       h("span", {}, swatch(index), run.name),
       write("short", value),
-      write("number", own.nll),
+      write("number", nll_before),
       write("number", nll),
-      write("number", own.ece),
+      write("number", ece_before),
       write("number", ece),
+      write("count", images),
     ];
   });
   return h(
@@ -127,9 +127,9 @@ function temperatures() {
     h(
       "p",
       { class: "hint" },
-      "A baseline: one temperature T, fitted on held-out images. T above 1 means that the network is overconfident. With few images T is uncertain.",
+      "A baseline: one temperature T, fitted on every other test image and measured on the remaining ones. T above 1 means that the network is overconfident. With a few hundred images T is uncertain and may do harm.",
     ),
-    plainTable(["run", "T", "NLL", "NLL with T", "ECE", "ECE with T"], rows),
+    plainTable(["run", "T", "NLL", "NLL with T", "ECE", "ECE with T", "images"], rows),
   );
 }
 

@@ -120,6 +120,21 @@ function leaderboard(columns, rows) {
     "div",
     { class: "card board scroll", tabindex: 0, role: "region", "aria-label": "Leaderboard" },
     h("table", { id: "leaderboard" }, title, h("thead", {}, top), body),
+    meanings(columns),
+  );
+}
+
+/** What the columns mean, for readers without a mouse to point at the headings. */
+function meanings(columns) {
+  return h(
+    "details",
+    { class: "meanings" },
+    h("summary", {}, "What the columns mean"),
+    h(
+      "dl",
+      {},
+      columns.filter((c) => c.about).flatMap((c) => [h("dt", {}, c.title), h("dd", {}, c.about)]),
+    ),
   );
 }
 

@@ -39,11 +39,20 @@ function oodSet(name, kind) {
     h(
       "div",
       { class: "card" },
-      h("h3", {}, name),
+      h("h3", {}, name, h("span", { class: "hint" }, ` ${measuredOn(known, name)}`)),
       plainTable(["run", ...scores.map((score) => `by ${score}`)], rows, `Detection of ${name}`),
     ),
     drawn.length ? smalls(...drawn.map(([run, index]) => histogram(run, index, name))) : null,
   ];
+}
+
+/** The numbers of images behind the scores; runs may have been measured on different ones. */
+function measuredOn(known, name) {
+  const pairs = known
+    .map(([run]) => [run.evaluation.ood[name].images, run.evaluation.examples])
+    .filter((pair) => pair.every(isNumber))
+    .map(([outside, inside]) => `${write("count", outside)} images against ${write("count", inside)} test images`);
+  return unique(pairs).join("; ");
 }
 
 function histogram(run, index, name) {
@@ -81,16 +90,16 @@ function histogram(run, index, name) {
       run: index,
       lines: [
         `${score} ${write("short", edges[i])} to ${write("short", edges[i + 1])}`,
-        `${own}: ${write("count", inside[i])}`,
-        `${name}: ${write("count", outside[i])}`,
+        `${own}: ${write("percent", inside[i])}`,
+        `${name}: ${write("percent", outside[i])}`,
       ],
     })),
     table: {
       heads: [String(score), own, name],
       rows: inside.map((_, i) => [
         `${write("short", edges[i])} – ${write("short", edges[i + 1])}`,
-        write("count", inside[i]),
-        write("count", outside[i]),
+        write("percent", inside[i]),
+        write("percent", outside[i]),
       ]),
     },
   });
@@ -125,10 +134,12 @@ function shift() {
       list(run.evaluation.shift?.corruptions_mean?.["by severity"]).length ||
       entries(run.evaluation.shift?.corruptions).length,
   );
+  const counts = unique(rows.map((row) => row.images).filter(isNumber));
+  const on = counts.length ? ` Each point is measured on ${counts.map((n) => write("count", n)).join(" or ")} images.` : "";
   return [
     heading(
       "Distribution shift",
-      "Corrupted, rotated or noisy images. A reliable network becomes less certain as its accuracy falls.",
+      `Corrupted, rotated or noisy images. A reliable network becomes less certain as its accuracy falls.${on}`,
     ),
     choosing([{ name: "measure", label: "Measure", options: known }], ({ measure }) => {
       const parts = [

@@ -6,7 +6,7 @@
 function training() {
   const known = shown().filter(([run]) => run.epochs.length);
   const curves = [
-    ["nll", "NLL", "on training data; dashed: validation data"],
+    ["nll", "NLL", "on training data; dashed: validation data; members of an ensemble follow one another"],
     ["kl", "KL to the prior", "in nats, summed over all random weights; not included in the NLL"],
   ];
   const made = curves.map(([key, title, about]) => {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import NotFiniteAnswersError
 from pocketbayes.base.progress import Display
-from pocketbayes.data.batches import as_source, size_of
+from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
 from pocketbayes.inference.evaluation import evaluate, loss_of
@@ -61,8 +61,8 @@ TUNED_MARGIN = 1.01
 """Factor of lambda that keeps a trained network, whose codes differ a little, within a size."""
 COARSER = 1.4
 """Factor of lambda between two of them, as long as a loss allows it."""
-CHECK_SAMPLES = 30
-"""Draws that the choice must stand: a few wide stds may give infinities now and then."""
+CHECK_SAMPLES, CHECK_EXAMPLES = 30, 16
+"""Draws, and examples, for which the chosen file's outputs must be finite: wide stds may overflow now and then."""
 
 
 class Sweep:
@@ -96,6 +96,7 @@ class Sweep:
 
     def keep_as(self, precision: str | Precision, name: str) -> None:
         """Measure the network in its own storage, in a precision."""
+        self.bar.begin(f"measure {name}", 1)
         self.measure(lambda: Packed.of(self.net, precision), {"kept": name})
 
     def measure(self, make: Callable[[], Packed], how: dict[str, Any]) -> Trial:
@@ -269,9 +270,10 @@ class Sweep:
         """
         before, limit = self.trials[0], budget.limit(self.weights)
         lambdas: tuple[float, ...] = LAMBDAS_LARGE if self.is_large else LAMBDAS
-        self.bar.begin("compress", len(lambdas) + self.refinements)
-        if limit is None:
-            self.choose_units(lambdas[0])
+        probes = self.probes() if limit is None else []
+        self.bar.begin("compress", len(probes) + len(lambdas) + self.refinements)
+        if probes:
+            self.choose_units(probes, lambdas[0])
         elif self.is_large:
             lambdas = tuple(lam for lam in lambdas if lam > self.recipe.lam)
         known = self.of_recipe()
@@ -284,9 +286,8 @@ class Sweep:
                 return
             lam = next((each for each in lambdas if each > lam), lam * STEP_BEYOND)
 
-    def choose_units(self, finest: float) -> None:
+    def choose_units(self, probes: list[Recipe], finest: float) -> None:
         """Choose the units of the codebook, by fine codes if coarse ones are too coarse to tell them apart."""
-        probes = self.probes()
         for recipes in (probes, [replace(each, lam=finest) for each in probes]):
             best, self.recipe = _preferred([(self.coded(each), each) for each in recipes])
             if best.nll <= self.trials[0].nll + HOPELESS:
@@ -358,7 +359,9 @@ class Sweep:
         if not any(network.has_stds for network in members(net)):
             return True
         try:
-            evaluate(net, self.val, samples=CHECK_SAMPLES, seed=self.seed + 1)
+            x, y = next(iter(batches(as_source(self.val), CHECK_EXAMPLES, shuffle_seed=self.seed)))
+            some = (x[:CHECK_EXAMPLES], y[:CHECK_EXAMPLES])
+            evaluate(net, some, samples=CHECK_SAMPLES, seed=self.seed + 1)
         except NotFiniteAnswersError:
             return False
         return True
