@@ -70,7 +70,7 @@ def measure(name: str, classes: int) -> dict[str, Any]:
         "wall_shares": {step: wall / sum(found["seconds"].values()) for step, wall in found["seconds"].items()},
         "bytes": found["bytes"],
         "plain_bytes": found["plain_bytes"],
-        "peak_bytes": 1024 * after.ru_maxrss,
+        "peak_bytes": after.ru_maxrss * (1 if sys.platform == "darwin" else 1024),  # KiB but on macOS
         "torch": torch.__version__,
         "processor": platform.machine(),
     }

@@ -23,6 +23,13 @@ def test_large_vectors_are_kept_within_the_range_of_an_int(monkeypatch: pytest.M
     assert requests(monkeypatch, "glibc", 2**40) == [(M_TRIM_THRESHOLD, 2**31 - 1), (M_MMAP_MAX, 0)]
 
 
+def test_activations_of_a_command_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(allocation, "keep_freed_vectors", asked.append)
+    allocation.keep_freed_activations()
+    assert asked[0] > 32 * 3 * 224 * 224 * 4  # a batch of photographs, and wider activations
+
+
 def requests(monkeypatch: pytest.MonkeyPatch, library: str, size: int) -> list[tuple[int, int]]:
     """The calls of mallopt for vectors of a size."""
     calls: list[tuple[int, int]] = []

@@ -242,3 +242,14 @@ def test_torchvision_classifiers_all_convert(name: str) -> None:
     settings = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     make = lambda: tv.get_model(name, weights=None, num_classes=3, **settings)  # noqa: E731
     check_any([(make, size) for size in (64, 96, 128, 224, 299)])
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18", "torchvision:resnet18"])
+def test_build_explains_a_torchvision_that_does_not_match(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.import_module", broken)
+    with pytest.raises(pb.UserError, match="install torch and torchvision from the same index"):
+        pb.models.build(name, classes=10)

@@ -124,3 +124,13 @@ def test_fit_names_the_step_of_a_loss_that_is_read_later(monkeypatch: pytest.Mon
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     with pytest.raises(NotFiniteError, match=r"epoch 1, step 11: NLL nan"):
         pb.fit(pb.MeanFieldVI(), model, data(96), batch_size=4, epochs=1, progress=False)
+
+
+def test_fit_stays_on_the_cpu_where_mps_is_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("with CUDA, auto is CUDA")
+    mps = "lightning_fabric.accelerators.mps.MPSAccelerator.is_available"
+    monkeypatch.setattr(mps, staticmethod(lambda: True))
+    data = (torch.randn(8, 4), torch.arange(8) % 2)
+    net = pb.fit("map", nn.Linear(4, 2), data, epochs=1, progress=False)
+    assert next(net.parameters()).device.type == "cpu"

@@ -12,6 +12,8 @@ KEPT_BLOCK = 31 * 2**20
 """Bytes; glibc adapts to freed blocks of up to 32 MiB."""
 KEPT_VECTORS = 8
 """Vectors of all weights that a training process keeps at the end of its heap."""
+LARGE_VECTOR = 256 * 2**20
+"""Bytes of the largest activations of a command that runs many passes over images of 224 pixels."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
 
@@ -39,3 +41,11 @@ def keep_freed_vectors(size: int) -> None:
         library = ctypes.CDLL(None)
         library.mallopt(M_TRIM_THRESHOLD, min(KEPT_VECTORS * size, 2**31 - 1))
         library.mallopt(M_MMAP_MAX, 0)
+
+
+def keep_freed_activations() -> None:
+    """Have a process of its own, such as a command, keep the memory of large activations for its next pass.
+
+    Without it, a pass of EfficientNet-Lite0 over 32 images takes three times as long; the peak is the same.
+    """
+    keep_freed_vectors(LARGE_VECTOR)

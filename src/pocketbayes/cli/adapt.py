@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pocketbayes import models
+from pocketbayes.base.allocation import keep_freed_activations
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import load_for
 from pocketbayes.cli.options import DataDir, Json
@@ -84,6 +85,7 @@ def adapt(
     """
     if out.suffix != ".pocket":
         raise UserError(f"--out {out}: the name must end in .pocket")
+    keep_freed_activations()
     seconds: dict[str, float] = {}
     begun = time.monotonic()
 

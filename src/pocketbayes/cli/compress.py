@@ -9,13 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from pocketbayes.base.allocation import keep_freed_activations
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
 from pocketbayes.cli.options import DataDir, Json
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import log, note, show, show_json
 from pocketbayes.files.network_file import load
 from pocketbayes.files.packing import Precision
+from pocketbayes.network import members
 from pocketbayes.reporting.figures import save
 from pocketbayes.reporting.figures.tradeoff import rate_distortion
 from pocketbayes.reporting.table import table
@@ -90,12 +92,13 @@ def compress(
         raise UserError(f"{out} exists: add --overwrite or choose another --out")
     if precision is not None:
         Precision.of(precision)
+    keep_freed_activations()
     file = network_file(network)
     net = load(file)
     part, _ = data_of(file, net, recipe_beside(file), data, settings or [])
     if part.settings.get("val_fraction") == 0:
         part = check_data({"name": part.name, **part.settings, "val_fraction": VAL_FRACTION})
-        note(f"the run has no validation data: {VAL_FRACTION:.0%} of its training data are used instead")
+        log(f"the run has no validation data: {VAL_FRACTION:.0%} of its training data are used instead")
     train, val = (load_for(file, net, part, split, data_dir) for split in ("train", "val"))
     found = run(
         net,
@@ -118,8 +121,10 @@ def compress(
     if json:
         show_json({**result, "plot": plot and str(plot)})
         return
+    has_stds = any(network.has_stds for network in members(net))
+    on = f"{len(val)} validation examples" + (f", {samples} samples each" if has_stds else "")
     rows = [_row("before", found.before.to_json()), *(_row("", trial) for trial in result["front"])]
-    show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}"))
+    show(table([*rows, _row("chosen", result["chosen"])], title=f"{file} → {out}, {on}"))
     if bits_of := found.layer_bits:
         fewest, most = (end(bits_of, key=lambda name: bits_of[name]) for end in (min, max))
         show(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pocketbayes.base.allocation import keep_freed_activations
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.base.process_group import ProcessGroup, joined
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
@@ -87,6 +88,7 @@ def evaluate(
     for name in shifts:
         if name not in SHIFTS:
             raise UnknownNameError("shift", name, SHIFTS)
+    keep_freed_activations()
     files = [network_file(path) for path in nets]
     documents = [_document_file(file, out, propagation, adaptive) for file in files]
 

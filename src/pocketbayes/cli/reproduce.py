@@ -10,7 +10,7 @@ import typer
 
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
-from pocketbayes.cli.output import note, show, show_json
+from pocketbayes.cli.output import log, note, show, show_json
 from pocketbayes.reporting.table import table
 
 
@@ -64,7 +64,7 @@ def reproduce(
         result = studies.reproduce(
             name, study, out, work, data_dir, quick=quick, seeds=seeds, rows=tuple(rows) if rows else None,
             workers=workers, ray=ray,
-            on_row=lambda row, seed, figures: note(f"{row}, seed {seed}: {_words(figures)}"),
+            on_row=lambda row, seed, figures: log(f"{row}, seed {seed}: {_words(figures)}"),
         )  # fmt: skip
         results.append(result)
         if not json:

@@ -214,8 +214,8 @@ def require(module: str) -> ModuleType:
         raise UserError(f"this needs {name}: pip install 'pocketbayes[vision]'") from None
     except RuntimeError as error:  # torchvision's for a build that does not match torch's
         raise UserError(
-            f"{name} does not work with this torch ({error}): install both from the same index, such as "
-            "https://download.pytorch.org/whl/cpu"
+            f"{name} does not work with this torch ({error}): install torch and torchvision from the same index, such "
+            "as https://download.pytorch.org/whl/cpu"
         ) from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 import inspect
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.data.folders import require
 
 LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}
 """The module with each library's models."""
@@ -52,10 +52,7 @@ def has_model(library: str, name: str) -> bool:
 
 
 def _models(library: str) -> ModuleType:
-    try:
-        return importlib.import_module(LIBRARIES[library])
-    except ImportError as error:
-        raise UserError(f"{library} is not installed: pip install 'pocketbayes[vision]'") from error
+    return require(LIBRARIES[library])
 
 
 def _create(library: str, name: str, args: dict[str, Any]) -> nn.Module:

@@ -45,7 +45,7 @@ from pocketbayes.training.checks import (
     not_finite_member,
 )
 from pocketbayes.training.loop import Loop
-from pocketbayes.training.settings import Training, begun_otherwise
+from pocketbayes.training.settings import Training, begun_otherwise, resolve_accelerator
 
 MAX_CPU_PROCESSES = 8
 """Number of processes that any CPU may run; more need as many cores."""
@@ -86,7 +86,7 @@ class FitRun:
         ddp = DDPStrategy(timeout=timedelta(seconds=self.base.timeout), **options)
         try:
             self.fabric = Fabric(
-                accelerator=self.base.accelerator,
+                accelerator=resolve_accelerator(self.base.accelerator),
                 devices=launched,
                 num_nodes=nodes,
                 strategy=ddp if launched * nodes > 1 else "auto",

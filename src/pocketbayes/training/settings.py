@@ -63,7 +63,8 @@ class Training:
         channels_last: Use this memory format for images. On a CPU, convolutions with few channels are up to 20 %
             faster, with many a little slower (docs/cost.md); models that call `view` on their outputs fail.
         compile: Compile the model by `torch.compile`, which takes a minute and may speed up steps.
-        accelerator: "auto", "cpu", "cuda", ...
+        accelerator: "auto" for CUDA where there is one, else the CPU; "cpu", "cuda", ... Apple's "mps" lacks float64,
+            which metrics need.
         devices: Number of devices on this machine; torchrun's number if it launched the process.
         strategy: "ddp", where every process holds the whole network; "fsdp" is not supported.
         timeout: Seconds that processes wait for one another.
@@ -223,6 +224,13 @@ class Training:
         if self.schedule == "milestones":
             return self.gamma ** sum(epoch >= milestone for milestone in self.milestones)
         return 1.0
+
+
+def resolve_accelerator(name: str) -> str:
+    """Return CUDA or the CPU for "auto", which Lightning resolves to Apple's MPS, a device without float64."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def begun_otherwise(folder: object, what: str, before: object, now: object) -> UserError:
