@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from threading import RLock, get_ident
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -19,6 +19,7 @@ from pocketbayes.base.allocation import keep_freed_memory, keep_freed_vectors
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.model_lock import MODEL_LOCK, copy_model, state_of
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput
@@ -34,8 +35,6 @@ from pocketbayes.propagation.plan import Plan, count_uses
 if TYPE_CHECKING:
     from pocketbayes.inference.health import FirstStds, Health
 
-MODEL_LOCK = RLock()
-"""Held while a thread has weights in a model or changes its mode, so that threads take turns."""
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
 
@@ -153,6 +152,11 @@ class Network(nn.Module):
         with MODEL_LOCK:
             return super().state_dict(*args, **kwargs)
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters while no thread has weights in the model."""
+        with MODEL_LOCK:
+            return iter(list(super().named_parameters(*args, **kwargs)))
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model once under the current propagation; moments and linear return a Gaussian."""
         return self._run(_packed(args, kwargs), self._current_ask())
@@ -207,11 +211,10 @@ class Network(nn.Module):
 
     def weights(self, x: Any) -> list[Tensor]:
         """Return the weights of one pass, one per slot: values, or Gaussians where a rule accepts them."""
-        ask = self._current_ask()
         propagation = find_propagation(self.propagation)
         if not isinstance(propagation, WeightPropagation):
             raise UserError(f"propagation={propagation.name!r} has no weights of a single pass")
-        return propagation.weights(self, x, ask)
+        return propagation.weights(self, x, self._current_ask())
 
     def plan_for(self, propagation: str, x: Any) -> Plan:
         """Return which weights may keep the form that a propagation prefers; counted once per mode."""
@@ -257,8 +260,7 @@ class Network(nn.Module):
     @contextmanager
     def _asking(self, ask: Ask) -> Iterator[None]:
         """Set the settings of this thread's direct calls."""
-        thread = get_ident()
-        before = self._asks.get(thread)
+        before = self._asks.get(thread := get_ident())
         self._asks[thread] = ask
         try:
             yield
@@ -288,8 +290,8 @@ class Network(nn.Module):
             posterior: The posterior.
             **settings: Arguments of `Network` that are to change.
         """
-        kept = {"prior": self.prior, "likelihood": self.likelihood, "propagation": self.propagation}
-        net = Network(self.model, posterior, **(kept | settings))
+        settings = {"prior": self.prior, "likelihood": self.likelihood, "propagation": self.propagation} | settings
+        net = Network(self.model, posterior, **settings)
         net.info, net.method = self.info, self.method
         return net
 
@@ -299,8 +301,7 @@ class Network(nn.Module):
 
     def to_module(self, weights: Literal["mean", "sample"] = "mean") -> nn.Module:
         """Return a plain copy of the model whose weights are the posterior mean or one draw."""
-        with MODEL_LOCK:
-            model = copy.deepcopy(self.model)
+        model = copy_model(self.model)
         with torch.no_grad():
             flat = self.posterior.moments()[0] if weights == "mean" else self.posterior.sample()
         self.layout.write(model, flat)
@@ -308,8 +309,7 @@ class Network(nn.Module):
 
     def census(self) -> Census:
         """Count the stored values, including the model's point parameters and buffers."""
-        with MODEL_LOCK:
-            outside = list(self.model.state_dict().values())
+        outside = list(state_of(self.model).values())
         points = Census(
             weights=0,
             stored={},

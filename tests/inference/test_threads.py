@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,9 +33,15 @@ class AlwaysDropout(nn.Module):
         return nn.functional.dropout(x, 0.3, training=True)
 
 
+DATA = torch.linspace(-1, 1, 48).view(16, 3), torch.arange(16) % 2
+
+
+def plain_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), Pause(), nn.ReLU(), nn.Linear(4, 4), Pause(), nn.Linear(4, 2))
+
+
 def network() -> pb.Network:
-    model = nn.Sequential(nn.Linear(3, 4), Pause(), nn.ReLU(), nn.Linear(4, 4), Pause(), nn.Linear(4, 2))
-    net = pb.bayesianize(model, pb.MeanFieldVI(std_init=0.1)).eval()
+    net = pb.bayesianize(plain_model(), pb.MeanFieldVI(std_init=0.1)).eval()
     assert isinstance(net, pb.Network)
     return net
 
@@ -133,6 +140,40 @@ def test_deepcopy_is_whole_beside_predicting_threads() -> None:
     serial = [call(number) for number in range(CALLS)]
     for one, other in zip(serial, at_once(call)):
         assert torch.equal(one, other)
+
+
+READERS: dict[str, Callable[[pb.Network, Path], object]] = {
+    "save": lambda net, path: pb.save(net, path) and pb.load(path, plain_model()),
+    "another method": lambda net, path: pb.bayesianize(net, "map"),
+    "to_module": lambda net, path: net.to_module(),
+    "census": lambda net, path: net.census(),
+    "parameters": lambda net, path: [name for name, _ in net.named_parameters()],
+    "compress": lambda net, path: pb.compress(net, DATA, DATA, max_nll_loss=9.0, samples=1, progress=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # few examples
+@pytest.mark.parametrize("reader", READERS)
+def test_network_is_read_whole_beside_predicting_threads(reader: str, tmp_path: Path) -> None:
+    net, stop = network(), threading.Event()
+    net.likelihood = pb.Categorical()
+    pb.save(net, tmp_path / "net.pocket")
+    names = [name for name, _ in net.named_parameters()]
+
+    def predict() -> None:
+        while not stop.is_set():
+            pb.predict(net, DATA[0][:2], samples=2)
+
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(predict) for _ in range(2)]
+        try:
+            for number in range(1 if reader == "compress" else 6):
+                found = READERS[reader](net, tmp_path / f"{number}.pocket")
+                assert reader != "parameters" or found == names
+        finally:
+            stop.set()
+        for each in running:
+            each.result()
 
 
 def test_network_call_ignores_other_threads() -> None:

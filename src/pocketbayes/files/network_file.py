@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.model_lock import copy_model, state_of
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -144,7 +144,7 @@ def describe(net: Net) -> dict[str, Any]:
         "method": net.method,
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
-        "state": dict(net.model.state_dict()),
+        "state": state_of(net.model),
         "posterior": _module(net.posterior),
         "layout": net.layout.to_json(),
         "prior": _module(net.prior),
@@ -252,7 +252,7 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
     if isinstance(model, type):
         raise UserError(f"model= is the class {model.__name__}: give an instance, such as {model.__name__}()")
     if model is not None:
-        return copy.deepcopy(model)
+        return copy_model(model)
     if tree["model"] is None:
         raise UserError(
             f"{source} was made from a {tree['model_class']}, not a model known by name: pass one as model=; for the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shift import noisy
 from pocketbayes.inference.evaluation import evaluate, stream
@@ -54,7 +54,7 @@ def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
         kept = torch.ones_like(mean).index_fill(0, order[: round(fraction * len(order))], 0)
         # A weight with a std of zero is a point.
         result = Network(
-            copy.deepcopy(network.model),
+            copy_model(network.model),
             from_moments(network.layout, mean * kept, std * kept),
             prior=network.prior,
             likelihood=network.likelihood,

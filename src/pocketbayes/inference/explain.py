@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.model_lock import MODEL_LOCK
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.base.seeds import pass_seed
 from pocketbayes.inference.prediction import propagation_of
 from pocketbayes.likelihoods import task_of
-from pocketbayes.network import MODEL_LOCK, Net, members
+from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import evaluating
 from pocketbayes.propagation import Ask

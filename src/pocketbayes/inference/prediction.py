@@ -13,13 +13,14 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration
 from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.model_lock import MODEL_LOCK
 from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.data.validate import checked_inputs
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.passes import ClassPasses, OtherPasses, Passed, Passes, RealPasses
 from pocketbayes.likelihoods import Likelihood, task_of
-from pocketbayes.network import MODEL_LOCK, Mixture, Net, Network, members
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout

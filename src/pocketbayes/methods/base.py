@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.registry import Registry
 from pocketbayes.network import Mixture, Net, Network
@@ -334,9 +335,9 @@ class Start:
                         f"select={select!r} leaves out {slot.name!r}, which the Network's posterior covers: its "
                         "selection of weights is kept; start from net.to_module() to select again"
                     )
-            return cls(copy.deepcopy(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
+            return cls(copy_model(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
         refuse_unsupported(model)  # some of these cannot be copied either
-        model = copy.deepcopy(model)
+        model = copy_model(model)
         chosen = None
         if select is not None:
             names = [name for name, _ in model.named_parameters()]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 from torch import nn
 
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.methods.base import Method, Start
 from pocketbayes.network import Network
 from pocketbayes.posteriors import Point
@@ -27,5 +27,5 @@ class Deterministic(Method):
 def deterministic_start(method: Method, model: nn.Module) -> Network:
     """Return a copy of a given Network, or a point estimate with the model's weights, as the start of a first stage."""
     if isinstance(model, Network):
-        return copy.deepcopy(model)
+        return copy_model(model)
     return Deterministic(bayesian_bias=method.bayesian_bias, select=method.select).init(model)

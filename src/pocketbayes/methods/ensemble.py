@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.randomness import forked
 from pocketbayes.base.seeds import derive_seed, seed_generators
 from pocketbayes.methods.base import DerivedMethod, Method, Stage, TrainingContext
@@ -94,7 +94,7 @@ class Ensemble(DerivedMethod):
         networks = []
         for number in range(self.members):
             fresh = self.reinitialise and number > 0
-            network = make(reinitialised(model) if fresh else copy.deepcopy(model))
+            network = make(reinitialised(model) if fresh else copy_model(model))
             assert isinstance(network, Network)
             networks.append(network)
         return Mixture(networks)
@@ -139,7 +139,7 @@ def reinitialised(model: nn.Module) -> nn.Module:
     Raises:
         UserError: If a layer's weight does not change because its module has no `reset_parameters`.
     """
-    fresh = copy.deepcopy(model)
+    fresh = copy_model(model)
     seed = int(torch.randint(2**62, ()))
     with forked(seed):
         for module in fresh.modules():

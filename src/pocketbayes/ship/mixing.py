@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.data.batches import as_source, batches
@@ -98,7 +99,7 @@ def _read(part: Part, model: nn.Module | None) -> Net:
         return network_file.rebuild(container.read(path, checkpoint.KIND)["net"], model, str(path))
     if model is None:
         raise UserError(f"{path} holds weights alone: pass the model they belong to as model=")
-    own = copy.deepcopy(model)
+    own = copy_model(model)
     load_weights(own, path)
     return bayesianize(own, "map")
 

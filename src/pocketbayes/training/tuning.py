@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import statistics
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import TUNING_FILE
 from pocketbayes.data.batches import Source, batches, steps_per_epoch
 from pocketbayes.methods import Method
@@ -64,7 +64,7 @@ def tune_steps(
 def _measure(method: Method, model: nn.Module, train: Source, base: Training) -> tuple[dict[str, Any], float]:
     x, _ = next(iter(batches(train, base.batch_size)))
     device = _device(base)
-    network = next(iter(members(method.start(copy.deepcopy(model))))).to(device).train()
+    network = next(iter(members(method.start(copy_model(model))))).to(device).train()
     usual = {name: getattr(base, name) for name in USUAL}
     free = {name for name, value in USUAL.items() if usual[name] == value}
     choices = [usual]

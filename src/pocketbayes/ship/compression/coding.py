@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.plane.codes import Codebook, entropy_bits, fit_codebook
@@ -264,7 +265,7 @@ def _root_mean_square(values: Tensor, sizes: Sequence[int]) -> Tensor:
 
 def with_posterior(network: Network, posterior: Posterior) -> Network:
     """Copy the network with another posterior."""
-    model = copy.deepcopy(network.model)
+    model = copy_model(network.model)
     propagation = network.propagation if posterior.noise_size else "mean"
     made = Network(
         model,

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pocketbayes.base.model_lock import MODEL_LOCK
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
-from pocketbayes.network import MODEL_LOCK, Network
+from pocketbayes.network import Network
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
 from pocketbayes.posteriors.model_call import call_model
 
