@@ -152,9 +152,9 @@ def test_mixture_drops_temperatures_that_differ() -> None:
 def test_mixture_warns_of_a_member_far_worse_than_the_rest(digits: Any, learning_seed: int) -> None:
     settings = {**SMALL, "epochs": 30, "lr": 1e-2}
     seeds = range(3 * learning_seed, 3 * learning_seed + 2)
-    good = [pb.fit("map", model(seed), digits, seed=seed, **settings) for seed in seeds]
+    good = [pb.fit("map", model(seed, hidden=32), digits, seed=seed, **settings) for seed in seeds]
     with pytest.warns(UserWarning, match=r"member 3 .* far worse than the rest: error 0\.\d+"):
-        pb.mixture([*good, model(3 * learning_seed + 2)], data=digits)
+        pb.mixture([*good, model(3 * learning_seed + 2, hidden=32)], data=digits)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pb.mixture(good, data=digits)

@@ -103,13 +103,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def _coded(outcome: Outcome) -> Outcome:
-    """Compress an ensemble to the size of one member in float32."""
+    """Compress an ensemble to fewer bytes than one member takes in float32."""
     start, recipe = time.monotonic(), outcome.recipe
     train, val = (recipe.data.load(split) for split in ("train", "val"))
     networks = members(outcome.net)
     one = 4 * networks[0].census().values
     found = compress(
-        outcome.net, train, val, max_bytes=one, count=len(networks), samples=recipe.samples, progress=False
+        outcome.net, train, val, max_bytes=one - 1, count=len(networks), samples=recipe.samples, progress=False
     )
     folder = outcome.folder.with_name(f"{outcome.folder.name}-coded")
     folder.mkdir(parents=True, exist_ok=True)
