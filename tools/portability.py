@@ -4,8 +4,9 @@ python tools/portability.py [PATH ...] [--quick] [--only NAME] [--again] [-n 1]
 
 Three settings cover every factor, each with another seed; factors that this machine does not support are skipped.
 `--only` with the name of a factor runs that one alone, to find the cause of a failure. `--quick` runs the tests marked
-`numerics` instead of the full suite. Writes benchmarks/results/portability.json folder by folder and
-resumes there; `--again` runs finished folders again. Exits with 1 if a test failed.
+`numerics` instead of the full suite. Writes benchmarks/results/portability.json at the end, since tests compare it
+with the docs, and a .part file beside it folder by folder, from which it resumes; `--again` runs finished folders
+again. Exits with 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -138,7 +139,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="torch's; another one in every setting if not given")
     arguments = parser.parse_args()
     marks, kind = ("numerics and not slow", "numerics") if arguments.quick else ("not slow", "whole suite")
-    document = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    part = arguments.out.with_suffix(".part")
+    newest = part if part.is_file() else arguments.out
+    document = json.loads(newest.read_text()) if newest.is_file() else {}
     paths = arguments.paths or sorted(str(path.parent) for path in {*ROOT.glob("tests/*/test_*.py")})
     paths = sorted({str(Path(path).resolve().relative_to(ROOT)) for path in paths})
     covering, failed = dict(settings()), False
@@ -150,7 +153,7 @@ def main() -> int:
         def keep(folders: Folders, seed: int = seed, rows: dict[str, Any] = rows) -> None:
             for name, row in folders.items():
                 rows[name] = {**row, "seed": seed, "cpu": _cpu()}
-            arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+            part.write_text(json.dumps(document, indent=1) + "\n")
 
         missing = [path for path in paths if arguments.again or Path(path).name not in rows]
         if missing:
@@ -160,6 +163,8 @@ def main() -> int:
         failures = [test for row in rows.values() for test in row["failures"]]
         failed |= bool(failures)
         print(f"{title:45s} {sum(row.get('passed', 0) for row in rows.values())} passed", *failures, flush=True)
+    if part.is_file():
+        part.replace(arguments.out)
     return int(failed)
 
 
