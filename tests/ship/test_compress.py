@@ -216,6 +216,13 @@ def test_compress_fills_a_size_where_loss_is_chance() -> None:
     assert choose(codes, Budget(max_bytes=100), codes[-1], 800) is codes[0]
 
 
+def test_choose_within_a_size_prefers_finer_codes_at_a_high_nll() -> None:
+    fine, coarse = (Trial({"lam": lam}, size, 1.0, nll, None) for lam, size, nll in ((0.1, 90, 4.3), (0.2, 60, 4.2)))
+    assert choose([fine, coarse], Budget(max_bytes=100), fine, 800) is fine
+    worse = Trial({"lam": 0.1}, 90, 1.0, 4.5, None)
+    assert choose([worse, coarse], Budget(max_bytes=100), worse, 800) is coarse
+
+
 def test_compress_choice_holds_for_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run(trained, max_bytes=4000)
     checked = []

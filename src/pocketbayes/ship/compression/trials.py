@@ -16,6 +16,8 @@ from pocketbayes.network import Net, members
 DEFAULT_NLL_LOSS = 0.01
 NOISE = 0.01
 """Nats; smaller differences between files of one recipe are chance on a thousand validation examples."""
+RELATIVE_NOISE = 0.03
+"""The same as a share of the NLL, which matters for many classes and few validation examples."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,8 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
                 f"({smallest.bits:.2f} bits per weight); raise the budget"
             )
         best = min(fitting, key=lambda trial: (trial.nll, trial.bytes))
-        alike = [
-            t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= best.nll + NOISE
-        ]
+        most = best.nll + max(NOISE, RELATIVE_NOISE * abs(best.nll))
+        alike = [t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= most]
         return max(alike, key=lambda trial: trial.bytes, default=best)
     if budget.max_accuracy_loss is not None:
         if before.accuracy is None:
