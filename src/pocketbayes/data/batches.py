@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +21,18 @@ from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, as_tenso
 from pocketbayes.data.validate import feature_range
 
 Source = TorchDataset | DataLoader
+
+
+class Rows(Protocol):
+    """Rows (x, y) by number, such as a list, or a data set of another library."""
+
+    def __getitem__(self, row: int, /) -> Any: ...
+
+    def __len__(self) -> int: ...
+
+
+Data: TypeAlias = TorchDataset | DataLoader | tuple[Any, Any] | Rows
+"""Data as users have them: a data set, a loader, or a pair (x, y) of arrays; x may be several inputs by name."""
 VALUES_IN_FLIGHT = 32 * 3 * 224 * 224
 """Input values per batch of a prediction, for which a ResNet-50 takes about 0.5 GB."""
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.metrics.accumulators import Sums
@@ -24,7 +24,7 @@ from pocketbayes.propagation import Ask
 
 def fit_stopping(
     net: Net,
-    val: Any,
+    val: Data,
     *,
     max_rise: float = 0.005,
     max_passes: float | None = None,

@@ -13,7 +13,7 @@ from torch import Tensor
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.progress import Display, Show, display
-from pocketbayes.data.batches import as_source, batch_size_for, batches, size_of
+from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, size_of
 from pocketbayes.inference.evaluation import stream
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
@@ -29,7 +29,7 @@ FACTORS = (1e-3, 1e3)
 
 def calibrate(
     net: Net,
-    val: Any,
+    val: Data,
     *,
     samples: int = 30,
     propagation: str | None = None,
@@ -59,7 +59,7 @@ def calibrate(
 
 
 def _calibrate(
-    net: Net, val: Any, samples: int, propagation: str | None, batch_size: int, seed: int, bar: Display
+    net: Net, val: Data, samples: int, propagation: str | None, batch_size: int, seed: int, bar: Display
 ) -> Net:
     first = members(net)[0]
     ask = Ask(samples=samples, propagation=propagation, batch_size=batch_size, seed=seed).checked()
@@ -90,7 +90,7 @@ def _calibrate(
     return fit_conformal(plain, val, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed)
 
 
-def _fit_temperature(net: Net, val: Any, ask: Ask, before: Calibration, bar: Display) -> Calibration:
+def _fit_temperature(net: Net, val: Data, ask: Ask, before: Calibration, bar: Display) -> Calibration:
     likelihood, device = likelihood_of(net), members(net)[0].device
     ignore = None if likelihood is None else likelihood.ignore_index
     curves, labels, classes = [], [], 0
@@ -134,7 +134,7 @@ def _nll_by_temperature(net: Net, x: Any, y: Tensor, places: Tensor, ask: Ask) -
 
 
 def fit_conformal(
-    net: Net, val: Any, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
+    net: Net, val: Data, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
 ) -> Net:
     """Give `Prediction.sets(level)` and `Prediction.interval(level)` guaranteed coverage.
 
@@ -174,7 +174,7 @@ def fit_conformal(
 
 def fit_variance_scale(
     net: Net,
-    val: Any,
+    val: Data,
     *,
     propagation: str = "moments",
     readout: Readout = "sample",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.model_lock import copy_model
+from pocketbayes.data.batches import Data
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.shift import noisy
 from pocketbayes.inference.evaluation import evaluate, stream
@@ -66,7 +67,7 @@ def _pruned(network: Network, fraction: float, by: Criterion) -> Network:
 
 
 def pruning_curve(
-    net: Net, data: Any, fractions: Sequence[float] = FRACTIONS, by: Criterion = "magnitude", **settings: Any
+    net: Net, data: Data, fractions: Sequence[float] = FRACTIONS, by: Criterion = "magnitude", **settings: Any
 ) -> list[dict[str, float]]:
     """Measure accuracy and NLL at increasing fractions of pruned weights, without retraining.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
-from pocketbayes.data.batches import as_source, batch_size_for, batches, info_of, size_of
+from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, info_of, size_of
 from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered, dee
 from pocketbayes.inference.passes import Density, OtherPasses, Passes, RealPasses
@@ -23,7 +23,7 @@ from pocketbayes.propagation.readout import Readout
 
 def evaluate(
     net: Net,
-    data: Any,
+    data: Data,
     *,
     samples: int = 30,
     propagation: str | None = None,
@@ -84,7 +84,7 @@ def evaluate(
 
 
 def stream(
-    net: Net, data: Any, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: ProcessGroup = ALONE
+    net: Net, data: Data, ask: Ask, *, on_pass: Callable[[], object] | None = None, team: ProcessGroup = ALONE
 ) -> Iterator[tuple[Passes, Tensor]]:
     """Yield the predictions and targets of each batch; data and settings are those of `evaluate`."""
     ask, source, device = ask.checked(), as_source(data), members(net)[0].device

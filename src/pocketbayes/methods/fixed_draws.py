@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.seeds import derive_seed
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.methods.recalibration import (
     Statistics,
     batch_norm_statistics,
@@ -22,7 +22,7 @@ from pocketbayes.posteriors import Point
 
 def fix_draws(
     net: Network,
-    data: Any = None,
+    data: Data | None = None,
     *,
     samples: int = 10,
     seed: int = 0,

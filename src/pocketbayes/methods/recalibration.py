@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.network import Net, members
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -23,7 +23,7 @@ MIN_IMAGES_RELATIVE = 64
 SMALLEST_VARIANCE = 1e-10
 
 
-def recalibrate(net: Net, data: Any, batch_size: int = 256, *, relative_to: Net | None = None) -> None:
+def recalibrate(net: Net, data: Data, batch_size: int = 256, *, relative_to: Net | None = None) -> None:
     """Set the running mean and variance of every batch norm to those of the network at its posterior mean.
 
     Training records the statistics of drawn or changing weights; predictions at the mean, and networks with averaged,

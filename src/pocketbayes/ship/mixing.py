@@ -7,7 +7,6 @@ import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.data.validate import checked_inputs
 from pocketbayes.files import container, network_file
@@ -41,7 +40,7 @@ def mixture(
     weights: Sequence[float] | None = None,
     *,
     model: nn.Module | None = None,
-    data: Any = None,
+    data: Data | None = None,
     samples: int = 10,
 ) -> Mixture:
     """Combine trained networks of one task: `p(y | x) = sum_k weight_k p(y | x, network_k)`.
@@ -192,7 +191,7 @@ def _difference(one: Info, two: Info) -> tuple[str, object, object] | None:
     return None
 
 
-def _check_outputs(net: Mixture, names: Sequence[str], data: Any) -> None:
+def _check_outputs(net: Mixture, names: Sequence[str], data: Data | None) -> None:
     """Reject members that do not accept the inputs of the others or have other output shapes."""
     info = members(net)[0].info
     if info is None and data is None:
@@ -241,7 +240,7 @@ def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
         )
 
 
-def _warn_of_weak(net: Mixture, names: Sequence[str], data: Any, samples: int) -> None:
+def _warn_of_weak(net: Mixture, names: Sequence[str], data: Data, samples: int) -> None:
     """Warn of members that are far worse than the rest on some data, with the figures."""
     measures = [evaluate(network, data, samples=samples) for network in members(net)]
     errors = [_error(each) for each in measures]

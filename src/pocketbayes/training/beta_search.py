@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.data.batches import as_source, batches
+from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.inference.curves import pruned
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.inference.metrics import ood_scores
@@ -59,8 +59,8 @@ class Search:
 def search_beta(
     method: VariationalMethod,
     model: nn.Module,
-    train: Any,
-    val: Any,
+    train: Data,
+    val: Data,
     *,
     betas: Sequence[float] = BETAS,
     epochs: int = 1,
@@ -68,7 +68,7 @@ def search_beta(
     seed: int = 0,
     samples: int = 10,
     by: str | Callable[[Net], float] = "nll",
-    ood: Any = None,
+    ood: Data | None = None,
     **settings: Any,
 ) -> Search:
     """Search the weight of the KL by successive halving (Jamieson and Talwalkar 2016).
@@ -120,7 +120,7 @@ def search_beta(
         alive = {beta: alive[beta] for beta in best[: max(1, math.floor(keep * len(best)))]}
 
 
-def _score(by: str, net: Net, measures: dict[str, float], val: Any, ood: Any, samples: int) -> float:
+def _score(by: str, net: Net, measures: dict[str, float], val: Data, ood: Any, samples: int) -> float:
     """Return the criterion of a network, lower is better."""
     if by == "nll":
         return loss_of(measures)

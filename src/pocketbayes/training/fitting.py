@@ -17,7 +17,7 @@ from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import hold
 from pocketbayes.base.seeds import seed_generators
 from pocketbayes.data import Info
-from pocketbayes.data.batches import as_source, describe_training
+from pocketbayes.data.batches import Data, as_source, describe_training
 from pocketbayes.data.validate import check_tables
 from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
@@ -33,9 +33,9 @@ from pocketbayes.training.tuning import tune_steps
 def fit(
     method: Method | str,
     model: nn.Module,
-    train: Any,
+    train: Data,
     *,
-    val: Any = None,
+    val: Data | None = None,
     epochs: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -166,8 +166,8 @@ def bayesianize(
     model: nn.Module,
     method: Method | str = "bbb",
     *,
-    data: Any = None,
-    val: Any = None,
+    data: Data | None = None,
+    val: Data | None = None,
     examples: float | None = None,
     delta: float | None = None,
     seed: int = 0,
@@ -205,8 +205,9 @@ def bayesianize(
         start = model if isinstance(model, Network) else Deterministic().init(model)
         return fit(method, start, data, seed=seed, progress=progress)
     elif isinstance(method, VariationalMethod):
-        given = {"val": val, "examples": examples, "delta": delta, "seed": seed, "progress": progress}
-        net = with_curvature_stds(method, model, data, **given)
+        net = with_curvature_stds(
+            method, model, data, val=val, examples=examples, delta=delta, seed=seed, progress=progress
+        )
     else:
         raise UserError(f"{method.name!r} has no stds to estimate: omit data=")
     for network in members(net):

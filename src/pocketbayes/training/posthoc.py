@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Display, Show, display
-from pocketbayes.data.batches import Source, as_source, batches, size_of
+from pocketbayes.data.batches import Data, Source, as_source, batches, size_of
 from pocketbayes.data.model_inputs import Inputs
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.likelihoods import default_likelihood
@@ -38,9 +38,9 @@ PAST_LEAST = 1.05
 def with_curvature_stds(
     method: Method,
     model: nn.Module,
-    data: Any,
+    data: Data,
     *,
-    val: Any = None,
+    val: Data | None = None,
     examples: float | None = None,
     delta: float | None = None,
     seed: int = 0,

@@ -17,6 +17,7 @@ from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import METRICS_FILE, MODEL_FILE
+from pocketbayes.data.batches import Data
 from pocketbayes.files import network_file
 from pocketbayes.methods.ensemble import Ensemble
 from pocketbayes.network import Mixture, Net, Network, members
@@ -66,7 +67,7 @@ def fit_members(
     fit: Callable[..., Net],
     method: Ensemble,
     model: nn.Module,
-    train: Any,
+    train: Data,
     *,
     out: Path | None,
     resume: bool,
@@ -111,7 +112,7 @@ def fit_members(
 
 
 def _train_member(
-    fit: Callable[..., Net], method: Any, model: nn.Module, train: Any, folder: Path, settings: Mapping[str, Any]
+    fit: Callable[..., Net], method: Any, model: nn.Module, train: Data, folder: Path, settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
     """Train one member, from its checkpoint if there is one, and return it with its metrics."""
     folder.mkdir(parents=True, exist_ok=True)

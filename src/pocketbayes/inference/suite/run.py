@@ -13,7 +13,7 @@ from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
-from pocketbayes.data.batches import Source, as_source, info_of, size_of
+from pocketbayes.data.batches import Data, Source, as_source, info_of, size_of
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.folders import require
 from pocketbayes.data.shift import CORRUPTIONS, SEVERITIES, noisy, rotated
@@ -38,7 +38,7 @@ Corrupted = Callable[[str, int], Source | None]
 
 def evaluate_suite(
     net: Net,
-    data: Any,
+    data: Data,
     *,
     ood: Mapping[str, Any] | None = None,
     shift: Sequence[str] = (),

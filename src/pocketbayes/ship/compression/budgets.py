@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.progress import Show, display
+from pocketbayes.data.batches import Data
 from pocketbayes.files.packing import Precision
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Mixture, Net, Network, members
@@ -29,8 +29,8 @@ PRECISIONS = (
 
 def compress(
     net: Net | nn.Module,
-    train: Any,
-    val: Any,
+    train: Data,
+    val: Data,
     *,
     bits: float | None = None,
     max_bytes: int | None = None,
