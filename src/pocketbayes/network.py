@@ -19,7 +19,7 @@ from pocketbayes.base.allocation import keep_freed_memory, keep_freed_vectors
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.model_lock import MODEL_LOCK, copy_model, state_of
+from pocketbayes.base.model_lock import MODEL_LOCK, copy_model
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput
@@ -284,12 +284,7 @@ class Network(nn.Module):
         return x.to(self.device, self.posterior.held_moments()[0].dtype if point is None else point.dtype)
 
     def with_posterior(self, posterior: Posterior, **settings: Any) -> Network:
-        """Return a network of this model with another posterior, which takes the model over.
-
-        Args:
-            posterior: The posterior.
-            **settings: Arguments of `Network` that are to change.
-        """
+        """Return a network with another posterior, which takes the model over, and changed settings of `Network`."""
         settings = {"prior": self.prior, "likelihood": self.likelihood, "propagation": self.propagation} | settings
         net = Network(self.model, posterior, **settings)
         net.info, net.method = self.info, self.method
@@ -307,9 +302,14 @@ class Network(nn.Module):
         self.layout.write(model, flat)
         return model
 
+    def points(self) -> dict[str, Tensor]:
+        """Return the model's parameters and buffers outside the posterior, while no thread has weights in it."""
+        with MODEL_LOCK:
+            return dict(self.model.state_dict())
+
     def census(self) -> Census:
         """Count the stored values, including the model's point parameters and buffers."""
-        outside = list(state_of(self.model).values())
+        outside = list(self.points().values())
         points = Census(
             weights=0,
             stored={},

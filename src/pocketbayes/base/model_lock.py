@@ -6,7 +6,7 @@ import copy
 from threading import RLock
 from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -18,9 +18,3 @@ def copy_model(model: Model) -> Model:
     """Copy a model while no thread has weights in it."""
     with MODEL_LOCK:
         return copy.deepcopy(model)
-
-
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's parameters and buffers while no thread has weights in it."""
-    with MODEL_LOCK:
-        return dict(model.state_dict())

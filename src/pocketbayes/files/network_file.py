@@ -18,7 +18,7 @@ from pocketbayes import models, posteriors
 from pocketbayes.base.arguments import check_path
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.model_lock import copy_model, state_of
+from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -137,14 +137,14 @@ def describe(net: Net) -> dict[str, Any]:
         networks = [describe(network) for network in net]
         return {"networks": networks, **{name: value for name, value in known.items() if value is not None}}
     (net,) = members(net)
-    propagation, first, spec = net.propagation, net.first_stds, models.spec_of(net.model)
+    propagation, first, state, spec = net.propagation, net.first_stds, net.points(), models.spec_of(net.model)
     return {
         **({} if first is None else {"first_stds": {"positions": first.positions, "stds": first.stds}}),
         **({} if net.health is None else {"health": asdict(net.health)}),
         "method": net.method,
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
-        "state": state_of(net.model),
+        "state": state,
         "posterior": _module(net.posterior),
         "layout": net.layout.to_json(),
         "prior": _module(net.prior),

@@ -67,7 +67,6 @@ class Loop:
         several = self.run.team.size > 1
         self.steps_between_reads = 1 if several else steps_between_reads(self.run.fabric.device)
         self.compiled = compiled_call(self.network) if self.training.compile else None
-        self.has_batch_norm = has_batch_norm(self.network)
 
     def epoch(self) -> None:
         """Train from the current step to the end of the epoch."""
@@ -187,7 +186,7 @@ class Loop:
         run, size = self.run, sum(len(inputs) for inputs, _ in parts)
         samples = self.method.train_samples if self.network.is_random else 1
         paired = self.method.antithetic and self.network.is_random
-        if paired and samples == 1 and not self.has_batch_norm:  # batch norm needs the whole batch
+        if paired and samples == 1 and not has_batch_norm(self.network):  # batch norm needs the whole batch
             parts = [half for inputs, targets in parts for half in zip(inputs.chunk(2), targets.chunk(2))]
         synced = self.training.sync_batch_norm and run.team.size > 1
         joint = JointBatchNorm(run.team, counted=weight > 0) if synced else nullcontext()
@@ -257,11 +256,10 @@ class Loop:
             noted = self.method.after_epoch(self.network, run.stage.name, at.epoch)
         else:
             noted = run.stage.after_epoch(self.network, at.epoch)
+        with torch.no_grad():
+            kl = {} if "kl" in at.sums else {"kl": float(self.network.kl())}
         row: dict[str, Any] = {"stage": run.stage.name, "epoch": at.epoch + 1}
-        row |= {name: total / max(steps, 1) for name, total in at.sums.items()}
-        if "kl" not in row:
-            with torch.no_grad():
-                row["kl"] = float(self.network.kl())
+        row |= {name: total / max(steps, 1) for name, total in at.sums.items()} | kl
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row |= noted or {}
         if run.val is not None:

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.base.errors import NotFiniteAnswersError
-from pocketbayes.base.model_lock import state_of
 from pocketbayes.base.progress import Display
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
@@ -309,7 +308,7 @@ class Sweep:
             recipes.insert(0, replace(layer, units="network", balanced=False))
         if has_stds:
             recipes.append(replace(recipes[0], std_units="code"))
-        points = sum(tensor.numel() for tensor in state_of(members(self.net)[0].model).values())
+        points = sum(tensor.numel() for tensor in members(self.net)[0].points().values())
         codes = self.estimate(recipes[0], 1) if size is None else AIM * size - POINT_BYTES * points
         return [recipe_of_size(self.estimate, recipe, 1, codes) for recipe in recipes]
 
