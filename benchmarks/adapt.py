@@ -28,6 +28,7 @@ RESULTS = Path(__file__).parent / "results" / "adapt.json"
 FOLDERS, IMAGES_PER_FOLDER, SIDE = 10, 30, 64
 NETWORKS = {
     "timm:mobilenetv3_small_050": 1000,
+    "timm:tf_efficientnet_lite0": 1000,
     "timm:resnet18": 1000,
 }
 """Models and their numbers of classes; the folders contain images of the first ten classes."""
@@ -81,8 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=list(NETWORKS))
     for name in parser.parse_args().names:
+        measured = measure(name, NETWORKS[name])
         results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        results[name] = measure(name, NETWORKS[name])
+        results[name] = measured
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(name, f"{results[name]['cpu_seconds']:.0f} CPU seconds")
 

@@ -69,6 +69,14 @@ def test_adapt_matches_folders_with_the_models_classes(named: Path) -> None:
     assert test.info.input_shape == (3, 32, 32)
 
 
+def test_adapt_holds_out_more_of_a_small_folder(named: Path) -> None:
+    weights, images, names = (named / "weights.pt", str(named / "images"), str(named / "classes.txt"))
+    _, (train, val, test) = _load("timm:mobilenetv3_small_050", weights, images, names, 32, None)
+    assert len(train) + len(val) + len(test) == 24
+    assert len(test) == 7  # 0.3 of 24 images
+    assert len(val) == 5
+
+
 def test_adapt_asks_for_missing_class_names(named: Path) -> None:
     with pytest.raises(pb.UserError, match="name all with --classes"):
         _load("timm:mobilenetv3_small_050", named / "weights.pt", str(named / "images"), None, 32, None)
@@ -78,6 +86,14 @@ def test_adapt_uses_the_preprocessing_of_timm(named: Path) -> None:
     tree = _trained_preprocessing("timm:mobilenetv3_small_050", {"name": "imagefolder"})
     assert tree["size"] == 224
     assert tree["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_adapt_uses_the_preprocessing_of_torchvision() -> None:
+    pytest.importorskip("torchvision")
+    tree = _trained_preprocessing("torchvision:resnet18", {"name": "imagefolder"})
+    assert (tree["size"], tree["crop_fraction"]) == (224, 0.875)
+    assert tree["mean"] == [0.485, 0.456, 0.406]
+    assert _trained_preprocessing("mlp", {"name": "imagefolder"}) == {}
 
 
 def test_match_classes_rejects_a_folder_of_another_name(tmp_path: Path) -> None:

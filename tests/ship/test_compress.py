@@ -262,3 +262,15 @@ def test_compress_keeps_learned_stds_with_the_codes() -> None:
         (mean, std), (wanted_mean, wanted_std) = made.posterior.moments(), net.posterior.moments()
         assert torch.corrcoef(torch.stack([std, wanted_std]))[0, 1] > 0.95
         assert torch.corrcoef(torch.stack([mean, wanted_mean]))[0, 1] > 0.95
+
+
+def test_compress_tries_finer_codes_until_a_loss_allows_one(
+    trained: pb.Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "PROBE", 3.0)
+    monkeypatch.setattr(sweep, "LAMBDAS", (1.0, 3.0))
+    monkeypatch.setattr(sweep, "FINER", 10.0)
+    usual = {"max_nll_loss": 0.02}
+    found = run(trained, **usual)
+    assert found.chosen is not found.before
+    assert found.chosen.how["lam"] < 1.0

@@ -32,6 +32,10 @@ from pocketbayes.training.fitting import bayesianize
 
 MEASURES = ("accuracy", "nll", "ece")
 STEPS = 5
+HELD_OUT, MAX_HELD_OUT_FRACTION = 100, 0.3
+"""Images for validation and for testing, of folders with few: nothing is trained, so they are worth more there than
+among the training images. A network of ours keeps the split of its training, which must not leak into the test."""
+USUAL_FRACTION = 0.1
 SWEEP_SAMPLES = 3
 """Weight samples per measurement of a candidate file, at most: all candidates see the same noise."""
 
@@ -151,6 +155,7 @@ def _load(
         if first.classes is None:
             raise UserError(f"{data} has no classes: adapt is for classification")
         net = _by_name(model, weights, first, _class_names(classes))
+        tree |= _held_out(tree, data_dir)
     part = check_data(tree)
     train, val, test = (load_for(given, net, part, split, data_dir) for split in ("train", "val", "test"))
     return net, (train, val, test)
@@ -160,13 +165,29 @@ def _sized(tree: dict[str, Any], size: int | None) -> dict[str, Any]:
     return {"size": size} if size is not None and tree["name"] == "imagefolder" else {}
 
 
-def _trained_preprocessing(model: str, tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the size, crop and normalisation with which timm trained a model; nothing for other models."""
-    if not model.startswith("timm:") or tree["name"] != "imagefolder":
-        return {}
+def _held_out(tree: dict[str, Any], data_dir: Path | None) -> dict[str, Any]:
+    """Return the fractions of validation and test images of a folder of images, more than usual if they are few."""
+    from pocketbayes.recipes import check_data
 
-    prepared = read_transform(require("timm.data").resolve_model_data_config(models.build(model)))
-    assert prepared.size is not None, "timm's configuration has a size"
+    if tree["name"] != "imagefolder":
+        return {}
+    part = check_data(tree)
+    images = sum(len(part.load(split, data_dir)) for split in ("train", "val", "test"))
+    fraction = min(MAX_HELD_OUT_FRACTION, HELD_OUT / images)
+    return {"test_fraction": fraction, "val_fraction": fraction} if fraction > USUAL_FRACTION else {}
+
+
+def _trained_preprocessing(model: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the size, crop and normalisation with which timm or torchvision trained a model; nothing for others."""
+    library, _, name = model.partition(":")
+    if library not in ("timm", "torchvision") or tree["name"] != "imagefolder":
+        return {}
+    module = models.build(model)
+    if library == "timm":
+        prepared = read_transform(require("timm.data").resolve_model_data_config(module))
+    else:
+        prepared = read_transform(require("torchvision.models").get_model_weights(name).DEFAULT.transforms())
+    assert prepared.size is not None, "both libraries give a size"
     found = {"size": prepared.size[0], "crop_fraction": prepared.crop_fraction}
     return {**found, "mean": list(prepared.mean), "std": list(prepared.std)}
 

@@ -70,7 +70,8 @@ def _number(cell: str, path: Path, line: int, heading: str) -> float:
     try:
         return float(cell)
     except ValueError:
-        raise UserError(f"{path}, line {line}: {heading} is {cell!r}, not a number; encode it as numbers") from None
+        way_out = "encode text as numbers (docs/convert.md, regression)" if cell else "fill or remove missing values"
+        raise UserError(f"{path}, line {line}: {heading} is {cell!r}, not a number; {way_out}") from None
 
 
 def _column(cells: list[str]) -> npt.NDArray[Any]:

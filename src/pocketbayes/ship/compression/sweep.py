@@ -59,6 +59,8 @@ TUNINGS = 3
 """Networks that are trained at most."""
 TUNED_MARGIN = 1.01
 """Factor of lambda that keeps a trained network, whose codes differ a little, within a size."""
+FINER, FINER_POINTS = 3.0, 3
+"""Factor of lambda between points that are finer than the usual ones, and how many there are at most."""
 COARSER = 1.4
 """Factor of lambda between two of them, as long as a loss allows it."""
 CHECK_SAMPLES, CHECK_EXAMPLES = 30, 16
@@ -283,8 +285,18 @@ class Sweep:
             trial = next(near, None) or self.coded(replace(self.recipe, lam=lam))
             is_last = lam >= lambdas[-1] and (limit or not fits_budget(trial, budget, before, self.weights))
             if is_last or trial.nll > before.nll + HOPELESS:
-                return
+                break
             lam = next((each for each in lambdas if each > lam), lam * STEP_BEYOND)
+        if limit is None:
+            self.trace_finer(budget, lambdas[0])
+
+    def trace_finer(self, budget: Budget, lam: float) -> None:
+        """Measure ever finer codes while none keeps within a loss: the alternative is a file without codes."""
+        for _ in range(FINER_POINTS):
+            if any(fits_budget(t, budget, self.trials[0], self.weights) for t in self.trials if "lam" in t.how):
+                return
+            lam /= FINER
+            self.coded(replace(self.recipe, lam=lam))
 
     def choose_units(self, probes: list[Recipe], finest: float) -> None:
         """Choose the units of the codebook, by fine codes if coarse ones are too coarse to tell them apart."""
