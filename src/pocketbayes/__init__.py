@@ -43,7 +43,7 @@ from pocketbayes.methods import (
 )
 from pocketbayes.methods.fixed_draws import fix_draws
 from pocketbayes.methods.recalibration import recalibrate
-from pocketbayes.network import Mixture, Net, Network
+from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.posteriors.layout import Layout
@@ -77,11 +77,13 @@ else:
 
 def kl(net: Net) -> Tensor:
     """Compute KL(q || prior) in nats, the sum over all random weights, neither averaged nor scaled."""
+    members(net)  # reject anything else
     return net.kl()
 
 
 def census(net: Net) -> Census:
     """Count the values that the network stores."""
+    members(net)  # reject anything else
     return net.census()
 
 

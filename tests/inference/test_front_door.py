@@ -124,3 +124,36 @@ def test_predict_by_full_moments_takes_huge_random_weights(magnitude: float) -> 
         warnings.simplefilter("ignore")  # the non-finite value comes last
         found = pb.predict(net, torch.randn(20, 3), propagation="moments-full")
     assert found.mean.shape == (20, 4)
+
+
+DATA = torch.linspace(-1, 1, 60).view(20, 3), torch.arange(20) % 2
+OTHER = DATA[0][:, :2], DATA[1]
+
+VERBS: dict[str, Any] = {
+    "kl of a model": lambda net: pb.kl(nn.Linear(3, 2)),  # type: ignore[arg-type]
+    "census of nothing": lambda net: pb.census(None),  # type: ignore[arg-type]
+    "a level of text": lambda net: pb.predict(net, DATA[0], 2).sets("0.9"),  # type: ignore[arg-type]
+    "no level": lambda net: pb.predict(net, DATA[0], 2).sets(None),  # type: ignore[arg-type]
+    "compress nothing": lambda net: pb.compress(None, DATA, DATA),  # type: ignore[arg-type]
+    "bits of text": lambda net: pb.compress(net, DATA, DATA, bits="4"),  # type: ignore[arg-type]
+    "infinite bits": lambda net: pb.compress(net, DATA, DATA, bits=float("inf")),
+    "a count of text": lambda net: pb.compress(net, DATA, DATA, count="a"),  # type: ignore[arg-type]
+    "weights that overflow": lambda net: pb.mixture([net, net], weights=[1e308, 1e308]),
+    "export to a number": lambda net: pb.export_onnx(net, 3),  # type: ignore[arg-type]
+    "export of samples of text": lambda net: pb.export_onnx(net, "net.onnx", samples="a"),  # type: ignore[arg-type]
+    "evaluate other features": lambda net: pb.evaluate(net, OTHER),
+    "conformal sets by other features": lambda net: pb.fit_conformal(net, OTHER),
+}
+
+
+@pytest.fixture(scope="module")
+def trained() -> pb.Network:
+    net = pb.fit("bbb", nn.Linear(3, 2), DATA, epochs=1, progress=False)
+    assert isinstance(net, pb.Network)
+    return net
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # few examples
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs_refuse_nonsense_with_one_line(name: str, trained: pb.Network) -> None:
+    refused(lambda: VERBS[name](trained))

@@ -61,6 +61,6 @@ def checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | 
         raise UserError(f"{len(values)} weights for {count} networks: give one per network")
     if not all(math.isfinite(value) and value >= 0 for value in values):
         raise UserError(f"weights must be finite and not negative, not {list(values)}")
-    if abs(math.fsum(values) - 1) > 1e-6:
-        raise UserError(f"weights must sum to 1, not to {math.fsum(values):g}: divide each by that")
+    if max(values) > 2 or abs(math.fsum(values) - 1) > 1e-6:
+        raise UserError(f"weights must sum to 1, not to {sum(values):g}: divide each by that")
     return None if len(set(values)) == 1 else values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 from pocketbayes.base.errors import UserError
@@ -90,7 +91,7 @@ class Conformal:
         return cls(**{**values, "scores": tuple(map(float, values["scores"]))})
 
 
-def check_level(level: float) -> None:
+def check_level(level: Any) -> None:
     """Reject a level outside (0, 1)."""
-    if not 0 < level < 1:
-        raise UserError(f"level must lie between 0 and 1, such as 0.9, not {level}")
+    if not isinstance(level, Real) or not 0 < float(level) < 1:
+        raise UserError(f"level must lie between 0 and 1, such as 0.9, not {level!r}")

@@ -68,17 +68,9 @@ def predict(
     ask = Ask(samples, propagation, seed, batch_size, readout, classes, variance_scale, adaptive).checked()
     info = members(net)[0].info
     x = checked_inputs(x, info)
-    try:
-        with nullcontext() if low_memory else _all_decoded(net):
-            parts = x.split(batch_size_for(x.shape[1:], ask.batch_size))
-            prediction = Prediction.cat([run_passes(net, batch, ask).summary() for batch in parts])
-    except RuntimeError as error:
-        if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
-            raise
-        raise UserError(
-            f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
-            f"{tuple(info.input_shape)}, normalised real numbers ({str(error).splitlines()[0]})"
-        ) from error
+    with nullcontext() if low_memory else _all_decoded(net):
+        parts = x.split(batch_size_for(x.shape[1:], ask.batch_size))
+        prediction = Prediction.cat([run_passes(net, batch, ask).summary() for batch in parts])
     _warn_if_not_finite(prediction, x)
     names = info.class_names if info is not None else None
     return replace(prediction, conformal=members(net)[0].conformal, class_names=names)
@@ -109,7 +101,26 @@ def _is_finite(x: ModelInput) -> bool:
 def run_passes(
     net: Net, x: ModelInput, ask: Ask, *, target: Tensor | None = None, on_pass: Callable[[], object] | None = None
 ) -> Passes:
-    """Summarise all passes over one batch; `on_pass` is called after each of them, for progress."""
+    """Summarise all passes over one batch; `on_pass` is called after each of them, for progress.
+
+    Raises:
+        UserError: If the network does not take inputs of another shape or type than in training.
+    """
+    try:
+        return _run_passes(net, x, ask, target, on_pass)
+    except RuntimeError as error:
+        info = members(net)[0].info
+        if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
+            raise
+        raise UserError(
+            f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
+            f"{tuple(info.input_shape)}, normalised real numbers ({str(error).splitlines()[0]})"
+        ) from error
+
+
+def _run_passes(
+    net: Net, x: ModelInput, ask: Ask, target: Tensor | None, on_pass: Callable[[], object] | None
+) -> Passes:
     if ask.adaptive:
         from pocketbayes.inference.adaptive import settle
 

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pocketbayes import models
+from pocketbayes.base.arguments import check_path
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, made_up, tensors_of
@@ -71,7 +72,7 @@ def export_onnx(
     Raises:
         UserError: If the model has an operation that cannot be exported.
     """
-    return _export(net, Path(path), mode, samples, seed, example, readout, {})
+    return _export(net, check_path(path, "path="), mode, samples, seed, example, readout, {})
 
 
 def export_members(
@@ -161,8 +162,8 @@ def _check(mode: str, samples: int, readout: str) -> None:
         )
     if mode not in get_args(Mode):
         raise UnknownNameError("mode", mode, get_args(Mode))
-    if samples < 1:
-        raise UserError(f"samples must be at least 1, not {samples}")
+    if not isinstance(samples, int) or samples < 1:
+        raise UserError(f"samples must be a whole number of at least 1, not {samples!r}")
     if readout not in ("probit", "taylor"):
         raise UnknownNameError("readout of a graph", readout, ("probit", "taylor"))
 

@@ -72,10 +72,12 @@ def compress(
         UserError: If no file fits the budget, or the network cannot be measured.
     """
     budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
+    if not isinstance(net, nn.Module):
+        raise UserError(f"expected a network, a mixture or a torch module to compress, not {type(net).__name__}")
     if not isinstance(net, (Network, Mixture)):
         net = Deterministic().init(net)
-    if count is not None and not 1 <= count <= len(members(net)):
-        raise UserError(f"count={count}: the mixture has {len(members(net))} members")
+    if count is not None and not (isinstance(count, int) and 1 <= count <= len(members(net))):
+        raise UserError(f"count={count!r}: the mixture has {len(members(net))} members")
     if isinstance(net, Mixture):
         net = best_first(net, val, samples, seed, count)
     with display(progress) as bar:

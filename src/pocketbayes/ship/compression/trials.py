@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,8 @@ class Budget:
         given = [value for value in vars(self).values() if value is not None]
         if len(given) > 1:
             raise UserError("give only one budget: bits, max_bytes, max_nll_loss or max_accuracy_loss")
+        if given and not (isinstance(given[0], Real) and math.isfinite(given[0])):
+            raise UserError(f"a budget must be a finite number, not {given[0]!r}")
         if given and not given[0] >= 0:
             raise UserError(f"a budget must not be negative: {given[0]}")
 
