@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -64,7 +65,7 @@ class Gaussian(torch.Tensor):
         """Make a Gaussian from a mean and either a variance or a std; a std saves square roots in draws."""
         if (var is None) == (std is None):
             raise ValueError("a Gaussian takes either var or std")
-        self = mean.as_subclass(cls)
+        self = _wrapping(mean, cls)
         self.loc = mean  # as_subclass(torch.Tensor) inside a rule would break torch.compile(fullgraph=True)
         self._var, self._std = var, std
         self.rules = rules
@@ -99,6 +100,27 @@ class Gaussian(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Gaussian(loc={self.loc!r}, variance={self.variance!r})"
+
+
+def _wrapping(mean: Tensor, cls: type[Gaussian]) -> Gaussian:
+    """Return a Gaussian of the mean's shape; in a trace by torch.export, tensors have no data to share with it."""
+    if not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+        return mean.as_subclass(cls)
+    made = torch.Tensor._make_wrapper_subclass(
+        _without_data(cls), mean.shape, strides=mean.stride(), dtype=mean.dtype, device=mean.device
+    )
+    assert isinstance(made, Gaussian)
+    return made
+
+
+@functools.cache
+def _without_data(cls: type[Gaussian]) -> type[Gaussian]:
+    """Return the class for Gaussians that have no values but their moments', so torch cannot compute with them."""
+
+    def refuse(_: type, op: Op, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{op} of a Gaussian without a rule")
+
+    return type(cls.__name__, (cls,), {"__torch_dispatch__": classmethod(refuse)})
 
 
 class Correlated(Gaussian):

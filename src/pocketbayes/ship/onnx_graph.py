@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from onnx_ir.passes import common
+from onnxscript import optimizer
 
 Array = npt.NDArray[Any]
 
@@ -177,6 +178,18 @@ def set_default(graph: ir.Graph, name: str, value: int) -> None:
     made = next(each for each in graph.inputs if each.name == name)
     made.const_value = ir.tensor(np.asarray(value, np.int64), name=name)
     graph.register_initializer(made)
+
+
+def fold_constants(model: ir.Model, limit: int) -> None:
+    """Inline functions and compute tensors of at most `limit` entries that depend on constants alone.
+
+    onnxscript's own optimiser also matches patterns, in time that grows with the square of the nodes; runtimes match
+    patterns when they load a graph.
+    """
+    common.InlinePass()(model)
+    optimizer.fold_constants(model, onnx_shape_inference=True, input_size_limit=limit, output_size_limit=limit)
+    common.RemoveUnusedNodesPass()(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def shrink_integers(graph: ir.Graph) -> None:
