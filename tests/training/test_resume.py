@@ -16,7 +16,7 @@ import torch
 import pocketbayes as pb
 from cases import tiny_data, tiny_model
 from pocketbayes.files import container
-from pocketbayes.training import checkpoint
+from pocketbayes.training import checkpoint, run
 from pocketbayes.training.checkpoint import check_random
 
 NAN = float("nan")
@@ -190,3 +190,15 @@ def test_resume_recognises_a_method_with_functions(tmp_path: Path) -> None:
     pb.fit(one, tiny_model(), tiny_data(), epochs=1, out=tmp_path, progress=False)
     pb.fit(same, tiny_model(), tiny_data(), epochs=2, out=tmp_path, progress=False, resume=True)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_resume_keeps_the_schedule_of_older_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of earlier versions had no schedule of their own."""
+    method, settings = pb.IVON(hess_decay=0.99), {"batch_size": 16, "progress": False}
+    whole = pb.fit(method, tiny_model(), tiny_data(), epochs=2, schedule="constant", **settings)
+    monkeypatch.setattr(run, "STAGE_SCHEDULES", "another mark")
+    pb.fit(method, tiny_model(), tiny_data(), epochs=1, schedule="constant", out=tmp_path, **settings)
+    monkeypatch.undo()
+    resumed = pb.fit(method, tiny_model(), tiny_data(), epochs=2, out=tmp_path, resume=True, **settings)
+    for ours, theirs in zip(resumed.posterior.moments(), whole.posterior.moments(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -18,7 +18,7 @@ from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.fused import blocks, softplus
 from pocketbayes.posteriors.priors import Empirical, Normal
 
-LEARNING_RATE = 0.3
+LEARNING_RATE = 0.5
 """Default learning rate, on the scale of SGD with momentum, not of Adam."""
 MEMORIES = 3.0
 """Number of times that the curvature's average is renewed in a stage, for the default `hess_decay`."""
@@ -67,8 +67,9 @@ class IVON(MeanFieldMethod):
             )
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
-        """Return one stage, with a learning rate on SGD's scale."""
-        return (Stage("train", begin=stds_at_begin(self.std_init, model), settings={"lr": LEARNING_RATE}),)
+        """Return one stage, with a falling rate on SGD's scale; at a constant one the means diverge."""
+        settings = {"lr": LEARNING_RATE, "schedule": "cosine"}
+        return (Stage("train", begin=stds_at_begin(self.std_init, model), settings=settings),)
 
     def kl_weight(self, progress: float) -> float:
         """Return 0: the optimiser's step includes the KL."""

@@ -21,6 +21,9 @@ from pocketbayes.propagation import find_propagation
 StdInit = float | Literal["relative", "curvature", "xavier"]
 CURVATURE_BATCHES = 8
 """Number of training batches for stds from curvature."""
+LOCAL_SCALE, BATCH_SCALE, CONVOLUTION_SCALE = 1.0, 0.6, 0.3
+"""The first std in units of a layer's weights: with noise per example, with one noise per batch, and for convolutions,
+whose weights act at many positions and so are known better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +37,14 @@ class MeanFieldMethod(VariationalMethod):
             number; "curvature", `1 / sqrt(N h + d)` with h the diagonal Fisher information on some batches and `d^-1/2`
             as "relative"; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out), as in 2DGBNN. A network with
             stds keeps them.
-        std_scale: See `std_init`.
+        std_scale: See `std_init`; None for 1 with local noise, else 0.6; and for 0.3 in convolutions.
         antithetic: None for True with weight samples, whose noise would otherwise drown the gradient, and an even
             number of passes.
     """
 
     propagation: Literal["sample", "local", "flipout"] = "sample"
     std_init: StdInit = "relative"
-    std_scale: float = 0.3
+    std_scale: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +61,9 @@ class MeanFieldMethod(VariationalMethod):
         start = Start.of(model, self.bayesian_bias, self.select)
         std = start.std
         if std is None:
-            std = first_std(start.layout, start.mean, self.std_init, self.std_scale)
+            usual = LOCAL_SCALE if self.propagation == "local" else BATCH_SCALE
+            scales = (usual, CONVOLUTION_SCALE) if self.std_scale is None else (self.std_scale, self.std_scale)
+            std = first_std(start.layout, start.mean, self.std_init, *scales)
         return self.network(start, MeanField(start.layout, start.mean, std), propagation=self.propagation)
 
     def stages(self, model: nn.Module) -> Sequence[Stage]:
@@ -102,7 +107,7 @@ def check_std_init(init: object) -> None:
         raise UserError(f"std_init must be a positive number, 'relative', 'curvature' or 'xavier', not {init!r}")
 
 
-def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1) -> Tensor:
+def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float, convolution: float | None = None) -> Tensor:
     """Return the initial stds, (n,).
 
     Args:
@@ -111,6 +116,7 @@ def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1
         init: One number for all; "relative", `relative` times the root mean square of each layer's weights, also the
             start of "curvature" before there are data; or "xavier", |u| with u uniform in +-0.01 / sqrt(n_in + n_out).
         relative: See `init`.
+        convolution: The same for convolutions; None for `relative`.
     """
     if isinstance(init, (int, float)):
         return torch.full_like(mean, float(init))
@@ -121,7 +127,8 @@ def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float = 0.1
         if init != "xavier":
             scale = float(mean[slot.start : slot.stop].square().mean().sqrt())
             usual = (max(fan_in, 1) * receptive) ** -0.5  # for layers that start at 0
-            parts.append(mean.new_full((slot.size,), relative * (scale or usual)))
+            share = convolution if convolution is not None and len(slot.shape) > 2 else relative
+            parts.append(mean.new_full((slot.size,), share * (scale or usual)))
         else:
             fans = (slot.shape[0] + fan_in) * receptive
             parts.append(torch.rand(slot.size, dtype=mean.dtype, device=mean.device) * (0.01 / fans**0.5))

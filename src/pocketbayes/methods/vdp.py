@@ -37,7 +37,6 @@ class DensityPropagation(VariationalMethod):
         beta: The weight of the KL: if it is too large the network collapses, if too small it is no longer Bayesian.
     """
 
-    empirical_beta = 0.05
     loss: GaussianLoss = "cross-entropy"
     variance: Literal["weight", "row"] = "weight"
     std_init: StdInit = "relative"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -27,6 +27,10 @@ from pocketbayes.posteriors.priors import Empirical, Prior
 from pocketbayes.posteriors.shared import Blend, Draw
 
 SMALLEST_STD = 1e-8
+RELATIVE_STD = 0.2
+"""The first std of the mean-field network in units of each layer's weights."""
+EM_STEPS, EM_GAUSSIANS = 30, 1000
+"""The default number of EM steps, and of Gaussians below which there are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,10 @@ class WeightSharing(PlaneOptions, VariationalMethod):
         scope: One plane for the whole "network", or one per "layer".
         draw: "shared", "shared-noise" or "independent"; see `Shared`.
         blend: "convex" or, for evaluation, "mixture".
-        std_init: The initial stds of the mean-field network.
+        iterations: EM steps after K-means; None for 30, and 0 with fewer than 1000 Gaussians, where EM makes some so
+            wide that they blur the means. The paper uses EM.
+        std_init: The initial stds of the mean-field network, as in `MeanFieldVI`, but "relative" is 0.2 of each layer's
+            weights; "xavier" in the paper.
         pretrain_epochs: Epochs of the deterministic network; None for the run's.
         meanfield_epochs: Epochs of the mean-field network.
         gradient_batches: Number of training batches for averaging gradients; None for all.
@@ -56,7 +63,8 @@ class WeightSharing(PlaneOptions, VariationalMethod):
     scope: Literal["network", "layer"] = "network"
     draw: Draw = "shared"
     blend: Blend = "convex"
-    std_init: StdInit = "xavier"
+    iterations: int | None = None  # type: ignore[assignment]
+    std_init: StdInit = "relative"
     pretrain_epochs: int | None = None
     meanfield_epochs: int = 1
     gradient_batches: int | None = None
@@ -66,7 +74,7 @@ class WeightSharing(PlaneOptions, VariationalMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settings(0)
+        self._settings(0, torch.zeros(0))
         self._mean_field()
         if self.refresh_epochs is not None and (self.refresh_epochs < 1 or self.scope == "layer"):
             raise UserError(
@@ -122,10 +130,15 @@ class WeightSharing(PlaneOptions, VariationalMethod):
 
     def _mean_field(self) -> MeanFieldVI:
         shared = {field.name: getattr(self, field.name) for field in fields(VariationalMethod)}
-        return MeanFieldVI(std_init=self.std_init, **shared)
+        return MeanFieldVI(std_init=self.std_init, std_scale=RELATIVE_STD, **shared)
 
-    def _settings(self, seed: int) -> PlaneSettings:
-        return PlaneSettings(seed=seed, **{field.name: getattr(self, field.name) for field in fields(PlaneOptions)})
+    def _settings(self, seed: int, mean: Tensor) -> PlaneSettings:
+        """Return the settings of the plane over weights with these means."""
+        options = {field.name: getattr(self, field.name) for field in fields(PlaneOptions)}
+        settings = PlaneSettings(seed=seed, **{**options, "iterations": self.iterations or 0})
+        k = settings.for_cloud(mean).k if self.bits_per_weight is None else 2**self.bits_per_weight
+        few = not isinstance(k, str) and k < EM_GAUSSIANS
+        return settings if few or self.iterations is not None else replace(settings, iterations=EM_STEPS)
 
     def _begin_shared(self, net: Net, run: TrainingContext) -> Network:
         assert isinstance(net, Network)
@@ -152,14 +165,16 @@ class WeightSharing(PlaneOptions, VariationalMethod):
     def _share(
         self, start: Start, gradient: Tensor | None, seed: int, prior: Prior | None = None, team: ProcessGroup = ALONE
     ) -> tuple[Network, list[Plane]]:
-        std = start.std if start.std is not None else first_std(start.layout, start.mean, self.std_init)
-        settings = self._settings(seed)
+        std = start.std
+        if std is None:
+            std = first_std(start.layout, start.mean, self.std_init, RELATIVE_STD)
         whole = [slice(0, start.layout.size)]
         parts = whole if self.scope == "network" else [slice(slot.start, slot.stop) for slot in start.layout.slots]
-        planes = [
-            plane.survey(start.mean[part], std[part], None if gradient is None else gradient[part], settings, team)
-            for part in parts
-        ]
+        planes = []
+        for part in parts:
+            settings = self._settings(seed, start.mean[part])
+            own = None if gradient is None else gradient[part]
+            planes.append(plane.survey(start.mean[part], std[part], own, settings, team))
         posterior = shared_posterior(
             start.layout, start.mean, std, planes, self.draw, self.blend, keep_points=self.refresh_epochs is not None
         )

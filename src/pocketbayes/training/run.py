@@ -50,6 +50,9 @@ from pocketbayes.training.settings import Training, begun_otherwise, resolve_acc
 MAX_CPU_PROCESSES = 8
 """Number of processes that any CPU may run; more need as many cores."""
 
+STAGE_SCHEDULES = "stages may set the schedule"
+"""A mark in checkpoints: earlier versions trained every stage with the schedule of the run."""
+
 
 @dataclass
 class FitRun:
@@ -141,6 +144,8 @@ class FitRun:
         else:
             self.at, tree = found
             self._check_asked(tree.get("asked", {}))
+            if STAGE_SCHEDULES not in tree.get("asked", {}):
+                self.chosen |= {"schedule"}
             net, self.best = self._rebuild(tree["net"]), tree["best"]
         self._tidy()
         for number in range(self.at.stage, len(stages)):
@@ -291,7 +296,12 @@ class FitRun:
                 "optimizer": optimizer.state_dict(),
                 "random": states,
                 "best": self.best,
-                "asked": {**self._asked(), "training": self.base.deciding(), "epochs": self.base.epochs},
+                "asked": {
+                    **self._asked(),
+                    "training": self.base.deciding(),
+                    "epochs": self.base.epochs,
+                    STAGE_SCHEDULES: True,
+                },
             }
             checkpoint.write(self.folder, self.at, tree, self.base.checkpoints)
         self.fabric.barrier()
