@@ -31,6 +31,9 @@ from pocketbayes.training.fitting import fit
 
 Array = npt.NDArray[Any]
 MakeModel = Callable[[int, int], nn.Module]
+FIRST_STD_SCALE = 0.3
+"""First std of methods given by name, relative to the weights: tables are small, training is short, and wider stds
+would not shrink in time and inflate the predicted std."""
 
 
 @dataclass(repr=False, eq=False)
@@ -77,7 +80,10 @@ class _PocketEstimator(BaseEstimator):
         return self
 
     def _method(self) -> Method:
-        return make(self.method) if isinstance(self.method, str) else self.method
+        if not isinstance(self.method, str):
+            return self.method
+        method = make(self.method)
+        return make(self.method, std_scale=FIRST_STD_SCALE) if getattr(method, "std_scale", 0) is None else method
 
     def _fit(
         self, X: Array, y: Array, outputs: int, likelihood: Likelihood, sample_weight: Array | None, **known: Any
