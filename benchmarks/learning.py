@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "ivon": {},
     "vdp": {},
     "pbn": {"train_samples": 1},
-    "ssvi": {"density": 0.3, "mean_init": "scaled"},
+    "ssvi": {"density": 0.5},
     "2dgbnn": {"meanfield_epochs": 3},
 }
 """Settings of the methods that are not their defaults."""
@@ -58,8 +58,9 @@ RATES: dict[str, dict[str, float]] = {
     "lenet300": {"ivon": 0.3},
 }
 """The best learning rate of a method on validation data, where it is not that of the case."""
-PROTOCOLS = ("best rate", "default rate")
-"""Each method at its best learning rate on validation data, or at the default of `fit`, with a cosine schedule."""
+PROTOCOLS = ("best rate", "defaults")
+"""Each method at its best learning rate on validation data, with a cosine schedule and without averaging; or with all
+defaults of `fit`."""
 SCORES: dict[str, Callable[[pb.Prediction], Tensor]] = {
     "": lambda answer: answer.entropy,
     "_information": lambda answer: answer.epistemic,
@@ -109,9 +110,8 @@ def train(case: str, name: str, data: Pair, seed: int, protocol: str) -> pb.Netw
     if name in ("pbn", "2dgbnn"):
         settings = {**settings, "pretrain_epochs": given["epochs"] // 2}
         training["epochs"] = given["epochs"] // 2
-    training["schedule"] = "cosine"
     if protocol == "best rate":
-        training["lr"] = RATES[case].get(name, given["lr"])
+        training |= {"lr": RATES[case].get(name, given["lr"]), "schedule": "cosine", "average": False}
     net = pb.fit(make(name, **settings), build(case, data[0], seed), data, seed=seed, progress=False, **training)
     assert isinstance(net, pb.Network)
     return net

@@ -17,6 +17,7 @@ from cases import tiny_data, tiny_model
 from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.files import container, network_file
 from pocketbayes.training import checkpoint
+from pocketbayes.training.averages import Averages
 from pocketbayes.training.checkpoint import Progress
 from pocketbayes.training.checks import NotFiniteError, Signals, Snapshot, fingerprint, not_finite
 
@@ -187,11 +188,11 @@ def test_divergence_names_the_layer_of_a_bad_value() -> None:
 def test_rollback_halves_the_rate_once() -> None:
     """Also after good epochs in between: a state after a rollback already has the lower rate."""
     net = pb.bayesianize(nn.Linear(2, 2), pb.Deterministic())
-    optimizer, at = torch.optim.SGD(net.parameters(), 0.1), Progress()
-    good = Snapshot(net, optimizer, at)
-    assert good.restore(net, optimizer).plateau.factor == 0.5
-    again = good.restore(net, optimizer)
+    optimizer, averages, at = torch.optim.SGD(net.parameters(), 0.1), Averages(net), Progress()
+    good = Snapshot(net, optimizer, averages, at)
+    assert good.restore(net, optimizer, averages).plateau.factor == 0.5
+    again = good.restore(net, optimizer, averages)
     assert again.plateau.factor == 0.25
-    later = Snapshot(net, optimizer, again, good.used)
-    assert later.restore(net, optimizer).plateau.factor == 0.125
+    later = Snapshot(net, optimizer, averages, again, good.used)
+    assert later.restore(net, optimizer, averages).plateau.factor == 0.125
     assert later.used == 3

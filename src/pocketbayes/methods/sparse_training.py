@@ -34,8 +34,9 @@ class SparseTraining(Method):
 
     Attributes:
         density: The exact fraction of present weights at every step.
-        distribution: Their distribution over layers: "uniform", "erdos-renyi" or "erdos-renyi-kernel", with a fixed
-            number per layer, or "global", where layers compete.
+        distribution: Their distribution over layers: "uniform" as in the papers of SSVI, "erdos-renyi" or
+            "erdos-renyi-kernel", which keep more of small layers, with a fixed number per layer, or "global", where
+            layers compete.
         dense_first: Keep the first layer dense, outside the count.
         dense_last: Keep the last layer dense, outside the count.
         first_choice: The initially present weights: "random", or the "largest" of a trained model.
@@ -55,7 +56,7 @@ class SparseTraining(Method):
     """
 
     density: float = 0.1
-    distribution: Distribution = "uniform"
+    distribution: Distribution = "erdos-renyi-kernel"
     dense_first: bool = False
     dense_last: bool = False
     first_choice: Literal["random", "largest"] = "random"
@@ -66,7 +67,7 @@ class SparseTraining(Method):
     addition: Literal["sampled", "mean", "averaged"] = "sampled"
     addition_batches: int = 5
     addition_layerwise: bool = False
-    mean_init: float | Literal["model", "scaled"] = "model"
+    mean_init: float | Literal["model", "scaled"] = "scaled"
     kernel: Kernel = "auto"
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from pocketbayes.base.process_group import LostProcessError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.network import Net, Network, members
 from pocketbayes.posteriors.layout import evaluating
+from pocketbayes.training.averages import Averages
 from pocketbayes.training.checkpoint import Progress
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -103,17 +104,19 @@ class Snapshot:
         used: The total number of rollbacks.
     """
 
-    def __init__(self, network: Network, optimizer: Any, at: Progress, used: int = 0) -> None:
+    def __init__(self, network: Network, optimizer: Any, averages: Averages, at: Progress, used: int = 0) -> None:
         self.weights = copy.deepcopy(network.state_dict())
         self.moments = copy.deepcopy(optimizer.state_dict())
+        self.averages = copy.deepcopy(averages.state())
         self.at = copy.deepcopy(at)
         self.used = used
 
-    def restore(self, network: Network, optimizer: Any) -> Progress:
+    def restore(self, network: Network, optimizer: Any, averages: Averages) -> Progress:
         """Restore the state and return its progress, with a lower learning rate each time."""
         self.used += 1
         network.load_state_dict(self.weights)
         optimizer.load_state_dict(copy.deepcopy(self.moments))
+        averages.load(self.averages)
         self.at.plateau.factor *= SLOWER
         return copy.deepcopy(self.at)
 

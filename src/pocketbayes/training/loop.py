@@ -139,11 +139,13 @@ class Loop:
             if len(self.unread) >= self.steps_between_reads:
                 self._read()
             if replaced is not None:
+                run.averages.restart()
                 return
             if self.training.clip_norm is not None:
                 limit = self.training.clip_norm  # what is not finite is found by `_read`
                 run.fabric.clip_gradients(self.wrapped, self.optimizer, max_norm=limit, error_if_nonfinite=False)
             self.optimizer.step()
+            run.averages.update()
         (run.stage.after_step or method.after_step)(self.network, self.optimizer.optimizer, index, total)
 
     def _read(self) -> None:
@@ -262,15 +264,8 @@ class Loop:
         row |= {name: total / max(steps, 1) for name, total in at.sums.items()} | kl
         row["lr"] = self.optimizer.param_groups[0]["lr"]
         row |= noted or {}
-        if run.val is not None:
-            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
-            row |= {f"val_{name}": value for name, value in measures.items()}
-        loss = row["loss"] if run.val is None else loss_of(measures)
         at.stale += 1
-        if run.val is not None and loss < at.best:
-            at.best, at.stale = loss, 0
-            if self.training.keep_best:  # training keeps updating these tensors, so copy them
-                run.best = copy.deepcopy(artifact.describe(self.network))
+        loss = row["loss"] if run.val is None else self._validate(row)
         at.plateau.after_epoch(loss, self.training)
         at.epoch, at.step, at.sums = at.epoch + 1, 0, {}
         run.record(row)
@@ -282,3 +277,17 @@ class Loop:
         if at.epoch % self.training.checkpoint_epochs == 0 or at.epoch == self.training.epochs:
             run.save_checkpoint(self.net, self.optimizer)
         run.stop_if_asked(self.net, self.optimizer)
+
+    def _validate(self, row: dict[str, Any]) -> float:
+        """Add the validation measures of the averaged network to a row, keep it if it is the best, return its NLL."""
+        run, at = self.run, self.run.at
+        assert run.val is not None
+        with run.averages.applied():
+            measures = evaluate(self.network, run.val, samples=self.training.val_samples, seed=run.seed, team=run.team)
+            row |= {f"val_{name}": value for name, value in measures.items()}
+            loss = loss_of(measures)
+            if loss < at.best:
+                at.best, at.stale = loss, 0
+                if self.training.keep_best:  # training keeps updating these tensors, so copy them
+                    run.best = copy.deepcopy(artifact.describe(self.network))
+        return loss

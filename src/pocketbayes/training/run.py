@@ -34,6 +34,7 @@ from pocketbayes.likelihoods import Likelihood, default_likelihood
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
 from pocketbayes.training import checkpoint
+from pocketbayes.training.averages import Averages
 from pocketbayes.training.checkpoint import Progress, check_optimizer, check_progress, check_random, part
 from pocketbayes.training.checks import (
     ROLLBACKS,
@@ -74,6 +75,7 @@ class FitRun:
     best: Mapping[str, Any] | None = None
     asked: bool = False
     redirection: Redirection = field(init=False)
+    averages: Averages = field(init=False)
 
     def __post_init__(self) -> None:
         from lightning_fabric import Fabric
@@ -182,7 +184,10 @@ class FitRun:
                 self._rebuild(tree["best"])
         with part("optimizer"):
             stage = stages[at.stage]
-            check_optimizer(tree["optimizer"], self._optimizer(stage, stage.trained_network(net)))
+            network = stage.trained_network(net)
+            check_optimizer(tree["optimizer"], self._optimizer(stage, network))
+        with part("averages"):
+            Averages(network).load(tree.get("averages"))
         with part("random"):
             check_random(tree["random"])
 
@@ -227,22 +232,25 @@ class FitRun:
         network = stage.trained_network(net)
         self.team.align(network)
         wrapped, optimizer = self.fabric.setup(network, self._optimizer(stage, network))
+        self.averages = Averages(network, training.average)
         if tree is not None:
             optimizer.load_state_dict(tree["optimizer"])
+            self.averages.load(tree.get("averages"))
             self._restore_random(tree["random"])
         loop = Loop(self, stage.method or self.method, net, network, wrapped, optimizer, training)
-        good = Snapshot(network, optimizer, self.at) if training.on_nan == "rollback" else None
+        good = Snapshot(network, optimizer, self.averages, self.at) if training.on_nan == "rollback" else None
         while self.at.epoch < training.epochs and not self._is_stale(training):
             try:
                 loop.epoch()
             except NotFiniteError as error:  # noqa: PERF203 (once an epoch)
                 if good is None or good.used == ROLLBACKS:
                     raise
-                self.at = good.restore(network, optimizer)
+                self.at = good.restore(network, optimizer, self.averages)
                 self._tidy()
                 self.bar.line(f"{error}; back to epoch {self.at.epoch}, rate x {self.at.plateau.factor:g}")
             else:
-                good = good and Snapshot(network, optimizer, self.at, good.used)
+                good = good and Snapshot(network, optimizer, self.averages, self.at, good.used)
+        self.averages.apply()
         if training.keep_best and self.best is not None:
             rebuilt = artifact.rebuild(self.best, network.to_module())
             network.load_state_dict(rebuilt.state_dict())
@@ -294,6 +302,7 @@ class FitRun:
             tree = {
                 "net": artifact.describe(net),
                 "optimizer": optimizer.state_dict(),
+                "averages": self.averages.state(),
                 "random": states,
                 "best": self.best,
                 "asked": {

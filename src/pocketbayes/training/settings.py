@@ -54,6 +54,8 @@ class Training:
         patience: Epochs without improvement of the (validation) loss before plateau lowers the rate.
         warmup_epochs: Epochs over which the rate rises linearly from 0.
         clip_norm: Largest norm of the gradient.
+        average: Return, and validate, the average of the parameters over about the last sixteenth of the steps, in
+            which the noise of steps and draws cancels as under a falling rate. Swaps of sparse methods start it anew.
         freeze_batch_norm: Use the running statistics in training, as in prediction. Batch statistics would hide a draw
             that shifts a whole layer, as shared draws do.
         sync_batch_norm: Use the statistics of all processes' examples, with two exchanges per layer and pass; otherwise
@@ -94,6 +96,7 @@ class Training:
     patience: int = 10
     warmup_epochs: float = 0.0
     clip_norm: float | None = None
+    average: bool = True
     freeze_batch_norm: bool = False
     sync_batch_norm: bool = False
     accumulate: int = 1
