@@ -58,9 +58,9 @@ RATES: dict[str, dict[str, float]] = {
     "lenet300": {"ivon": 0.3},
 }
 """The best learning rate of a method on validation data, where it is not that of the case."""
-PROTOCOLS = ("best rate", "defaults")
-"""Each method at its best learning rate on validation data, with a cosine schedule and without averaging; or with all
-defaults of `fit`."""
+PROTOCOLS = ("defaults", "defaults without averaging", "best rate")
+"""All defaults of `fit`; the same, but the last step instead of the average; or the best learning rate on validation
+data, with a cosine schedule and without averaging."""
 SCORES: dict[str, Callable[[pb.Prediction], Tensor]] = {
     "": lambda answer: answer.entropy,
     "_information": lambda answer: answer.epistemic,
@@ -110,8 +110,10 @@ def train(case: str, name: str, data: Pair, seed: int, protocol: str) -> pb.Netw
     if name in ("pbn", "2dgbnn"):
         settings = {**settings, "pretrain_epochs": given["epochs"] // 2}
         training["epochs"] = given["epochs"] // 2
+    if protocol != "defaults":
+        training["average"] = False
     if protocol == "best rate":
-        training |= {"lr": RATES[case].get(name, given["lr"]), "schedule": "cosine", "average": False}
+        training |= {"lr": RATES[case].get(name, given["lr"]), "schedule": "cosine"}
     net = pb.fit(make(name, **settings), build(case, data[0], seed), data, seed=seed, progress=False, **training)
     assert isinstance(net, pb.Network)
     return net
