@@ -84,7 +84,13 @@ class Likelihood(nn.Module, ABC):
 
 
 class Categorical(Likelihood):
-    """Softmax classes, for one label per example (n, classes) or per pixel (n, classes, h, w)."""
+    """Softmax over classes, with one label per example (n, classes) or per pixel (n, classes, h, w).
+
+    Args:
+        class_weights: The weight of each class in the loss, (classes,); None for equal weights.
+        ignore_index: A label that does not count, such as void pixels.
+        gaussian_loss: The loss of Gaussian logits, as moment propagation returns them.
+    """
 
     name = "categorical"
     task = "classification"
@@ -95,7 +101,6 @@ class Categorical(Likelihood):
         ignore_index: int | None = None,
         gaussian_loss: GaussianLoss = "cross-entropy",
     ) -> None:
-        """Take the loss's `class_weights`, (classes,), and `ignore_index`, a label that does not count."""
         super().__init__()
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.as_tensor(class_weights)
@@ -176,10 +181,14 @@ class Categorical(Likelihood):
 
 
 class GaussianNoise(Likelihood):
-    """y ~ N(output, noise^2); the noise is learned, predicted by the network, or given.
+    """Regression with Gaussian noise: `y ~ N(output, noise^2)`.
 
-    With `noise="predicted"` the output's last axis holds the means, then as many raw noise values:
-    noise = softplus(raw) + 1e-6.
+    Args:
+        noise: "learned" for one std, "predicted" for one that the network predicts for each input, or a given std. If
+            it is predicted, the output's last axis holds the means, then as many raw values: noise = softplus(raw) +
+            1e-6.
+        raw: The learned raw noise, when a network is loaded.
+        gaussian_loss: The loss of Gaussian outputs, as moment propagation returns them.
     """
 
     name = "gaussian"

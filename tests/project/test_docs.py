@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,3 +82,13 @@ def test_docs_numbers_stand_in_generated_tables() -> None:
         [sys.executable, str(ROOT / "tools" / "check_numbers.py")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_api_page_lists_every_public_name() -> None:
+    import pocketbayes as pb
+
+    listed = re.findall(r"^::: pocketbayes\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    names = [name for name in pb.__all__ if not isinstance(getattr(pb, name), ModuleType)]
+    assert set(names) - set(listed) == set()
+    for name in listed:
+        assert attrgetter(name)(pb).__doc__, name

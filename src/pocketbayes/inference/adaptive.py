@@ -39,7 +39,7 @@ def fit_stopping(
         net: A classifier: a mixture, or a network whose passes differ.
         val: Held-out data, used neither for training nor for testing.
         max_rise: The largest expected rise of the NLL, as a fraction of the NLL with all passes.
-        max_passes: The mean number of passes, instead of that bound.
+        max_passes: A bound on the mean number of passes instead of `max_rise`.
         samples: As in `predict`.
         propagation: As in `predict`.
         batch_size: Examples per batch.

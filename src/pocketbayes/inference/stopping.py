@@ -102,7 +102,8 @@ def choose_stopping(
         max_rise: The largest rise of the NLL as a fraction of the NLL with all passes.
         shares: The weight of each step in the prediction.
         reorder: Whether to order the steps by quality.
-        max_passes: The mean number of passes, instead of the bound; the highest threshold that meets it is chosen.
+        max_passes: A bound on the mean number of passes instead of `max_rise`; the highest threshold that meets it is
+            chosen.
     """
     if not (math.isfinite(max_rise) and max_rise >= 0):
         raise UserError(f"max_rise must be a fraction of at least 0, such as 0.01, not {max_rise}")

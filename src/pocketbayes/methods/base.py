@@ -87,7 +87,7 @@ class Stage:
 
 
 METHODS: Registry[Any] = Registry("method")
-"""What makes a method, by registry name; a user's method joins by being defined with a `name`."""
+"""Constructors of methods by registry name; a user's method is added when it is defined with a `name`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,8 @@ def fix_draws(
         data: A few hundred training examples; not needed without batch norm.
         samples: The number of draws.
         seed: Seed of the draws.
-        statistics: The weights of the stored statistics: the "mean", as of a given model, or "draws", as after training
-            with weight samples. None for "draws" after `fit`, else "mean".
+        statistics: The weights with which the stored statistics were recorded: the "mean", as in a pretrained model, or
+            "draws", as in training with weight samples. None for "draws" after `fit`, else "mean".
         batch_size: Examples per batch.
 
     Raises:

@@ -69,7 +69,7 @@ class PBN(VariationalMethod):
         check_choice("scope", self.scope, ("network", "layer"))
 
     def init(self, model: nn.Module) -> Network:
-        """Choose random weights, since sensitivities need data, which only stages have."""
+        """Build the partial network with weights chosen at random: sensitivities need data, which only stages have."""
         start = Start.of(model, self.bayesian_bias, self.select)
         return self._partial(start, self._choose(torch.rand_like(start.mean), start.layout))
 

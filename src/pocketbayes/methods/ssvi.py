@@ -20,7 +20,7 @@ from pocketbayes.propagation import find_propagation
 AUTHORS = {"beta": 0.01, "std_init": 6e-4, "std_spread": 5e-4}
 """Settings of Li et al., used if a prior is given."""
 RELATIVE_STD = 0.2
-"""The first std in units of the present weights' root mean square."""
+"""The initial std in units of the present weights' root mean square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class SSVI(SparseTraining, VariationalMethod):
     Attributes:
         removal: The score for removing weights (see `removal_score`).
         removal_scale: l of the scores exp-mean and exp-snr.
-        std_init: The first stds are |N(std_init, std_spread^2)|; "relative", 0.2 of the root mean square of a
+        std_init: The initial stds are |N(std_init, std_spread^2)|; or "relative", 0.2 of the root mean square of a
             layer's present weights. None for "relative" with the empirical prior, else for the authors' 6e-4.
-        std_spread: See `std_init`; None for the authors' 5e-4, of relative stds for a tenth of them.
+        std_spread: See `std_init`; None for the authors' 5e-4, or for a tenth of relative stds.
         added_std_init: The std of a new weight; or "layer", the mean std of its layer's present weights. At 0 local
             noise would never reach its gradient.
         propagation: "local" (one noise per example and output), "sample" or "flipout".

@@ -112,8 +112,9 @@ class VDP(DensityPropagation):
 class FullCovarianceVDP(DensityPropagation):
     """VDP: mean and full covariance are propagated through the network, d^2 numbers for d activations.
 
-    For chains of linear layers, convolutions, activations, batch norm and pooling; the rest is refused by name, and so
-    are covariances beyond a gigabyte. Ten times the time and memory of `VDP` on LeNet-5; there to compare with.
+    A baseline for small chains of linear layers, convolutions, activations, batch norm and pooling: already LeNet-5
+    takes hundreds of times the time and memory of `VDP` (docs/methods/vdp.md). Other operations, and covariances beyond
+    a gigabyte, raise an error that names them.
     """
 
     name = "vdp-full"

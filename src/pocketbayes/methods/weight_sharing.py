@@ -28,7 +28,7 @@ from pocketbayes.posteriors.shared import Blend, Draw
 
 SMALLEST_STD = 1e-8
 RELATIVE_STD = 0.2
-"""The first std of the mean-field network in units of each layer's weights."""
+"""The initial std of the mean-field network in units of each layer's weights."""
 EM_STEPS, EM_GAUSSIANS = 30, 1000
 """The default number of EM steps, and of Gaussians below which there are none."""
 

@@ -274,7 +274,7 @@ class Posterior(nn.Module, ABC):
         return [Gaussian(m, std=s, rules=rules) for m, s in views]
 
     def plane(self) -> SharedPlane | None:
-        """Return what is kept in the plane of means and stds; None where weights share no Gaussians there."""
+        """Return the Gaussians that weights share in the plane of means and stds; None if they share none."""
         return None
 
     def pack_for_graph(self) -> None:
@@ -300,7 +300,7 @@ class Posterior(nn.Module, ABC):
     def restore(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Self:
         """Rebuild the posterior from its `state_dict()` and `config()`.
 
-        The tensors are not copied, and `__init__` is not called: what else a storage keeps, `derive` computes.
+        The tensors are not copied, and `__init__` is not called: `derive` computes all else that a storage keeps.
         """
         self = cls.__new__(cls)
         Posterior.__init__(self, layout)

@@ -156,7 +156,7 @@ class Layout:
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.long, device=device)  # as a graph can, too
 
     def span(self, numbers: Sequence[int]) -> tuple[int, int]:
-        """Return start and end of the flat vector from the first to the last of these slots; of all without any."""
+        """Return where these slots start and end in the flat vector; without slots, its start and end."""
         if not numbers:
             return 0, self.size
         return self.slots[numbers[0]].start, self.slots[numbers[-1]].stop

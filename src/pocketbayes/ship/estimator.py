@@ -173,12 +173,12 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
         lr: Learning rate, which falls to 0 along a cosine.
         samples: Passes per prediction.
         class_weight: A weight in the loss for each label, "balanced" for the inverse of their frequencies, or None.
-        early_stopping: Keeps a part of the rows for validation, stops when their NLL has not fallen for
-            `n_iter_no_change` epochs, and returns the best network; the learning rate then stays constant.
-        validation_fraction: That part.
-        n_iter_no_change: These epochs.
-        random_state: Of initial weights, data order and every draw.
-        verbose: Shows progress on a terminal.
+        early_stopping: Hold out some rows for validation, stop when their NLL no longer falls, and keep the best
+            network; the learning rate then stays constant.
+        validation_fraction: The fraction of rows held out by `early_stopping`.
+        n_iter_no_change: Epochs without a lower validation NLL after which `early_stopping` stops.
+        random_state: Seed of initial weights, data order and every draw.
+        verbose: Show progress on a terminal.
 
     Attributes:
         net_: The trained network.
@@ -189,7 +189,7 @@ class PocketClassifier(ClassifierMixin, _PocketEstimator):
     class_weight: Mapping[Any, float] | str | None = field(default=None, kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on features (n, features) and labels (n,), each row with a weight if there are any."""
+        """Train on features (n, features) and labels (n,), optionally with a weight per row."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         X, y, sample_weight = _weighted_rows(X, y, sample_weight)
@@ -243,7 +243,7 @@ class PocketRegressor(RegressorMixin, _PocketEstimator):
     noise: Literal["learned", "predicted"] | float = field(default="learned", kw_only=True)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Train on features (n, features) and targets (n,) or (n, targets), each row with a weight if there are any."""
+        """Train on features (n, features) and targets (n,) or (n, targets), optionally with a weight per row."""
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         X, y, sample_weight = _weighted_rows(X, y, sample_weight)
         targets = y.reshape(len(y), -1).astype(np.float64)

@@ -49,12 +49,12 @@ def export_onnx(
     """Write an ONNX graph that predicts with uncertainty, and return the file's size in bytes.
 
     The graph takes a batch of any size. For classes its outputs are `probs`, `var` (of each probability over the
-    posterior), `entropy` = `epistemic` + `aleatoric`, `logits` and `logits_var`; for a regression `mean`, `var`,
+    posterior), `entropy` = `epistemic` + `aleatoric`, `logits` and `logits_var`; for regression `mean`, `var`,
     `entropy`, `epistemic` and `aleatoric` (stds, epistemic^2 + aleatoric^2 = var), in the unit of the training targets.
 
     Args:
-        net: A network or mixture, of any storage. Codebooks and indices stay such in the graph, indices as small
-            integers, absent weights absent.
+        net: A network or mixture, of any storage. The graph stores what the storage stores: codebooks with small
+            integer indices, and only the present weights of a sparse network.
         path: The file, replaced atomically.
         mode: "sample": weights are drawn inside the graph, which has two further optional inputs, `samples` and `seed`;
             a seed gives the same prediction on any runtime. "moments": mean and variance in one pass without draws.

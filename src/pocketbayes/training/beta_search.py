@@ -73,8 +73,9 @@ def search_beta(
 ) -> Search:
     """Search the weight of the KL by successive halving (Jamieson and Talwalkar 2016).
 
-    All weights are trained for a few epochs, the better half for as many more, and so on. Survivors continue from their
-    current state, PBN and 2DGBNN from their means. The best network is not returned: train with the weight found.
+    A network is trained with each candidate for a few epochs, the better half for as many more, and so on. Survivors
+    continue from their current state, PBN and 2DGBNN from their means. The best network is not returned: train with the
+    weight found.
 
     Args:
         method: A variational method; its own `beta` is only tried if it is among `betas`.

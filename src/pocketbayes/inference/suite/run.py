@@ -69,7 +69,7 @@ def evaluate_suite(
         ood: Out-of-distribution data sets by name, normalised like the network's data.
         shift: Of "corruptions" (19, at 5 severities), "rotation" (0 to 180 degrees) and "noise" (20 to -6 dB); the same
             images for every network and seed.
-        shift_images: Shift only the first images, this many; None for all.
+        shift_images: The number of images to shift, from the first on; None for all.
         humans: (n, classes) fractions or numbers of people who chose each class, for each image of `data`.
         corrupted: Ready-made corruptions, such as the published files, used instead of ours where available.
         samples: Passes per image.
