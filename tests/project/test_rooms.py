@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import pocketbayes
+from pocketbayes.base import run_folder
 from pocketbayes.posteriors import POSTERIORS
 from pocketbayes.propagation import PROPAGATIONS
 
@@ -97,3 +99,71 @@ def test_modules_are_not_hidden_by_what_they_hold() -> None:
             hidden.append(name)
     assert hidden == []
     assert pocketbayes.methods() == tuple(pocketbayes.methods.METHODS)
+
+
+def seed_arithmetic(tree: ast.AST) -> Iterator[str]:
+    """Return the calculations that derive a seed from another."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp):
+            sides = {ast.unparse(side).rpartition(".")[2] for side in (node.left, node.right)}
+            if any(side == "seed" or side.endswith("_seed") for side in sides):
+                yield ast.unparse(node)
+
+
+def names_used(tree: ast.AST) -> set[str]:
+    """Return the names and attributes that a module uses."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_seeds_are_derived_in_one_module() -> None:
+    found = {str(path.relative_to(PACKAGE)) for path in modules() if [*seed_arithmetic(ast.parse(path.read_text()))]}
+    assert found - {"base/randomness.py"} == {"base/seeds.py"}  # `randomness` reduces a seed to 64 bits
+    assert [*seed_arithmetic(ast.parse("make(self.base_seed + 1, 2 * run.seed)"))] != []
+
+
+def test_tensors_are_digested_in_one_module() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)) for path in modules() if "blake2b" in names_used(ast.parse(path.read_text()))
+    }
+    assert found == {"base/digests.py"}
+
+
+def test_run_files_are_named_in_one_module() -> None:
+    files = {value for name, value in vars(run_folder).items() if name.endswith("_FILE")}
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in files
+    }
+    assert len(files) > 5
+    assert found == {"base/run_folder.py"}
+
+
+def nulls_for_nan(tree: ast.AST) -> Iterator[str]:
+    """Return the expressions that replace NaN or infinity by None."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.IfExp) or not re.search(r"isfinite|isnan|\binf\b", ast.unparse(node.test)):
+            continue
+        if any(isinstance(side, ast.Constant) and side.value is None for side in (node.body, node.orelse)):
+            yield ast.unparse(node)
+
+
+def test_nan_becomes_null_in_one_module() -> None:
+    found = {str(path): [*nulls_for_nan(ast.parse(path.read_text()))] for path in modules()}
+    assert {path: lines for path, lines in found.items() if lines} == {}  # `base/plain.py` uses statements
+    assert [*nulls_for_nan(ast.parse("x = None if nll == float('inf') else nll"))] != []
+
+
+def test_import_contract_covers_every_module() -> None:
+    contract = (
+        (PACKAGE.parents[1] / "pyproject.toml")
+        .read_text()
+        .partition("[tool.importlinter]")[2]
+        .partition("[tool.ruff]")[0]
+    )
+    layers = {name for line in re.findall(r'^  "(.*)",$', contract, re.MULTILINE) for name in line.split(" | ")}
+    entries = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in modules()}
+    assert entries - {"__init__"} == layers
+    assert "ignore" not in contract

@@ -1,10 +1,9 @@
-"""Digests of tensors: of their bytes, with or without their type and shape."""
+"""BLAKE2b digests of bytes and tensors: checksums of files, and fingerprints of networks and data."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,12 @@ SIZE = 16
 """Bytes of a digest."""
 
 
-def take_in(digest: Any, tensor: Tensor) -> None:
+def new_digest(head: bytes = b"", size: int = SIZE) -> hashlib.blake2b:
+    """Return a digest of `size` bytes that begins with `head`."""
+    return hashlib.blake2b(head, digest_size=size)
+
+
+def take_in(digest: hashlib.blake2b, tensor: Tensor) -> None:
     """Add the type, the shape and the values of a tensor to a digest."""
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     digest.update(tensor_bytes(tensor))
@@ -28,7 +32,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 
 def digest_tensors(tensors: Iterable[tuple[str, Tensor]], head: str = "") -> str:
     """Return the digest of a text followed by named tensors in the given order."""
-    digest = hashlib.blake2b(head.encode(), digest_size=SIZE)
+    digest = new_digest(head.encode())
     for name, tensor in tensors:
         digest.update(name.encode())
         take_in(digest, tensor)

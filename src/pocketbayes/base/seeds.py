@@ -6,6 +6,7 @@ Runs are resumed and results reproduced from these numbers, so they must not cha
 from __future__ import annotations
 
 import random
+import zlib
 
 import numpy as np
 
@@ -35,6 +36,21 @@ def rank_seed(seed: int, rank: int) -> int:
 def pass_seed(seed: int, number: int) -> int:
     """Return the seed of one pass of a prediction."""
     return (seed * TURN + number) % 2**64
+
+
+def repeat_seed(seed: int, number: int) -> int:
+    """Return the seed of a repetition, such as a further epoch, round or check."""
+    return seed + number
+
+
+def split_seed(seed: int, split: str) -> int:
+    """Return the seed of the drawn rows of a split, "train" or "val", different from those of other seeds."""
+    return 3 * seed + (1 if split == "train" else 2)
+
+
+def image_generator(seed: int, corruption: str, severity: int, index: int) -> np.random.Generator:
+    """Return the generator of one image's corruption, independent of its batch."""
+    return np.random.default_rng([seed, zlib.crc32(corruption.encode()), severity, index])
 
 
 def seed_generators(seed: int) -> None:

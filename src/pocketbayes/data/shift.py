@@ -9,7 +9,6 @@ the data sets `cifar10-c` and `cifar100-c` read.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pocketbayes.base.errors import UnknownNameError, UserError, refusing
+from pocketbayes.base.seeds import image_generator
 from pocketbayes.data.corruptions.severities import PARAMETERS, parameters
 from pocketbayes.data.dataset import Dataset, Images, Info, Pictures
 from pocketbayes.data.pixels import StatsOption, normalisation
@@ -144,7 +144,7 @@ def corrupt(
     for start in range(0, len(batch), size):
         chunk = batch[start : start + size]
         places = range(first_index + start, first_index + start + len(chunk))
-        rngs = [_generator(seed, name, severity, place) for place in places]
+        rngs = [image_generator(seed, name, severity, place) for place in places]
         corrupted[start : start + size] = np.rint(255 * np.clip(function(chunk / 255, rngs, *values), 0, 1))
     return corrupted.reshape(images.shape)
 
@@ -177,7 +177,9 @@ def noise_db(images: NDArray[Any], snr_db: float, seed: int = 0, *, first_index:
     signal = images / 255 if images.dtype == np.uint8 else images.astype(np.float64)
     axes = tuple(range(1, signal.ndim))
     places = range(first_index, first_index + len(signal))
-    noise = np.stack([_generator(seed, "noise_db", 0, place).standard_normal(signal.shape[1:]) for place in places])
+    noise = np.stack(
+        [image_generator(seed, "noise_db", 0, place).standard_normal(signal.shape[1:]) for place in places]
+    )
     power, drawn = (np.square(values).sum(axis=axes, keepdims=True) for values in (signal, noise))
     return np.asarray(signal + noise * np.sqrt(power / drawn / 10 ** (snr_db / 10)), dtype=np.float32)
 
@@ -229,7 +231,3 @@ def _as_batch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
             "(for a stack of gray images: images[..., None])"
         )
     return batch
-
-
-def _generator(seed: int, name: str, severity: int, index: int) -> np.random.Generator:
-    return np.random.default_rng([seed, zlib.crc32(name.encode()), severity, index])

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from pocketbayes.base.errors import UnknownNameError, UserError, refusing
+from pocketbayes.base.seeds import split_seed
 from pocketbayes.data.dataset import Arrays, Dataset, Info
 from pocketbayes.data.request import TEST_SEED, Request
 
@@ -76,8 +77,7 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
         random = torch.Generator().manual_seed(TEST_SEED)
         x = torch.linspace(-6, 6, 10_000).unsqueeze(1)
     else:
-        # A separate stream for each seed and split, different from the test's.
-        random = torch.Generator().manual_seed(3 * request.seed + (1 if request.split == "train" else 2))
+        random = torch.Generator().manual_seed(split_seed(request.seed, request.split))
         x = torch.rand(count, 1, generator=random) * 8 - 4
     y = x**3 + noise_std * torch.randn(x.shape, generator=random)
     return Arrays(x, y, Info("toy-cubic", "regression", None, None, (1,)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.digests import SIZE, take_in
+from pocketbayes.base.digests import new_digest, take_in
 from pocketbayes.base.errors import UserError
 
 FORMAT = "pocketbayes-1"
@@ -71,7 +70,7 @@ def read(path: str | Path, kind: str) -> Any:
 
 
 def _checksum(kind: str, tree: Any, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(f"{FORMAT}\n{kind}\n{json.dumps(tree)}\n".encode(), digest_size=SIZE)
+    digest = new_digest(f"{FORMAT}\n{kind}\n{json.dumps(tree)}\n".encode())
     for name in sorted(tensors, key=int):
         take_in(digest, tensors[name])
     return digest.hexdigest()

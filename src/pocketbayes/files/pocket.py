@@ -6,7 +6,6 @@ an untrusted file claims.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.digests import SIZE
+from pocketbayes.base.digests import new_digest
 from pocketbayes.base.errors import UserError
 from pocketbayes.files.container import METADATA
 
@@ -79,7 +78,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
     text, places = _understand(path, header, size)  # before reading the rest, since a foreign file may be huge
     found = _CHECKSUM.search(header)
     zeroed = b"" if found is None else header[: found.start(1)] + _BLANK + header[found.end(1) :]
-    digest = hashlib.blake2b(len(header).to_bytes(8, "little") + zeroed, digest_size=SIZE)
+    digest = new_digest(len(header).to_bytes(8, "little") + zeroed)
     parts: dict[str, Buffer] = {}
     try:
         with path.open("rb") as file:
@@ -179,7 +178,7 @@ def _compact(value: Any) -> str:
 
 def _digest(pieces: Iterable[Buffer]) -> str:
     """Return the BLAKE2b digest of the file with zeros for the digits of the checksum."""
-    digest = hashlib.blake2b(digest_size=SIZE)
+    digest = new_digest()
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.seeds import repeat_seed
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.inference.curves import pruned
 from pocketbayes.inference.evaluation import evaluate, loss_of
@@ -110,7 +111,7 @@ def search_beta(
         scores = {}
         for beta, start in alive.items():
             tried = replace(method, beta=beta)
-            net = alive[beta] = fit(tried, start, train, epochs=epochs, seed=seed + done, **settings)
+            net = alive[beta] = fit(tried, start, train, epochs=epochs, seed=repeat_seed(seed, done), **settings)
             measures = evaluate(net, val, samples=samples)
             score = by(net) if callable(by) else _score(by, net, measures, val, ood, samples)
             scores[beta] = score if math.isfinite(score) else math.inf

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pocketbayes.base.digests import SIZE, tensor_bytes
+from pocketbayes.base.digests import new_digest, tensor_bytes
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.progress import Display
@@ -22,7 +21,7 @@ from pocketbayes.data.shift import CORRUPTIONS, ORIGINAL_15, SEVERITIES
 from pocketbayes.inference.evaluation import Measures, measures_for, stream
 from pocketbayes.inference.metrics import Classification, HumanAgreement
 from pocketbayes.inference.passes import Passes
-from pocketbayes.inference.suite import answers
+from pocketbayes.inference.suite import per_image
 from pocketbayes.inference.suite.store import Store, data_print
 from pocketbayes.network import Net
 from pocketbayes.propagation import Ask
@@ -34,7 +33,7 @@ TEMPERED = ("nll", "ece")
 
 
 @dataclass
-class Answers:
+class PredictionStream:
     """A network's predictions on a data set, batch by batch, with progress per image and pass.
 
     Attributes:
@@ -81,20 +80,20 @@ class Part(ABC):
         """Return whether the document contains it."""
 
     @abstractmethod
-    def measure(self, found: Answers, store: Store) -> None:
+    def measure(self, predictions: PredictionStream, store: Store) -> None:
         """Measure this part and put the results into the document."""
 
-    def run(self, found: Answers, store: Store) -> None:
+    def run(self, predictions: PredictionStream, store: Store) -> None:
         """Measure the part, record the time and write the document."""
         start, work = time.monotonic(), time.process_time()
-        self.measure(found, store)
+        self.measure(predictions, store)
         spent, work = time.monotonic() - start, time.process_time() - work
         seconds = store.document.setdefault("seconds", {})
         if self.group == "test":
             seconds |= {
                 "test": round(spent, 3),
                 "test, of CPU": round(work, 3),
-                "per image": spent / size_of(found.source),
+                "per image": spent / size_of(predictions.source),
             }
         else:
             seconds[self.group] = round(seconds.get(self.group, 0.0) + spent, 3)
@@ -108,7 +107,7 @@ class Clean(Part):
         """Take the data and, if known, the fractions of people who chose each class for each image."""
         super().__init__("test", "test", lambda: source)
         self.humans = humans
-        self.humans_print = None if humans is None else _print(humans)
+        self.humans_print = None if humans is None else new_digest(tensor_bytes(humans)).hexdigest()
 
     def done(self, store: Store) -> bool:
         """Return whether the document has the measures, and the values per image that other parts need."""
@@ -116,38 +115,42 @@ class Clean(Part):
         same_humans = self.humans is None or document.get("humans", {}).get("data") == self.humans_print
         return "measures" in document and ("risk_coverage" not in document or bool(store.values)) and same_humans
 
-    def measure(self, found: Answers, store: Store) -> None:
+    def measure(self, predictions: PredictionStream, store: Store) -> None:
         """Measure; for a classifier of whole images also keep curves, histograms and the values per image."""
-        info = info_of(found.source)
+        info = info_of(predictions.source)
         measures: Measures | None = None
-        images, humans = answers.PerImage(), HumanAgreement()
-        for start, passes, y in found:
-            measures = measures or measures_for(found.net, passes, y, info.target_std if info else 1.0)
+        images, humans = per_image.PerImage(), HumanAgreement()
+        for start, passes, y in predictions:
+            measures = measures or measures_for(predictions.net, passes, y, info.target_std if info else 1.0)
             measures(passes, y)
             prediction = passes.summary()
             if prediction.probs is not None and prediction.probs.ndim == 2:
                 images.add(start, prediction, y)
                 if self.humans is not None:
                     humans.update(prediction.probs, self.humans[start : start + len(y)])
-        measures, images, humans = found.team.merge(measures), found.team.merge(images), found.team.merge(humans)
+        measures, images, humans = (
+            predictions.team.merge(measures),
+            predictions.team.merge(images),
+            predictions.team.merge(humans),
+        )
         document = store.document
         document["measures"] = measures.compute()
         if isinstance(measures.accumulators[0], Classification):
-            document["reliability"] = answers.reliability_figures(measures.accumulators[0].reliability())
+            document["reliability"] = per_image.reliability_figures(measures.accumulators[0].reliability())
         if not len(images):
             return
         store.values = values = images.values()
-        document["risk_coverage"] = answers.risk_figures(values)
+        document["risk_coverage"] = per_image.risk_figures(values)
         log_probs = images.log_probs()
         if len(log_probs) > 1:
-            document["temperature"] = answers.temperature_figures(log_probs, values["label"][: len(log_probs)])
-        document["images"] = answers.shown_images(values, found.source)
-        document["box"] = answers.box_figures(values, info)
+            document["temperature"] = per_image.temperature_figures(log_probs, values["label"][: len(log_probs)])
+        document["images"] = per_image.shown_images(values, predictions.source)
+        document["box"] = per_image.box_figures(values, info)
         if self.humans is not None:
             document["humans"] = {**humans.compute(), "data": self.humans_print}
 
 
-class Outside(Part):
+class OutOfDistribution(Part):
     """An out-of-distribution data set."""
 
     def __init__(self, name: str, source: Source) -> None:
@@ -159,13 +162,13 @@ class Outside(Part):
         """Return whether exactly this data set was measured."""
         return bool(store.document.get("ood", {}).get(self.name, {}).get("data") == self.data)
 
-    def measure(self, found: Answers, store: Store) -> None:
+    def measure(self, predictions: PredictionStream, store: Store) -> None:
         """Compare uncertainties with those of the clean data."""
-        images = answers.PerImage()
-        for start, passes, _ in found:
+        images = per_image.PerImage()
+        for start, passes, _ in predictions:
             images.add(start, passes.summary())
-        images = found.team.merge(images)
-        figures = answers.outside_figures(store.values, images.values(), images.classes)
+        images = predictions.team.merge(images)
+        figures = per_image.ood_figures(store.values, images.values(), images.classes)
         store.document.setdefault("ood", {})[self.name] = {**figures, "data": self.data}
 
 
@@ -184,23 +187,23 @@ class Shifted(Part):
         rows = store.document.get("shift", {}).get(self.kind, {})
         return any(row[key] == value for row in (rows if self.name is None else rows.get(self.name, ())))
 
-    def measure(self, found: Answers, store: Store) -> None:
+    def measure(self, predictions: PredictionStream, store: Store) -> None:
         """Add a row with the measures and the entropies of correct and wrong predictions."""
         measures: Measures | None = None
-        images = answers.PerImage()
-        for start, passes, y in found:
-            measures = measures or measures_for(found.net, passes, y, 1.0)
+        images = per_image.PerImage()
+        for start, passes, y in predictions:
+            measures = measures or measures_for(predictions.net, passes, y, 1.0)
             measures(passes, y)
             images.add(start, passes.summary(), y)
-        images = found.team.merge(images)
-        computed, values = found.team.merge(measures).compute(), images.values()
+        images = predictions.team.merge(images)
+        computed, values = predictions.team.merge(measures).compute(), images.values()
         right = values["correct"].bool()
         row: dict[str, float | None] = {self.level[0]: self.level[1], **{name: computed[name] for name in ROW}}
         row |= {"entropy_right": _mean(values["entropy"][right]), "entropy_wrong": _mean(values["entropy"][~right])}
         row["variance"], row["images"] = _mean(values["variance"]), len(images)
         if "temperature" in store.document:
             clean, log_probs = store.document["temperature"]["value"], images.log_probs()
-            after = answers.tempered(log_probs, values["label"][: len(log_probs)], clean)
+            after = per_image.tempered(log_probs, values["label"][: len(log_probs)], clean)
             row |= {f"tempered_{name}": after[name] for name in TEMPERED}
         shift = store.document.setdefault("shift", {})
         if self.name is None:
@@ -250,7 +253,3 @@ def _mean_row(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def _mean(values: Tensor) -> float | None:
     return float(values.double().mean()) if len(values) else None
-
-
-def _print(values: Tensor) -> str:
-    return hashlib.blake2b(tensor_bytes(values), digest_size=SIZE).hexdigest()

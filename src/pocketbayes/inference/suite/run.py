@@ -21,7 +21,7 @@ from pocketbayes.data.shift import corrupted as corrupt_pictures
 from pocketbayes.inference.adaptive import stopping_of
 from pocketbayes.inference.health import title
 from pocketbayes.inference.prediction import likelihood_of
-from pocketbayes.inference.suite.parts import Answers, Clean, Outside, Part, Shifted, check_humans
+from pocketbayes.inference.suite.parts import Clean, OutOfDistribution, Part, PredictionStream, Shifted, check_humans
 from pocketbayes.inference.suite.store import Store, data_print, network_print
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, members
@@ -109,7 +109,7 @@ def evaluate_suite(
     if team.rank:
         store.path = None
     parts: list[Part] = [Clean(source, given)]
-    parts += [Outside(name, as_source(other)) for name, other in (ood or {}).items()]
+    parts += [OutOfDistribution(name, as_source(other)) for name, other in (ood or {}).items()]
     for name in shift:
         parts += SHIFTS[name](source, corrupted)
     missing = [part for part in parts if not part.done(store)]
@@ -120,7 +120,7 @@ def evaluate_suite(
             if shift_images is not None and isinstance(part, Shifted):
                 here = here.take(torch.arange(min(shift_images, size_of(here))))  # type: ignore[union-attr]
             bar.begin(f"[{number}/{len(parts)}] {part.title}", -(-size_of(here) // team.size))
-            part.run(Answers(net, here, bar, ask, team), store)
+            part.run(PredictionStream(net, here, bar, ask, team), store)
     store.keep()
     return store.document
 

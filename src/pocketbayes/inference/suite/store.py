@@ -6,7 +6,6 @@ resumes where it stopped and never mixes parts of two evaluations.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pocketbayes.base import atomic
-from pocketbayes.base.digests import SIZE, take_in
+from pocketbayes.base.digests import new_digest, take_in
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.plain import finite
 from pocketbayes.data.batches import Source, size_of
@@ -115,7 +114,7 @@ def read_values(path: str | Path, tag: str | None = None) -> dict[str, Tensor]:
 
 def network_print(net: Net) -> str:
     """Return a fingerprint of everything that a prediction depends on."""
-    digest = hashlib.blake2b(digest_size=SIZE)
+    digest = new_digest()
     for network in members(net):
         digest.update(f"{type(network.posterior).__name__} {network.propagation}".encode())
         for name, value in network.state_dict().items():
@@ -129,7 +128,7 @@ def data_print(source: Source) -> str:
     """Return a fingerprint of a data set from its size and some evenly spaced rows."""
     data: Any = source.dataset if isinstance(source, DataLoader) else source
     count = size_of(source)
-    digest = hashlib.blake2b(str(count).encode(), digest_size=SIZE)
+    digest = new_digest(str(count).encode())
     for index in torch.linspace(0, count - 1, min(count, _ROWS_IN_PRINT)).long().tolist():
         for value in data[index]:
             take_in(digest, torch.as_tensor(value))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.batch_norm import batch_norms_to_eval
 from pocketbayes.base.randomness import Randomness
-from pocketbayes.base.seeds import derive_seed
+from pocketbayes.base.seeds import derive_seed, repeat_seed
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.data.model_inputs import Inputs, ModelInput
 from pocketbayes.data.pixels import random_crop
@@ -232,7 +232,7 @@ def _stream(train: Any, seed: int, first: int) -> Iterator[tuple[Any, Tensor]]:
     per_epoch = -(-size_of(source) // size)
     epoch, skipped = divmod(first, per_epoch)
     while True:
-        yield from batches(source, size, shuffle_seed=seed + epoch, start=skipped)
+        yield from batches(source, size, shuffle_seed=repeat_seed(seed, epoch), start=skipped)
         epoch, skipped = epoch + 1, 0
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.digests import new_digest
+from pocketbayes.base.plain import finite
 from pocketbayes.files import pocket
 from pocketbayes.files.network_file import Packed
 from pocketbayes.ship.compression.trials import Trial
+
+NAME_BYTES = 12
+"""Bytes of the digest that names a trial's files."""
 
 
 class Store:
@@ -25,7 +29,7 @@ class Store:
         self.folder = None if folder is None else Path(folder)
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
+        digest = new_digest(json.dumps(settings, sort_keys=True).encode())
         for name, part in origin.parts.items():
             digest.update(name.encode() + part)
         self.origin = digest.hexdigest()
@@ -35,7 +39,7 @@ class Store:
         if self.folder is None:
             return None
         text = self.origin + json.dumps(how, sort_keys=True)
-        return self.folder / (hashlib.blake2b(text.encode(), digest_size=12).hexdigest() + suffix)
+        return self.folder / (new_digest(text.encode(), NAME_BYTES).hexdigest() + suffix)
 
     def find(self, how: Mapping[str, Any]) -> Trial | None:
         """Return an earlier trial, if any."""
@@ -56,6 +60,4 @@ class Store:
         if record is None or file is None or trial.packed is None:
             return
         trial.packed.write(file)
-        known = trial.to_json()
-        nll = None if known["nll"] == float("inf") else known["nll"]
-        write_atomically(record, json.dumps({**known, "nll": nll}))
+        write_atomically(record, json.dumps(finite(trial.to_json())))

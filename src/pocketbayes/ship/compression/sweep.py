@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import NotFiniteAnswersError
 from pocketbayes.base.progress import Display
+from pocketbayes.base.seeds import repeat_seed
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
@@ -373,7 +374,7 @@ class Sweep:
         try:
             x, y = next(iter(batches(as_source(self.val), CHECK_EXAMPLES, shuffle_seed=self.seed)))
             some = (x[:CHECK_EXAMPLES], y[:CHECK_EXAMPLES])
-            evaluate(net, some, samples=CHECK_SAMPLES, seed=self.seed + 1)
+            evaluate(net, some, samples=CHECK_SAMPLES, seed=repeat_seed(self.seed, 1))
         except NotFiniteAnswersError:
             return False
         return True

@@ -104,7 +104,7 @@ def scores(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: (-1 if key == "confidence" else 1) * values[key] for name, key in SCORES.items()}
 
 
-def outside_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], classes: int) -> dict[str, Any]:
+def ood_figures(inside: Mapping[str, Tensor], outside: Mapping[str, Tensor], classes: int) -> dict[str, Any]:
     """Return how well each score separates the two data sets, and histograms of entropies as fractions.
 
     Scores that are equal for all images, such as the mutual information of a deterministic network, are omitted.
