@@ -18,7 +18,7 @@ from pocketbayes.cli import app
 from pocketbayes.network import Mixture
 from pocketbayes.ship.compression import Compressed, Trial, compress, frontier, sweep
 from pocketbayes.ship.compression.coding import Recipe, code
-from pocketbayes.ship.compression.trials import NOISE, Budget, choose
+from pocketbayes.ship.compression.trials import NLL_NOISE, Budget, choose
 
 
 def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +56,7 @@ def found(trained: pb.Network) -> Compressed:
 def test_compress_size_budget_holds_for_the_written_file(found: Compressed, tmp_path: Path) -> None:
     assert found.chosen.bytes <= 4000
     assert found.save(tmp_path / "net.pocket") == found.chosen.bytes == (tmp_path / "net.pocket").stat().st_size
-    assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= 4000) + NOISE
+    assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= 4000) + NLL_NOISE
     measures = pb.evaluate(pb.load(tmp_path / "net.pocket", model_like_trained()), images(150, 1), samples=3)
     assert measures["nll"] == pytest.approx(found.chosen.nll, abs=1e-6)
     assert measures["nll"] < 1.09  # better than chance among three classes
@@ -238,7 +238,7 @@ def test_compress_choice_holds_for_other_draws(trained: pb.Network, monkeypatch:
     other = run(trained, max_bytes=4000)
     assert len(checked) == 2
     assert other.chosen.how != usual.chosen.how
-    assert other.chosen.nll >= usual.chosen.nll - NOISE
+    assert other.chosen.nll >= usual.chosen.nll - NLL_NOISE
 
 
 def test_compress_rejects_answers_that_are_not_finite() -> None:
@@ -267,9 +267,9 @@ def test_compress_keeps_learned_stds_with_the_codes() -> None:
 def test_compress_tries_finer_codes_until_a_loss_allows_one(
     trained: pb.Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "PROBE", 3.0)
+    monkeypatch.setattr(sweep, "PROBE_LAMBDA", 3.0)
     monkeypatch.setattr(sweep, "LAMBDAS", (1.0, 3.0))
-    monkeypatch.setattr(sweep, "FINER", 10.0)
+    monkeypatch.setattr(sweep, "FINER_FACTOR", 10.0)
     usual = {"max_nll_loss": 0.02}
     found = run(trained, **usual)
     assert found.chosen is not found.before

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.plane.codes import fit_codebook
-from pocketbayes.ship.compression import inputs
+from pocketbayes.ship.compression import measurements
 from pocketbayes.ship.compression.coding import Measured, Recipe, code
 from pocketbayes.ship.compression.feedback import code_with_feedback, error_shares
-from pocketbayes.ship.compression.inputs import input_moments
+from pocketbayes.ship.compression.measurements import input_moments
 
 
 def correlated(*shape: int) -> Tensor:
@@ -59,7 +59,7 @@ def test_feedback_lowers_the_error_of_outputs(layer: Callable[[], nn.Module], sh
 
 
 def test_feedback_in_blocks_equals_that_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MAX_COLUMNS", 8)
+    monkeypatch.setattr(measurements, "MAX_COLUMNS", 8)
     net = network(nn.Sequential(nn.Linear(24, 5)))
     x = correlated(400, 24)
     (moments,) = input_moments(net, [x], len(x))

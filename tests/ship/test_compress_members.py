@@ -14,11 +14,10 @@ import pocketbayes as pb
 from pocketbayes.base.calibration import Calibration
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Mixture, members
-from pocketbayes.ship.compression.agreement import Agreement
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code, estimate_bytes
-from pocketbayes.ship.compression.fewer import best_first, measure_prefixes, order_by_worth, prefix
 from pocketbayes.ship.compression.filling import fill
-from pocketbayes.ship.compression.trials import NOISE
+from pocketbayes.ship.compression.members import Agreement, best_first, measure_prefixes, order_by_worth, prefix
+from pocketbayes.ship.compression.trials import NLL_NOISE
 
 WEIGHTS = (0.5, 0.3, 0.2)
 
@@ -130,7 +129,7 @@ def test_compress_fills_a_size_with_members_or_bits(mixture: Mixture, tmp_path: 
         assert found.save(tmp_path / "a.pocket") <= budget
         again = pb.load(tmp_path / "a.pocket")
         assert pb.evaluate(again, val)["nll"] == pytest.approx(found.chosen.nll, rel=1e-5)
-        assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= budget) + NOISE
+        assert found.chosen.nll <= min(trial.nll for trial in found.trials if trial.bytes <= budget) + NLL_NOISE
     fillings = [trial.bytes for trial in found.trials if "lam" in trial.how and "members" not in trial.how]
     assert 4000 < max(fillings) <= 4500
     two = pb.compress(mixture, train, val, max_bytes=4500, count=2, progress=False)

@@ -15,7 +15,7 @@ import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.ship.compression import compress, sweep
 from pocketbayes.ship.compression.coding import Recipe, Weights, code, codebook_of
-from pocketbayes.ship.compression.retraining import difference, retrain
+from pocketbayes.ship.compression.retraining import distillation_loss, retrain
 
 
 def points(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def test_retraining_restores_the_teachers_answers(trained: Network) -> None:
     start = code(trained, Recipe(0.6)).net
     with torch.no_grad():
         wanted = trained.eval()(x)
-        assert difference(made(x), wanted, y) < difference(start.eval()(x), wanted, y)
+        assert distillation_loss(made(x), wanted, y) < distillation_loss(start.eval()(x), wanted, y)
     assert len(losses) == 80
     assert len(made.posterior.centres) < 20
 
@@ -84,7 +84,7 @@ def test_retraining_is_independent_of_other_threads_seeds(trained: Network) -> N
 
 
 def test_retraining_resumes_where_it_stopped(trained: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pocketbayes.ship.compression.retraining.SAVING", 5)
+    monkeypatch.setattr("pocketbayes.ship.compression.retraining.STEPS_BETWEEN_CHECKPOINTS", 5)
     whole, losses = tuned(trained, 20)
     place = tmp_path / "state"
 
@@ -112,4 +112,4 @@ def test_sweep_resumes_from_its_folder(trained: Network, tmp_path: Path, monkeyp
 
 def test_difference_of_regressions_is_relative_to_the_teacher() -> None:
     wanted = torch.randn(50, 1)
-    assert difference(wanted + 10 * wanted.std(), wanted, torch.zeros(50, 1)) == pytest.approx(100.0, rel=1e-4)
+    assert distillation_loss(wanted + 10 * wanted.std(), wanted, torch.zeros(50, 1)) == pytest.approx(100.0, rel=1e-4)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from pocketbayes.network import Network
 from pocketbayes.ship.compression.coding import Measured, Recipe, code
-from pocketbayes.ship.compression.sensitivity import LEAST, layer_sensitivity
+from pocketbayes.ship.compression.measurements import MIN_SENSITIVITY, layer_sensitivity
 
 
 class TwoBranches(nn.Module):
@@ -37,7 +37,7 @@ def network(model: nn.Module) -> Network:
 def test_layer_sensitivity_is_relative_to_the_outputs(share: float) -> None:
     found = layer_sensitivity(network(TwoBranches(share)), [torch.randn(40, 100)])
     assert found is not None
-    assert float(found[1] / found[0]) == pytest.approx(max(share, LEAST), rel=1e-3)
+    assert float(found[1] / found[0]) == pytest.approx(max(share, MIN_SENSITIVITY), rel=1e-3)
 
 
 def test_layer_sensitivity_needs_a_differentiable_model() -> None:

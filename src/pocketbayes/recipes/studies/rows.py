@@ -27,7 +27,7 @@ from pocketbayes.recipes import Recipe, check, load_like
 from pocketbayes.recipes.experiment import run
 from pocketbayes.recipes.studies.study import Study
 from pocketbayes.ship.compression import compress
-from pocketbayes.ship.compression.fewer import prefix
+from pocketbayes.ship.compression.members import prefix
 from pocketbayes.training.fitting import fit
 
 KEPT = (

@@ -14,7 +14,7 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.ship.compression.coding import can_be_coded
-from pocketbayes.ship.compression.fewer import best_first
+from pocketbayes.ship.compression.members import best_first
 from pocketbayes.ship.compression.sweep import Sweep
 from pocketbayes.ship.compression.trials import Budget, Compressed, choose
 

@@ -21,14 +21,14 @@ from pocketbayes.posteriors.coded import StdUnits, Units, unit_counts, unit_size
 from pocketbayes.ship.compression.feedback import code_with_feedback
 
 CODED_PRECISION = Precision("bfloat16", "bfloat16", "bfloat16")
-"""Exact for a coded network: `code` has rounded what a file keeps in this precision."""
+"""The precision of files of coded networks; lossless, since `code` has rounded the values to it."""
 POINT_BITS = 5
-"""Mantissa bits of biases, normalisation and scales: an error of 1.6 % at most, far below that of two-bit weights."""
+"""Mantissa bits of biases, normalisation and scales: the error, at most 1.6 %, is far below that of two-bit weights."""
 BFLOAT16_BITS = 7
 ESTIMATE_WEIGHTS = 1 << 16
-"""Weights per layer that an estimate of size is made from."""
+"""Weights per layer from which a size is estimated."""
 ESTIMATE_FITTED = 1 << 18
-"""Weights that its codebook is fitted to."""
+"""Weights to which the codebook of an estimate is fitted."""
 
 SENSITIVITY_POWER = 0.5
 """Power of a layer's sensitivity in its resolution. 1 would be optimal if layers' errors were small and independent;
@@ -91,8 +91,8 @@ def code(net: Net, recipe: Recipe, measured: Sequence[Measured] = ()) -> Result:
 
     Args:
         net: A network or mixture.
-        recipe: How to code it.
-        measured: Measurements of each member; nothing is fed back without them.
+        recipe: The settings of the coding.
+        measured: Measurements of each member; without them, errors are not fed back.
     """
     with torch.no_grad():
         weights = weights_of(net, recipe, measured)
@@ -115,7 +115,7 @@ def codebook_of(weights: Sequence[Weights], recipe: Recipe) -> AnyCodebook:
 
 
 def _fit(weights: Sequence[Weights], recipe: Recipe, most: int | None = None) -> AnyCodebook:
-    """Fit one codebook to the weights of all members, or to a sample of at most so many."""
+    """Fit one codebook to the weights of all members, or to a sample of at most `most`."""
     means = torch.cat([own.scaled for own in weights])
     stride = 1 if most is None else max(1, -(-len(means) // most))
     lam = recipe.lam * _typical_variance(weights) / max(float(means.square().mean()), 1e-30) if len(means) else 1.0
@@ -128,7 +128,7 @@ def _fit(weights: Sequence[Weights], recipe: Recipe, most: int | None = None) ->
 def _typical_variance(weights: Sequence[Weights]) -> float:
     """Return the geometric mean over weights of their layer's variance, in units of the codebook.
 
-    Relative to it a lambda gives about the same bits per weight, however much the layers differ.
+    In this unit, the same lambda gives about the same bits per weight for any network.
     """
     variances = [(part.numel(), float(part.square().mean())) for own in weights for part in own.layers if part.numel()]
     positive = [(size, variance) for size, variance in variances if variance > 0]
@@ -157,12 +157,12 @@ class Weights:
 
     Attributes:
         network: The network.
-        recipe: How it is coded.
-        shares: Of the errors that are fed back, for each slot.
-        mean: (n,).
-        std: (n,).
-        scale: Of each unit.
-        factor: Of each weight: its unit's scale, or 1 where that is 0.
+        recipe: The settings of the coding.
+        shares: For each slot, the shares of errors that later weights take (see `error_shares`).
+        mean: The means, (n,).
+        std: The stds, (n,).
+        scale: The scale of each unit.
+        factor: The scale of each weight's unit, (n,); 1 where that is 0.
     """
 
     network: Network
@@ -209,7 +209,7 @@ class Weights:
         return importance_of(self.scaled_std)
 
     def choose(self, codebook: AnyCodebook, values: Tensor, places: Tensor) -> Tensor:
-        """Return codes for values, in units of the codebook, of the weights at these places."""
+        """Return the codes of the weights at `places`, with these values in units of the codebook."""
         if isinstance(codebook, Codebook):
             return codebook.assign(values)
         return codebook.assign(values, self.scaled_std[places], self.importance[places])
@@ -220,15 +220,15 @@ class Weights:
         values: Tensor | None = None,
         share: tuple[float, float] = (0.0, 1.0),
     ) -> tuple[Tensor, Tensor]:
-        """Code the weights, errors fed back.
+        """Code the weights with error feedback.
 
         Args:
-            codebook: The codes.
-            values: (n,) in place of the means; what is before the share stays.
-            share: Where in the columns of each slot coding starts and stops.
+            codebook: The codebook.
+            values: Values (n,) to code instead of the means; columns before `share` are unchanged.
+            share: The range of columns of each slot to code, as fractions.
 
         Returns:
-            Codes (n,), -1 outside of the share, and the values that they were given to, with the errors of others.
+            Codes (n,), -1 outside of `share`, and the coded values, which include the errors fed back.
         """
         layout = self.network.layout
         index, coded = [], []
@@ -290,7 +290,7 @@ def round_points(net: Net) -> None:
 
 @torch.no_grad()
 def estimate_bytes(net: Net, recipe: Recipe, measured: Sequence[Measured] = ()) -> float:
-    """Estimate the bytes of codes and scales, by the entropy of each layer's codes without feedback."""
+    """Estimate the bytes of codes and scales from the entropy of each layer's codes, without feedback."""
     weights = weights_of(net, recipe, measured)
     codebook = _fit(weights, recipe, ESTIMATE_FITTED)
     total = 0.0

@@ -1,9 +1,9 @@
 """Coding with error feedback: weights that are coded later compensate the errors of earlier ones.
 
 For a layer with inputs of second moment H, the output error of codes Q is tr((W - Q) H (W - Q)^T). Columns are coded
-one after another, each by the codebook's rate and distortion; the error of a column is then spread over those still to
-come, which minimises the output error given what has been decided (Frantar et al. 2022, Optimal Brain Compression and
-GPTQ, with a rate term). Without inputs there is nothing to spread, and the result is the codebook's own assignment.
+one after another, each by the codebook's rate and distortion; the error of a column is then spread over later columns
+so that the output error is minimal given the codes so far (Frantar et al. 2022, Optimal Brain Compression and GPTQ,
+with a rate term). Without inputs nothing is spread, and the result is the codebook's own assignment.
 """
 
 from __future__ import annotations
@@ -14,30 +14,29 @@ import torch
 from torch import Tensor
 
 DAMPING = 0.01
-"""Added to the diagonal of H, relative to its mean: columns that the inputs never use have no other weight."""
+"""Addition to the diagonal of H, relative to its mean, for columns that the inputs never use."""
 BLOCK = 128
-"""Columns whose errors are spread together over the rest."""
+"""Number of columns whose errors are spread together over the rest."""
 
 GOLDEN_RATIO = 0.6180339887498949
 
 Assign = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes weights (g, r) and their positions in the slot (g, r); returns codes and the values these stand for."""
+"""A function from weights (g, r) and their positions in the slot (g, r) to codes and decoded values."""
 
 
 def code_with_feedback(
     weight: Tensor, shares: Tensor | None, assign: Assign, share: tuple[float, float] = (0.0, 1.0)
 ) -> tuple[Tensor, Tensor]:
-    """Code one slot, or a share of its columns.
+    """Code one slot, or a range of its columns.
 
     Args:
-        weight: The slot's weights, in their shape; columns before the share have been coded and stay.
-        shares: As `error_shares` gives them; None feeds nothing back.
+        weight: The slot's weights in their shape; columns before `share` are already coded and unchanged.
+        shares: The slot's entry of `error_shares`; None for no feedback.
         assign: The choice of codes.
-        share: Where in the columns, from 0 to 1, coding starts and stops.
+        share: The range of columns to code, as fractions.
 
     Returns:
-        Codes in the weight's shape, -1 outside of the share, and the values that were coded or are still to be: the
-        weights with the errors of others added.
+        Codes in the weight's shape, -1 outside of `share`, and the values of all weights with the errors fed back.
     """
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
     if shares is None:
@@ -60,7 +59,7 @@ def code_with_feedback(
 
 
 def _code_columns(values: Tensor, codes: Tensor, where: Tensor, share: Tensor, assign: Assign, columns: range) -> None:
-    """Code these columns one after another; change codes and the values of later columns in place."""
+    """Code these columns one after another, changing codes and the values of later columns in place."""
     for start in range(columns.start, columns.stop, BLOCK):
         stop = min(start + BLOCK, columns.stop)
         errors = torch.empty_like(values[:, :, start:stop])
@@ -76,7 +75,7 @@ def _code_columns(values: Tensor, codes: Tensor, where: Tensor, share: Tensor, a
 
 
 def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
-    """View a weight as (blocks, rows, columns): the groups of a convolution, or cuts through its input channels."""
+    """View a weight as (blocks, rows, columns): blocks are groups of a convolution or ranges of input channels."""
     matrix = tensor.reshape(tensor.shape[0], -1)
     cuts = matrix.shape[1] // columns
     groups = blocks // cuts
@@ -84,18 +83,18 @@ def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
 
 
 def _spread_order(columns: int) -> Tensor:
-    """Return the order in which columns are coded: any share of it lies spread over all of them."""
+    """Return the order in which columns are coded, whose every part is spread evenly over all columns."""
     return (torch.arange(columns, dtype=torch.float64) * GOLDEN_RATIO).frac().argsort()
 
 
 def error_shares(moments: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Return for each slot the share of each column's error that each later column takes, in the order of coding.
+    """Return for each slot the share of each column's error that each later column takes, in coding order.
 
     These are the rows of the Cholesky factor of the inverse moments, in units of its diagonal. They depend on the
     inputs alone, so that one computation serves every codebook.
 
     Args:
-        moments: As `input_moments` gives them.
+        moments: The result of `input_moments`.
     """
     return [None if own is None else _shares(own) for own in moments]
 

@@ -1,10 +1,10 @@
 """Training of coded networks: code some of the weights, train the rest to compensate, and code more.
 
-A share of each layer's columns is coded, errors fed back within the layer; the weights that are still free then learn,
-by exact gradients, to make good what their layer alone could not (as in incremental network quantisation, Zhou et al.
-2017). At the end all are coded, and only the codebook's centres, biases and normalisation learn. Codes never move once
-they are given, so nothing undoes the feedback, as straight-through training does. The teacher is the network itself
-before coding: its answers to augmented and mixed inputs, so no targets are needed.
+A fraction of each layer's columns is coded with error feedback; the other weights then learn, by exact gradients, to
+compensate the rest of the error (as in incremental network quantisation, Zhou et al. 2017). At the end all weights are
+coded, and only the codebook's centres, biases and normalisation learn. Codes never change once chosen, so training does
+not undo the feedback, unlike straight-through training. The teacher is the network before coding: its predictions for
+augmented and mixed inputs replace targets.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from pocketbayes.ship.compression.coding import (
 )
 
 BATCH_SIZE = 96
-RATE = 1e-3
-"""Learning rate of the weights, in standard deviations of all of them: larger ones lose what feedback gained."""
+WEIGHT_RATE = 1e-3
+"""Learning rate of the weights, in units of their std; larger ones undo the feedback."""
 CENTRE_RATE = 1e-2
 """Learning rate of the centres, in the same units."""
 POINT_RATE = 1e-3
-WARMUP = 10
-SHARES = (0.5, 0.75, 0.9, 1.0)
-"""The columns that are coded at the start of each stage."""
+WARMUP_STEPS = 10
+CODED_FRACTIONS = (0.5, 0.75, 0.9, 1.0)
+"""The fraction of columns that are coded from the start of each stage."""
 TEMPERATURE = 2.0
-"""Softens both networks' answers: training examples leave little to learn from a sure teacher."""
-SHIFT = 16
-"""Images are shifted by at most their size over this."""
-SAVING = 50
+"""Temperature of both networks' predictions, since a confident teacher teaches little."""
+SIZE_PER_SHIFT = 16
+"""Image size divided by the largest shift."""
+STEPS_BETWEEN_CHECKPOINTS = 50
 """Steps between checkpoints."""
 KIND = "tuning"
 
@@ -70,21 +70,21 @@ def retrain(
 
     Args:
         weights: The weights of the network, which is the teacher.
-        codebook: Their codes.
-        train: Training data; targets are not used, except that whole numbers mean classes.
-        calibration: Batches that batch norm is corrected on after each coding.
+        codebook: The codebook.
+        train: Training data; of the targets only the type is used, integers for classes.
+        calibration: Batches for correcting batch norm after each coding.
         steps: Steps of `BATCH_SIZE` examples.
-        seed: Of order, augmentation and mixing.
-        checkpoint: A file from which training resumes and to which it is saved every `SAVING` steps.
-        on_step: Receives the loss of each step.
+        seed: Seed of order, augmentation and mixing.
+        checkpoint: A file from which training resumes and to which it is saved every `STEPS_BETWEEN_CHECKPOINTS` steps.
+        on_step: Called with the loss of each step.
 
     Returns:
-        The trained network, coded, its batch norm corrected.
+        The trained, coded network with corrected batch norm.
     """
     teacher = weights.network
     target = teacher.posterior.moments()[0].detach()
     student = _Student.of(weights, codebook)
-    rates = RATE * float(target.std()), POINT_RATE, CENTRE_RATE * float(weights.scaled.std())
+    rates = WEIGHT_RATE * float(target.std()), POINT_RATE, CENTRE_RATE * float(weights.scaled.std())
     groups = [[student.latent], student.points, [student.centres]]
     optimizer = torch.optim.Adam([{"params": group} for group in groups], betas=(0.9, 0.99))
     first = student.load(checkpoint, optimizer)
@@ -93,7 +93,7 @@ def retrain(
     with randomness.redirected():
         stream = _stream(train, seed, first)
         for step in range(first, steps):
-            while student.stage < len(SHARES) and step >= steps * student.stage // len(SHARES):
+            while student.stage < len(CODED_FRACTIONS) and step >= steps * student.stage // len(CODED_FRACTIONS):
                 student.code_more(codebook)
                 if old:
                     own = batch_norm_statistics([student.net], calibration)[1][0]
@@ -106,12 +106,12 @@ def retrain(
                 group["lr"] = base * factor
             with torch.no_grad():
                 wanted = teacher.run_at(target, x)
-            loss = difference(student.net.run_at(student.values(), x), wanted, y)
+            loss = distillation_loss(student.net.run_at(student.values(), x), wanted, y)
             optimizer.zero_grad()
             loss.backward()
             student.step(optimizer)
             on_step(float(loss.detach()))
-            if (step + 1) % SAVING == 0:
+            if (step + 1) % STEPS_BETWEEN_CHECKPOINTS == 0:
                 student.save(checkpoint, optimizer, step + 1)
     centres = round_mantissa(student.centres.detach(), BFLOAT16_BITS)
     made = weights.build(replace(codebook, centres=centres), student.index)
@@ -120,13 +120,13 @@ def retrain(
 
 
 def _rate_factor(step: int, steps: int) -> float:
-    """Return a cosine over all stages but the last, in which weights still learn, and another over the last."""
-    last = steps * (len(SHARES) - 1) // len(SHARES)
+    """Return a cosine over the stages in which weights learn, and another one over the last stage."""
+    last = steps * (len(CODED_FRACTIONS) - 1) // len(CODED_FRACTIONS)
     start, stop = (0, last) if step < last else (last, steps)
-    return min(1.0, (step - start + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * (step - start) / (stop - start)))
+    return min(1.0, (step - start + 1) / WARMUP_STEPS) * 0.5 * (1 + math.cos(math.pi * (step - start) / (stop - start)))
 
 
-def difference(outputs: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
+def distillation_loss(outputs: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy to the teacher's classes, or the squared error in units of the teacher's variance."""
     if y.is_floating_point():
         return F.mse_loss(outputs, wanted) / wanted.var().clamp(min=1e-12)
@@ -136,15 +136,15 @@ def difference(outputs: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
 
 @dataclass
 class _Student:
-    """A network of which a part is coded.
+    """A partly coded network.
 
     Attributes:
-        weights: Of the teacher.
-        net: The network, at `latent`.
-        latent: (n,) values of all weights: decoded where there is a code.
-        centres: (K,) of the codebook; they learn once every weight has a code.
-        index: (n,) codes, -1 where there is none yet.
-        stage: How often weights have been coded.
+        weights: The teacher's weights.
+        net: The network, with the weights `latent`.
+        latent: The values of all weights, (n,), decoded where there is a code.
+        centres: The centres of the codebook, (K,), which learn once every weight has a code.
+        index: The codes, (n,), -1 where there is none yet.
+        stage: The number of codings so far.
     """
 
     weights: Weights
@@ -158,26 +158,26 @@ class _Student:
     def of(cls, weights: Weights, codebook: AnyCodebook) -> _Student:
         posterior = from_moments(weights.network.layout, weights.mean)
         net = with_posterior(weights.network, posterior).train()
-        batch_norms_to_eval(net.model)  # the statistics are corrected; those of mixed inputs would be others
+        batch_norms_to_eval(net.model)  # keep the corrected statistics: those of mixed inputs differ
         (latent,) = posterior.parameters()
         index = torch.full_like(latent, -1, dtype=torch.long)
         return cls(weights, net, latent, nn.Parameter(codebook.centres.clone()), index)
 
     def values(self) -> Tensor:
-        """Return the weights that the network runs at."""
-        if self.stage < len(SHARES):
+        """Return the weights with which the network runs."""
+        if self.stage < len(CODED_FRACTIONS):
             return self.latent
         return self.centres[self.index] * self.weights.factor
 
     @property
     def points(self) -> list[nn.Parameter]:
-        """What is trained beside the weights."""
+        """The trained parameters outside the posterior."""
         return [parameter for parameter in self.net.model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def code_more(self, codebook: AnyCodebook) -> None:
         """Code the columns of the next stage."""
-        share = (SHARES[self.stage - 1] if self.stage else 0.0, SHARES[self.stage])
+        share = (CODED_FRACTIONS[self.stage - 1] if self.stage else 0.0, CODED_FRACTIONS[self.stage])
         codes, values = self.weights.code(codebook, self.latent, share)
         new = codes >= 0
         self.index = torch.where(new, codes, self.index)
@@ -187,7 +187,7 @@ class _Student:
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Train what has no code."""
+        """Take an optimiser step that leaves coded weights unchanged."""
         held = self.latent.clone()
         optimizer.step()
         self.latent.copy_(torch.where(self.index >= 0, held, self.latent))
@@ -213,7 +213,7 @@ class _Student:
 
     @torch.no_grad()
     def load(self, path: Path | None, optimizer: torch.optim.Optimizer) -> int:
-        """Return the number of steps that have been taken."""
+        """Restore the state in a file and return the number of finished steps."""
         if path is None or not path.is_file():
             return 0
         tree = container.read(path, KIND)
@@ -237,11 +237,11 @@ def _stream(train: Any, seed: int, first: int) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _varied(x: ModelInput, train: Any) -> ModelInput:
-    """Shift images that are not augmented yet, and mix half of the inputs with one another, if they are one tensor."""
+    """Shift images, unless the data set augments them, and mix half of the inputs in pairs."""
     if isinstance(x, Inputs) or not x.is_floating_point():
         return x
     if x.ndim == 4 and getattr(train, "augment", None) is None:
-        x = random_crop(x, min(x.shape[2:]) // SHIFT, "zero")
+        x = random_crop(x, min(x.shape[2:]) // SIZE_PER_SHIFT, "zero")
     half = len(x) // 2
     share = torch.rand(half, *[1] * (x.ndim - 1)).to(x)
     mixed = share * x[:half] + (1 - share) * x[:half][torch.randperm(half).to(x.device)]

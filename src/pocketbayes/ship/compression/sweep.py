@@ -19,7 +19,6 @@ from pocketbayes.files.packing import Precision
 from pocketbayes.inference.evaluation import evaluate, loss_of
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, members
-from pocketbayes.ship.compression.agreement import Agreement, look_known
 from pocketbayes.ship.compression.coding import (
     CODED_PRECISION,
     Measured,
@@ -32,40 +31,38 @@ from pocketbayes.ship.compression.coding import (
     weights_of,
 )
 from pocketbayes.ship.compression.feedback import error_shares
-from pocketbayes.ship.compression.fewer import Loss, measure_prefixes, prefix
-from pocketbayes.ship.compression.filling import AIM, CLOSE, COARSEST, fill, recipe_of_size
-from pocketbayes.ship.compression.inputs import calibration_batches, input_moments
+from pocketbayes.ship.compression.filling import CLOSE_FRACTION, COARSEST_LAMBDA, TARGET_FRACTION, fill, recipe_of_size
+from pocketbayes.ship.compression.measurements import calibration_batches, input_moments, layer_sensitivity
+from pocketbayes.ship.compression.members import Agreement, Loss, look_like_training_data, measure_prefixes, prefix
 from pocketbayes.ship.compression.retraining import retrain
-from pocketbayes.ship.compression.sensitivity import layer_sensitivity
-from pocketbayes.ship.compression.store import Store
-from pocketbayes.ship.compression.trials import NOISE, Budget, Trial, choose, fits_budget
+from pocketbayes.ship.compression.trials import NLL_NOISE, Budget, Store, Trial, choose, fits_budget
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
-STEP_BEYOND = 1.6
-"""Factor between further points, as long as the budget asks for smaller files or allows them."""
-LARGE = 2_000_000
-"""Weights above which fewer points are measured: each takes some ten seconds."""
-PROBE = 0.1
-"""Where the units of the codebook are compared, at equal bytes, if there is no size."""
-POINT_BYTES = 0.8
-"""Bytes that a bias, or a value of normalisation, takes in a file, about."""
+FURTHER_FACTOR = 1.6
+"""Factor between the lambdas of further points, as long as the budget requires or allows smaller files."""
+LARGE_NETWORK = 2_000_000
+"""Number of weights above which fewer points are measured, since each takes ten seconds or more."""
+PROBE_LAMBDA = 0.1
+"""Lambda at which the units of the codebook are compared, at equal bytes, if the budget is not a size."""
+BYTES_PER_POINT = 0.8
+"""Approximate bytes of a bias, or of a value of normalisation, in a file."""
 REFINEMENTS, REFINEMENTS_LARGE = 3, 2
-"""Further points, between the last that fits a budget and the next."""
-SAME_POINT = 1.25
-"""Factor between lambdas that need not be measured both."""
-HOPELESS = 1.0
-"""Nats of loss beyond which no coarser point is measured."""
-TUNINGS = 3
-"""Networks that are trained at most."""
-TUNED_MARGIN = 1.01
-"""Factor of lambda that keeps a trained network, whose codes differ a little, within a size."""
-FINER, FINER_POINTS = 3.0, 3
-"""Factor of lambda between points that are finer than the usual ones, and how many there are at most."""
-COARSER = 1.4
-"""Factor of lambda between two of them, as long as a loss allows it."""
+"""Largest numbers of further points between the last one that fits a budget and the next."""
+MIN_LAMBDA_RATIO = 1.25
+"""Ratio of two lambdas below which only one of them is measured."""
+MAX_NLL_RISE = 1.0
+"""Rise of the NLL in nats beyond which no coarser point is measured."""
+MAX_TRAININGS = 3
+"""Largest number of networks to train."""
+TRAINED_MARGIN = 1.01
+"""Factor of lambda that keeps a trained network within a size, since its codes differ a little."""
+FINER_FACTOR, FINER_POINTS = 3.0, 3
+"""Factor of lambda between points finer than the usual ones, and the largest number of them."""
+COARSER_FACTOR = 1.4
+"""Factor of lambda between two trained networks, as long as the loss allows it."""
 CHECK_SAMPLES, CHECK_EXAMPLES = 30, 16
-"""Draws, and examples, for which the chosen file's outputs must be finite: wide stds may overflow now and then."""
+"""Draws and examples for which the chosen file's outputs must be finite, since wide stds may overflow occasionally."""
 
 
 class Sweep:
@@ -82,7 +79,7 @@ class Sweep:
         self.calibration = calibration_batches(train, seed)
         self.measurements: list[Measured] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
-        self.recipe = Recipe(PROBE)
+        self.recipe = Recipe(PROBE_LAMBDA)
         sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
         origin = Packed.of(net) if out is not None else Packed({}, {})
         self.store = Store(out, origin, {"samples": samples, "seed": seed, **sizes})
@@ -90,15 +87,15 @@ class Sweep:
     @property
     def is_large(self) -> bool:
         """Whether the network is so large that fewer points are measured."""
-        return self.weights > LARGE
+        return self.weights > LARGE_NETWORK
 
     @property
     def refinements(self) -> int:
-        """The most points that are measured beside the budget's choice."""
+        """Largest number of points measured next to the budget's choice."""
         return REFINEMENTS_LARGE if self.is_large else REFINEMENTS
 
     def keep_as(self, precision: str | Precision, name: str) -> None:
-        """Measure the network in its own storage, in a precision."""
+        """Measure the network in its own storage at a precision."""
         self.bar.begin(f"measure {name}", 1)
         self.measure(lambda: Packed.of(self.net, precision), {"kept": name})
 
@@ -126,12 +123,12 @@ class Sweep:
         return trial
 
     def trial(self, how: dict[str, Any], packed: Packed, loss: Loss) -> Trial:
-        """Return a trial with its size; a loss that is NaN is infinite."""
+        """Return a trial with its size; an NLL of NaN counts as infinite."""
         nll = math.inf if math.isnan(loss[0]) else loss[0]
         return Trial(how, packed.size, 8 * packed.size / self.weights, nll, loss[1], packed)
 
     def losses(self, packed: Packed) -> tuple[list[Loss], float | None]:
-        """Measure a file, and of a mixture those of its first members, with the disagreement of all."""
+        """Measure a file; for a mixture also its first members and their disagreement."""
         net = packed.unpack(self.models[: packed.networks])
         if isinstance(net, Mixture):
             found = measure_prefixes(net, self.val, self.samples, self.seed)
@@ -178,7 +175,7 @@ class Sweep:
         return estimate_bytes(net, recipe, self.measured()[:count])
 
     def fill(self, limit: int, count: int | None) -> int | None:
-        """Choose the units of the codebook by the first member, then fill a size with ever fewer members.
+        """Choose the units of the codebook by the first member, then fill a size with fewer and fewer members.
 
         Returns:
             The number of members to keep; None if the validation data decide.
@@ -206,14 +203,14 @@ class Sweep:
         return min(divergences, key=divergences.__getitem__, default=count)
 
     def agreement(self) -> Agreement | None:
-        """Return what a mixture's size is chosen by if the members know the validation data."""
-        if not isinstance(self.net, Mixture) or not look_known(self.val, self.trials[0].accuracy):
+        """Return the criterion for the number of members if they were probably trained on the validation data."""
+        if not isinstance(self.net, Mixture) or not look_like_training_data(self.val, self.trials[0].accuracy):
             return None
         losses = measure_prefixes(self.net, self.val, self.samples, self.seed).losses
         return Agreement.of(self.net, losses, self.calibration, self.samples, self.seed)
 
     def finish(self, made: Net) -> Net:
-        """Correct batch norm relative to the network as it was, and round what a small file keeps coarsely."""
+        """Correct batch norm relative to the original network, and round parameters outside the posterior."""
         if batch_norms(self.net):
             if not self.statistics:
                 self.statistics = batch_norm_statistics([self.net], self.calibration)[1][0]
@@ -248,12 +245,12 @@ class Sweep:
         return self.measure(make, how)
 
     def retrain(self, budget: Budget, steps: int) -> None:
-        """Train where the budget chooses: at a size until it fits, at a loss as coarse as it allows."""
+        """Train coded networks near the budget: until one fits a size, or ever coarser ones while a loss allows it."""
         before = self.trials[0]
         limit = budget.limit(self.weights)
         chosen = choose(self.of_recipe(), budget, before, self.weights)
-        lam = chosen.how.get("lam", self.recipe.lam) * (1 if limit is None else TUNED_MARGIN)
-        for _ in range(TUNINGS):
+        lam = chosen.how.get("lam", self.recipe.lam) * (1 if limit is None else TRAINED_MARGIN)
+        for _ in range(MAX_TRAININGS):
             trial = self.retrained(replace(self.recipe, lam=lam), steps, chosen.how.get("members"))
             fits = fits_budget(trial, budget, before, self.weights)
             if limit is not None:
@@ -263,13 +260,13 @@ class Sweep:
             elif not fits:
                 return
             else:
-                lam *= COARSER
+                lam *= COARSER_FACTOR
 
     def trace(self, budget: Budget) -> None:
-        """Measure ever coarser codes until no budget would choose them.
+        """Measure coarser and coarser codes until no budget would choose them.
 
-        The units of the codebook are chosen before, unless a size has been filled, which has chosen them; of large
-        networks only files below this size are measured then.
+        For a budget in bytes, `fill` has already chosen the units of the codebook, and for large networks only smaller
+        files are measured here. Otherwise the units are chosen first.
         """
         before, limit = self.trials[0], budget.limit(self.weights)
         lambdas: tuple[float, ...] = LAMBDAS_LARGE if self.is_large else LAMBDAS
@@ -280,53 +277,53 @@ class Sweep:
         elif self.is_large:
             lambdas = tuple(lam for lam in lambdas if lam > self.recipe.lam)
         known = self.of_recipe()
-        lam = min(lambdas, default=COARSEST)
-        while lam < COARSEST:
-            near = (t for t in known if max(lam / t.how["lam"], t.how["lam"] / lam) <= SAME_POINT)
+        lam = min(lambdas, default=COARSEST_LAMBDA)
+        while lam < COARSEST_LAMBDA:
+            near = (t for t in known if max(lam / t.how["lam"], t.how["lam"] / lam) <= MIN_LAMBDA_RATIO)
             trial = next(near, None) or self.coded(replace(self.recipe, lam=lam))
             is_last = lam >= lambdas[-1] and (limit or not fits_budget(trial, budget, before, self.weights))
-            if is_last or trial.nll > before.nll + HOPELESS:
+            if is_last or trial.nll > before.nll + MAX_NLL_RISE:
                 break
-            lam = next((each for each in lambdas if each > lam), lam * STEP_BEYOND)
+            lam = next((each for each in lambdas if each > lam), lam * FURTHER_FACTOR)
         if limit is None:
             self.trace_finer(budget, lambdas[0])
 
     def trace_finer(self, budget: Budget, lam: float) -> None:
-        """Measure ever finer codes while none keeps within a loss: the alternative is a file without codes."""
+        """Measure finer codes until one is within the loss, since the alternative is a file without codes."""
         for _ in range(FINER_POINTS):
             if any(fits_budget(t, budget, self.trials[0], self.weights) for t in self.trials if "lam" in t.how):
                 return
-            lam /= FINER
+            lam /= FINER_FACTOR
             self.coded(replace(self.recipe, lam=lam))
 
     def choose_units(self, probes: list[Recipe], finest: float) -> None:
-        """Choose the units of the codebook, by fine codes if coarse ones are too coarse to tell them apart."""
+        """Choose the units of the codebook, with finer codes if the first ones are too coarse to compare them."""
         for recipes in (probes, [replace(each, lam=finest) for each in probes]):
             best, self.recipe = _preferred([(self.coded(each), each) for each in recipes])
-            if best.nll <= self.trials[0].nll + HOPELESS:
+            if best.nll <= self.trials[0].nll + MAX_NLL_RISE:
                 return
 
     def probes(self, size: float | None = None) -> list[Recipe]:
-        """Return recipes of equal size: codebooks in units of the network, layers and filters, and stds with the codes.
+        """Return recipes of equal size: codebooks scaled by network, layer or filter, and stds per code.
 
-        The first is preferred; codes in units of the whole network are too coarse for some layers of large networks.
+        The first is preferred. Codes scaled by the whole network are too coarse for some layers of large networks.
 
         Args:
-            size: Bytes of the first member's file; None for the size that `PROBE` gives.
+            size: Bytes of the first member's file; None for the size that `PROBE_LAMBDA` gives.
         """
         has_stds = any(network.has_stds for network in members(self.net))
-        layer = Recipe(PROBE, "layer", "layer" if has_stds else "none", balanced=True)
+        layer = Recipe(PROBE_LAMBDA, "layer", "layer" if has_stds else "none", balanced=True)
         recipes = [layer, replace(layer, units="filter")]
         if not self.is_large:
             recipes.insert(0, replace(layer, units="network", balanced=False))
         if has_stds:
             recipes.append(replace(recipes[0], std_units="code"))
         points = sum(tensor.numel() for tensor in members(self.net)[0].points().values())
-        codes = self.estimate(recipes[0], 1) if size is None else AIM * size - POINT_BYTES * points
+        codes = self.estimate(recipes[0], 1) if size is None else TARGET_FRACTION * size - BYTES_PER_POINT * points
         return [recipe_of_size(self.estimate, recipe, 1, codes) for recipe in recipes]
 
     def of_recipe(self) -> list[Trial]:
-        """Return the untrained trials that differ from the recipe in lambda and members alone."""
+        """Return the untrained trials that differ from the recipe only in lambda and members."""
         wanted = {**asdict(self.recipe), "lam": None, "members": None}
         return [
             trial
@@ -335,30 +332,30 @@ class Sweep:
         ]
 
     def refine(self, budget: Budget) -> None:
-        """Measure points next to the one that the budget would choose now, on its far side."""
+        """Measure points between the one that the budget would choose now and the next that does not fit."""
         before = self.trials[0]
         for _ in range(self.refinements):
-            points = sorted(self.alike(budget), key=lambda trial: trial.bytes)
+            points = sorted(self.comparable(budget), key=lambda trial: trial.bytes)
             fits = [fits_budget(trial, budget, before, self.weights) for trial in points]
             if all(fits) or not any(fits):
                 return
             is_size = budget.limit(self.weights) is not None
-            # Of a size the largest that fits, of a loss the smallest; its neighbour is the one that does not.
+            # A size chooses the largest file that fits, a loss the smallest; its neighbour does not fit.
             place = (max if is_size else min)(number for number, fit in enumerate(fits) if fit)
             other = place + 1 if is_size else place - 1
             if not 0 <= other < len(points) or _is_close(points[place], budget.limit(self.weights)):
                 return
             self.coded(replace(self.recipe, lam=self.between(points[place], points[other], budget)))
 
-    def alike(self, budget: Budget) -> list[Trial]:
-        """Return the coded trials with the units of the sweep and as many members as the budget would choose now."""
+    def comparable(self, budget: Budget) -> list[Trial]:
+        """Return the coded trials with the chosen units and the number of members that the budget would choose now."""
         coded = self.of_recipe()
         fitting = [trial for trial in coded if fits_budget(trial, budget, self.trials[0], self.weights)]
         count = choose(fitting, budget, self.trials[0], self.weights).how.get("members") if fitting else None
         return [trial for trial in coded if trial.how.get("members") == count]
 
     def between(self, fitting: Trial, other: Trial, budget: Budget) -> float:
-        """Return the lambda that should meet a size, or the middle of two."""
+        """Return the lambda expected to meet a size, or for a loss the middle of two."""
         one, two = (math.log(trial.how["lam"]) for trial in (fitting, other))
         limit = budget.limit(self.weights)
         share = 0.5
@@ -368,7 +365,7 @@ class Sweep:
         return math.exp(one + share * (two - one))
 
     def is_finite(self, net: Net) -> bool:
-        """Return whether other draws than the measured ones give finite outputs."""
+        """Return whether draws other than the measured ones give finite outputs."""
         if not any(network.has_stds for network in members(net)):
             return True
         try:
@@ -381,10 +378,10 @@ class Sweep:
 
 
 def _preferred(tried: list[tuple[Trial, Recipe]]) -> tuple[Trial, Recipe]:
-    """Return the first, or the best if it is better by more than chance: it may be a little larger."""
+    """Return the first, or the best if it is better by more than noise, since its file may be a little larger."""
     best = min(tried, key=lambda pair: pair[0].nll)
-    return best if best[0].nll < tried[0][0].nll - NOISE else tried[0]
+    return best if best[0].nll < tried[0][0].nll - NLL_NOISE else tried[0]
 
 
 def _is_close(trial: Trial, limit: int | None) -> bool:
-    return limit is not None and trial.bytes >= CLOSE * limit
+    return limit is not None and trial.bytes >= CLOSE_FRACTION * limit

@@ -1,7 +1,8 @@
-"""The trials of a sweep, and the choice of a file for a budget."""
+"""The trials of a sweep, in memory and on disk, and the choice of a file for a budget."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,21 @@ from typing import Any
 
 from torch import nn
 
+from pocketbayes.base.atomic import write_atomically
+from pocketbayes.base.digests import new_digest
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.plain import finite
+from pocketbayes.files import pocket
 from pocketbayes.files.network_file import Packed
 from pocketbayes.network import Net, members
 
 DEFAULT_NLL_LOSS = 0.01
-NOISE = 0.01
-"""Nats; smaller differences between files of one recipe are chance on a thousand validation examples."""
-RELATIVE_NOISE = 0.03
-"""The same as a share of the NLL, which matters for many classes and few validation examples."""
+NLL_NOISE = 0.01
+"""Difference of NLL in nats that is noise for a thousand validation examples."""
+RELATIVE_NLL_NOISE = 0.03
+"""The same as a fraction of the NLL, which matters for many classes and few validation examples."""
+NAME_BYTES = 12
+"""Bytes of the digest that names a trial's files."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Budget:
     """A budget: a size, or a loss on the validation data.
 
     Attributes:
-        bits: Bits per weight, the whole file counted.
+        bits: Bits per weight, of the whole file.
         max_bytes: Bytes of the file.
         max_nll_loss: Nats of NLL above the network's own.
         max_accuracy_loss: Accuracy below the network's own, between 0 and 1.
@@ -60,10 +67,10 @@ class Trial:
         how: The settings of the coding, as JSON values.
         bytes: The size of the whole file.
         bits: The same in bits per weight.
-        nll: On the validation data, for the network that was read from this file.
-        accuracy: Likewise; None for regression.
+        nll: The NLL on the validation data of the network read from this file.
+        accuracy: Its accuracy; None for regression.
         packed: The file's content.
-        disagreement: The share of answers in which two members of a mixture differ, the mean over all pairs.
+        disagreement: The fraction of predictions in which two members of a mixture differ, averaged over pairs.
     """
 
     how: Mapping[str, Any]
@@ -98,7 +105,7 @@ def frontier(trials: Sequence[Trial]) -> list[Trial]:
 def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int) -> Trial:
     """Return the lowest NLL within a size, or the smallest file within a loss.
 
-    Of files within a size that differ in lambda alone, and in NLL by less than validation data can tell, the largest.
+    Among files within a size that differ only in lambda, and in NLL by no more than noise, the largest is chosen.
 
     Raises:
         UserError: If no trial fits.
@@ -113,9 +120,9 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
                 f"({smallest.bits:.2f} bits per weight); raise the budget"
             )
         best = min(fitting, key=lambda trial: (trial.nll, trial.bytes))
-        most = best.nll + max(NOISE, RELATIVE_NOISE * abs(best.nll))
-        alike = [t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= most]
-        return max(alike, key=lambda trial: trial.bytes, default=best)
+        most = best.nll + max(NLL_NOISE, RELATIVE_NLL_NOISE * abs(best.nll))
+        equal = [t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= most]
+        return max(equal, key=lambda trial: trial.bytes, default=best)
     if budget.max_accuracy_loss is not None:
         if before.accuracy is None:
             raise UserError("max_accuracy_loss is for classification: give max_nll_loss")
@@ -163,7 +170,7 @@ class Compressed:
 
     @property
     def layer_bits(self) -> dict[str, float]:
-        """Bits a weight of each layer's codes in the chosen network; of a mixture, in its first member."""
+        """Bits per weight of each layer's codes in the chosen network; for a mixture, in its first member."""
         return members(self.net)[0].posterior.code_bits()
 
     def pick(
@@ -201,3 +208,48 @@ class Compressed:
             "front": [trial.to_json() for trial in self.front],
             "trials": [trial.to_json() for trial in self.trials],
         }
+
+
+class Store:
+    """A folder of measured files, or none.
+
+    A trial is identified by its coding, the network, and the settings of the measurement.
+    """
+
+    def __init__(self, folder: str | Path | None, origin: Packed, settings: Mapping[str, Any]) -> None:
+        """Take the folder, the original network, and the settings of the sweep."""
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        digest = new_digest(json.dumps(settings, sort_keys=True).encode())
+        for name, part in origin.parts.items():
+            digest.update(name.encode() + part)
+        self.origin = digest.hexdigest()
+
+    def path(self, how: Mapping[str, Any], suffix: str) -> Path | None:
+        """Return the path of a trial's file."""
+        if self.folder is None:
+            return None
+        text = self.origin + json.dumps(how, sort_keys=True)
+        return self.folder / (new_digest(text.encode(), NAME_BYTES).hexdigest() + suffix)
+
+    def find(self, how: Mapping[str, Any]) -> Trial | None:
+        """Return an earlier trial, if any."""
+        record, file = self.path(how, ".json"), self.path(how, ".pocket")
+        if record is None or file is None or not (record.is_file() and file.is_file()):
+            return None
+        known = json.loads(record.read_text())
+        text, parts = pocket.read(file)
+        text = {key: value for key, value in text.items() if key != "format"}
+        packed = Packed(text, {name: bytes(part) for name, part in parts.items()})
+        nll = float("inf") if known["nll"] is None else known["nll"]
+        figures = known["bytes"], known["bits"], nll, known["accuracy"]
+        return Trial(known["how"], *figures, packed, known.get("disagreement"))
+
+    def keep(self, trial: Trial) -> None:
+        """Write a trial; its record comes last."""
+        record, file = self.path(trial.how, ".json"), self.path(trial.how, ".pocket")
+        if record is None or file is None or trial.packed is None:
+            return
+        trial.packed.write(file)
+        write_atomically(record, json.dumps(finite(trial.to_json())))

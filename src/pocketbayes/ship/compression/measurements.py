@@ -1,4 +1,4 @@
-"""Second moments of each weight's inputs, which determine how weights can compensate errors of others."""
+"""Measurements on calibration data: second moments of each weight's inputs, and sensitivities of layers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.model_lock import MODEL_LOCK
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
+from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.network import Network
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
 from pocketbayes.posteriors.model_call import call_model
 
-ROWS = 8192
-"""Inputs per layer that the moments are averaged over: a few times as many as a usual layer has columns."""
+INPUTS_PER_LAYER = 8192
+"""Inputs per layer over which moments are averaged: a few times the columns of a usual layer."""
 MAX_COLUMNS = 2304
-"""A layer with more inputs is split into independent blocks of input channels."""
+"""Largest number of inputs of a block; a layer with more is split into blocks of input channels."""
 CALIBRATION_VALUES = 1 << 22
 CALIBRATION_EXAMPLES = (128, 1024)
-"""Least and most examples that moments and batch norm are measured on."""
+"""Input values for measuring moments and batch norm, and the smallest and largest number of examples."""
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+SENSITIVITY_EXAMPLES = 64
+"""Number of examples for the sensitivities: one number per layer needs few."""
+MIN_SENSITIVITY = 1e-4
+"""Smallest sensitivity relative to the largest, for layers that these examples do not reach."""
 
 
 def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Tensor | None]:
@@ -40,11 +46,11 @@ def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Te
     Args:
         net: The network, which runs at its mean, in evaluation mode.
         stream: Batches.
-        examples: How many examples the stream has, to spread the inputs that are used evenly over them.
+        examples: The number of examples in the stream, over which the sampled inputs are spread.
 
     Returns:
-        For every slot of the layout (blocks, columns, columns), float32; or None. The blocks follow one another in the
-        weight seen as (groups x rows, columns): first by group, then by input channels.
+        For every slot a float32 tensor (blocks, columns, columns), or None. Blocks are ordered by group, then by input
+        channels, of the weight as a matrix (groups x rows, columns).
     """
     with torch.no_grad():
         weights = net.layout.views(net.posterior.moments()[0].detach())
@@ -63,7 +69,7 @@ def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Te
 
 
 class _Watch(TorchFunctionMode):
-    """Sums up the inputs' moments of known weights while a model runs."""
+    """A mode that sums the moments of known weights' inputs while a model runs."""
 
     def __init__(self, weights: Sequence[Tensor], examples: int) -> None:
         super().__init__()
@@ -104,7 +110,7 @@ class _Watch(TorchFunctionMode):
 
     def wanted(self, batch: int) -> int:
         """Return the number of inputs to take from a batch of this size."""
-        return max(1, math.ceil(ROWS * batch / self.examples))
+        return max(1, math.ceil(INPUTS_PER_LAYER * batch / self.examples))
 
 
 def _cut(rows: Tensor) -> Tensor:
@@ -119,7 +125,7 @@ def _cut(rows: Tensor) -> Tensor:
 def _patches(
     x: Tensor, kernel: Sequence[int], settings: dict[str, Any], wanted: int, generator: torch.Generator
 ) -> Tensor:
-    """Return the inputs of a convolution at random places, (groups, n, columns)."""
+    """Return the inputs of a convolution at random positions, (groups, n, columns)."""
     dimensions = len(kernel)
     stride, dilation = (_each(settings.get(name, 1), dimensions) for name in ("stride", "dilation"))
     padding, groups = settings.get("padding", 0), int(settings.get("groups", 1))
@@ -157,3 +163,33 @@ def calibration_batches(train: Any, seed: int) -> list[ModelInput]:
     wanted = min(max(CALIBRATION_VALUES // max(values, 1), least), most, size_of(source))
     stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
     return list(itertools.islice(stream, -(-wanted // min(128, wanted))))
+
+
+def layer_sensitivity(network: Network, inputs: Sequence[ModelInput]) -> Tensor | None:
+    """Return the change of the outputs if all weights of a layer change by their own size, one value per slot.
+
+    This is the root mean square of the layer's weights times that of the curvature's square root, for any network that
+    can be differentiated. Bits are distributed by it: first, last and depthwise layers have few weights, on which many
+    outputs depend, so bits are cheap there.
+
+    Args:
+        network: The network.
+        inputs: Batches, of which the first few examples are used.
+
+    Returns:
+        Sensitivities (slots,); None for networks that cannot be differentiated, and for likelihoods other than classes
+        and Gaussian noise.
+    """
+    parts = itertools.chain.from_iterable(batch.split(SENSITIVITY_EXAMPLES) for batch in inputs)
+    first = [(part.to(network.device), torch.empty(0)) for part in itertools.islice(parts, 1)]
+    try:
+        curvature = diagonal_curvature(network, first)[0]
+    except (UserError, RuntimeError):  # such as recurrent layers on a GPU, which only differentiate while training
+        return None
+    with torch.no_grad():
+        views = zip(network.layout.views(network.posterior.moments()[0]), network.layout.views(curvature))
+        sizes = [weight.square().mean() * own.mean() if own.numel() else own.sum() for weight, own in views]
+    if not sizes:
+        return None
+    found = torch.stack(sizes).sqrt()
+    return found.clamp(min=MIN_SENSITIVITY * float(found.max())) if bool(found.max() > 0) else None

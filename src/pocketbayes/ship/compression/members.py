@@ -1,29 +1,33 @@
-"""The value of a mixture's members: their order, and measures of every prefix."""
+"""The members of a mixture: their order, measures of the first ones, and the choice of their number."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import NotFiniteAnswersError
+from pocketbayes.base.errors import NotFiniteAnswersError, warn
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.inference.evaluation import evaluate, loss_of, stream
 from pocketbayes.inference.passes import RealPasses
 from pocketbayes.inference.prediction import predict
 from pocketbayes.likelihoods import Categorical, task_of
-from pocketbayes.network import Mixture, members
+from pocketbayes.network import Mixture, Net, members
 from pocketbayes.propagation import Ask
+from pocketbayes.ship.compression.trials import NLL_NOISE
 
 Loss = tuple[float, float | None]
 """NLL, and accuracy where there are classes."""
 MAX_RANKED_TARGETS = 1 << 20
-"""Targets, at most, that members are ordered by: every n-th of each batch where there are more, as there are pixels."""
+"""Largest number of targets by which members are ordered; of more, such as pixels, every n-th is used."""
+MAX_UNSEEN_ACCURACY, MIN_ERRORS = 0.99, 30
+"""Accuracy above which validation examples may be training examples, unless there are this many errors."""
+BLENDED_EXAMPLES = 512
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def best_first(net: Mixture, data: Any, samples: int, seed: int, count: int | No
     Raises:
         UserError: If the members do not fit together.
     """
-    predict(net, next(iter(batches(as_source(data), 1)))[0], samples=1)  # names members that do not fit together
+    predict(net, next(iter(batches(as_source(data), 1)))[0], samples=1)  # raises an error that names the misfit
     if count == len(net):
         return net
     order, networks, weights = order_by_worth(net, data, samples, seed), members(net), net.weights
@@ -72,7 +76,7 @@ def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int
 
 
 def log_densities(net: Mixture, data: Any, samples: int, seed: int) -> Tensor:
-    """Return the log density (members, targets) that each member gives to the targets; NaN becomes the least number.
+    """Return the log density (members, targets) of the targets under each member; NaN becomes the smallest number.
 
     Args:
         net: The mixture.
@@ -138,7 +142,7 @@ def measure_prefixes(net: Mixture, data: Any, samples: int, seed: int) -> Prefix
 
 
 def prefix(net: Mixture, count: int) -> Mixture:
-    """Return the mixture of the first members, their shares in proportion."""
+    """Return the mixture of the first members, with their weights rescaled."""
     shares = net.shares()[:count]
     return Mixture(members(net)[:count], None if net.weights is None else [share / sum(shares) for share in shares])
 
@@ -156,3 +160,69 @@ def _measured(net: Mixture, data: Any, samples: int, seed: int) -> Loss:
     except NotFiniteAnswersError:
         return math.inf, None
     return loss_of(measures), measures.get("accuracy")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The original mixture's predictions for blends of pairs of inputs.
+
+    On the data that they were trained on, networks are confident, and several are no better than one. On blends of
+    inputs they disagree, so the effect of dropping a member is visible.
+
+    Attributes:
+        count: The number of the mixture's first members that predicted; more members would be worse.
+        inputs: The blends.
+        probs: The predictions.
+        samples: Passes of a prediction.
+        seed: Of the draws.
+    """
+
+    count: int
+    inputs: Tensor
+    probs: Tensor
+    samples: int
+    seed: int
+
+    @classmethod
+    def of(cls, net: Mixture, losses: list[Loss], stream: Iterable[Any], samples: int, seed: int) -> Agreement | None:
+        """Predict with the original; None if the inputs cannot be blended.
+
+        Args:
+            net: The mixture, the least valuable members last.
+            losses: NLL and accuracy of its first 1, 2, ... members.
+            stream: Batches of inputs.
+            samples: Passes of a prediction.
+            seed: Of the blends and the draws.
+        """
+        parts = list(stream)
+        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in parts):
+            return None
+        x = torch.cat(parts)[:BLENDED_EXAMPLES]
+        own = torch.Generator().manual_seed(seed)
+        share = torch.rand(len(x), *[1] * (x.dim() - 1), generator=own).to(x)
+        inputs = share * x + (1 - share) * x[torch.randperm(len(x), generator=own)]
+        least = min(nll for nll, _ in losses)
+        count = max(number for number, (nll, _) in enumerate(losses, 1) if nll <= least + NLL_NOISE)
+        return cls(count, inputs, predict(prefix(net, count), inputs, samples=samples, seed=seed).mean, samples, seed)
+
+    def divergence(self, net: Net) -> float:
+        """Return the mean Kullback-Leibler divergence of a network's predictions from the original's."""
+        other = predict(net, self.inputs, samples=self.samples, seed=self.seed).mean
+        tiny = torch.finfo(other.dtype).tiny
+        ratio = self.probs.clamp(min=tiny).log() - other.clamp(min=tiny).log()
+        return float((self.probs * ratio).flatten(1).sum(1).double().mean())
+
+
+def look_like_training_data(data: Any, accuracy: float | None) -> bool:
+    """Return whether a mixture makes too few errors on the data to judge its members; warn if so."""
+    if accuracy is None or accuracy < MAX_UNSEEN_ACCURACY:
+        return False
+    targets = sum(torch.as_tensor(y).numel() for _, y in batches(as_source(data), 256))
+    errors = round((1 - accuracy) * targets)
+    if errors >= MIN_ERRORS:
+        return False
+    warn(
+        f"the mixture has {errors} errors on {targets} validation examples, too few to choose the number of members: "
+        "give examples that the members were not trained on, or count="
+    )
+    return True
