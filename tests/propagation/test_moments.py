@@ -322,7 +322,7 @@ def test_moments_of_multi_head_attention_agree_with_parts(need_weights: bool) ->
 def test_moments_of_composed_functions_agree_with_parts(function: Callable[[Tensor], Tensor], monkeypatch: Any) -> None:
     a = gaussian(7, 5, 9)
     whole = function(a)
-    monkeypatch.setattr("pocketbayes.propagation.moments.activations.PART", 32)
+    monkeypatch.setattr("pocketbayes.propagation.moments.activations.PART_ENTRIES", 32)
     with torch.no_grad():
         parts = function(a)
     torch.testing.assert_close(parts.loc, whole.loc)

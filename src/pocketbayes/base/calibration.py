@@ -1,4 +1,4 @@
-"""What held-out data add to a network: calibration numbers, and the scores of conformal prediction."""
+"""Results of held-out data that a network keeps: calibration, and the scores of conformal prediction."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _check_operations(data: bytes) -> None:
     for operation, argument, _ in pickletools.genops(data):
         if (
             "PUT" in operation.name and argument is not None and int(argument) > len(data)
-        ):  # its memory is an array of so many places
+        ):  # the unpickler allocates an array of this length
             raise ValueError(f"it stores something in place {argument}")
         reused += "GET" in operation.name or operation.name == "DUP"
         if reused > MOST_REUSED:
@@ -101,7 +101,7 @@ class _Ignored:
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """An unpickler for dictionaries, lists, numbers, strings and one byte array; others are refused by name."""
+    """An unpickler for dictionaries, lists, numbers, strings and one byte array; others raise an error."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":

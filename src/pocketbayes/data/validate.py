@@ -16,9 +16,9 @@ from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 if TYPE_CHECKING:
     from PIL import Image
 
-FEW = 20
+MAX_CLASS_VALUES = 20
 """The largest number of different values for which real-valued targets look like classes."""
-SPARSE = 4
+MIN_GAP_FACTOR = 4
 """Ratio of the largest integer to the number of distinct ones above which targets look like a regression: class
 numbers are dense, prices are not."""
 MAX_MEAN_MAGNITUDE = 30.0
@@ -66,8 +66,8 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
 
 
 def look_continuous(different: int, rows: int, largest: int) -> bool:
-    """Tell whether integers look like the targets of a regression: many, with gaps between them."""
-    return different > max(FEW, rows / 5) and largest >= SPARSE * different
+    """Return whether integers look like targets of a regression: many, with gaps between them."""
+    return different > max(MAX_CLASS_VALUES, rows / 5) and largest >= MIN_GAP_FACTOR * different
 
 
 def check_tables(train: object, val: object, guessed: bool) -> None:
@@ -103,7 +103,11 @@ def warn_of_odd_targets(y: Tensor) -> None:
         return
     different = len(y.unique())
     if y.is_floating_point():
-        if 2 <= different <= FEW and len(y) >= 5 * different and bool((y == y.round()).all() and y.min() >= 0):
+        if (
+            2 <= different <= MAX_CLASS_VALUES
+            and len(y) >= 5 * different
+            and bool((y == y.round()).all() and y.min() >= 0)
+        ):
             warn(
                 f"y holds {different} different whole numbers as floats and is treated as a regression: for classes "
                 "give integers, y.long()"

@@ -9,13 +9,13 @@ from typing import Any
 from pocketbayes.files.pocket import Buffer
 
 MIXTURE_SETTINGS = ("weights", "stopping")
-SMALLEST = 1 << 12
+MIN_CHECKED_BYTES = 1 << 12
 """Smallest size in bytes of a mixture with a checksum per member."""
 
 
 def member_checksums(parts: Mapping[str, Buffer], count: int) -> list[str] | None:
     """Return checksums of each member's parts and of the shared parts; None for small files."""
-    if sum(map(len, parts.values())) < SMALLEST:
+    if sum(map(len, parts.values())) < MIN_CHECKED_BYTES:
         return None
     sums = [0] * (count + 1)
     for name, data in sorted(parts.items()):

@@ -39,7 +39,7 @@ VALUES_A_BYTE = 256
 """A file of b bytes holds at most FREE_VALUES + VALUES_A_BYTE b values, if necessary by padding, so that a reader can
 reject false sizes before it allocates memory."""
 DEFLATED_VALUES = 1 << 22
-"""So many floats or more are coded by deflate, which reads ten times as fast: a large network loads in a second."""
+"""Number of floats from which deflate is used, which reads ten times as fast, so that large networks load quickly."""
 LARGEST_TREE = 1 << 22
 LONGEST_PLAIN_LAYOUT = 1200
 """Characters; a longer layout goes into the compressed tree."""

@@ -36,13 +36,7 @@ class DamagedFileError(UserError):
 
 
 def write(path: str | Path, text: Mapping[str, Any], parts: Mapping[str, bytes]) -> int:
-    """Write a file atomically and return its size in bytes.
-
-    Args:
-        path: The file.
-        text: The JSON text of the metadata.
-        parts: The bytes, by name.
-    """
+    """Write a file atomically and return its size in bytes."""
     data = assemble(text, parts)
     write_atomically(path, data)
     return len(data)

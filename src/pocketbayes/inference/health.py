@@ -18,7 +18,7 @@ MIN_MOVEMENT = 0.1
 """Smallest median relative change of learned stds."""
 MAX_RANK_CORRELATION = 0.9
 """Largest rank correlation of learned stds with their initial values."""
-SIMILAR = 0.5
+MIN_SHARED_COSINE = 0.5
 """Cosine of two members' weights above which they share an initialisation; independent ones are below 0.1."""
 
 
@@ -165,5 +165,5 @@ def title(net: Net) -> str:
     first = members(net)[0]
     if not isinstance(net, Mixture):
         return first.method or first.posterior.name
-    shared = (similarity(net) or 0.0) > SIMILAR
+    shared = (similarity(net) or 0.0) > MIN_SHARED_COSINE
     return f"mixture of {first.posterior.name}" + (", shared start" if shared else "")

@@ -16,7 +16,7 @@ from pocketbayes.likelihoods import Likelihood, match_target
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation.readout import Readout, read_out
 
-DRAWS = 30
+GAUSSIAN_DRAWS = 30
 """Number of draws from Gaussian outputs, since a likelihood takes one output at a time."""
 
 
@@ -211,7 +211,7 @@ class OtherPasses(RealPasses):
         assert isinstance(passed.likelihood, Likelihood)
         output, weight = passed.output, passed.weight
         if isinstance(output, Gaussian):
-            output, weight = _draw(output, self.seed), weight / DRAWS
+            output, weight = _draw(output, self.seed), weight / GAUSSIAN_DRAWS
         each = torch.stack([passed.likelihood.log_density(values, target) for values in output]).logsumexp(0)
         each = each + math.log(weight)
         self.log_density = each if self.log_density is None else torch.logaddexp(self.log_density, each)
@@ -224,7 +224,7 @@ class OtherPasses(RealPasses):
         return replace(prediction, entropy=entropy)
 
 
-def _draw(output: Gaussian, seed: int, draws: int = DRAWS) -> Tensor:
+def _draw(output: Gaussian, seed: int, draws: int = GAUSSIAN_DRAWS) -> Tensor:
     """Draw outputs (s, n, ...) independently from their distribution."""
     mean, var = output.loc, output.variance
     generator = torch.Generator(mean.device).manual_seed(seed)

@@ -22,7 +22,7 @@ StdInit = float | Literal["relative", "curvature", "xavier"]
 CURVATURE_BATCHES = 8
 """Number of training batches for stds from curvature."""
 LOCAL_SCALE, BATCH_SCALE, CONVOLUTION_SCALE = 1.0, 0.6, 0.3
-"""The first std in units of a layer's weights: with noise per example, with one noise per batch, and for convolutions,
+"""The initial std in units of a layer's weights: with noise per example, with one noise per batch, and in convolutions,
 whose weights act at many positions and so are known better."""
 
 

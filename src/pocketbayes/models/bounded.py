@@ -26,7 +26,7 @@ FREE_VALUES = 1 << 20
 """Values that a builder may create beyond those in the file."""
 VALUES_PER_OPERATION = 64
 """The minimum cost of an operation, since a million tiny ones take time, too."""
-INTERMEDIATE = 64
+INTERMEDIATE_PER_VALUE = 64
 """Intermediate values that a builder may compute per value of the model."""
 LARGEST_ARGUMENT = 1 << 16
 SECONDS, VALUES_PER_SECOND = 10.0, 5e6
@@ -79,7 +79,7 @@ class _Budget(TorchDispatchMode):
             "tensors": 2 * tensors + 64,
             "values": 5 * values + FREE_VALUES,  # SSD builds all of VGG and keeps a quarter
             "modules": 20 * tensors + 1024,
-            "intermediate values": INTERMEDIATE * (values + FREE_VALUES),
+            "intermediate values": INTERMEDIATE_PER_VALUE * (values + FREE_VALUES),
         }
         self.deadline = time.thread_time() + SECONDS + values / VALUES_PER_SECOND
 

@@ -22,7 +22,7 @@ CHUNK = 1 << 18
 # Tiles that are bounded together before each is bounded by itself.
 GROUP = 8
 # EM skips a Gaussian that is this many nats below the best one everywhere in a tile.
-NEGLIGIBLE = 10.0
+NEGLIGIBLE_NATS = 10.0
 CANDIDATES = 512
 # Width of a cell among equal points: tiny, but with a finite logarithm.
 NO_WIDTH = 1e-12
@@ -174,7 +174,7 @@ class Blocks:
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
         """Return tiles, (t,), and their relevant Gaussians, (t, c), grouped by the number of Gaussians."""
         groups = []
-        for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE, 1):
+        for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE_NATS, 1):
             needed, order = needed.clamp_max(CANDIDATES).sort(stable=True)
             start = 0
             while start < len(order):

@@ -24,7 +24,7 @@ CELL_FLOOR = 0.1
 KMEANS_ITERATIONS = 20
 TOLERANCE = 1e-4
 """Smallest gain in mean log-likelihood for which EM continues."""
-MOST = 8192
+MAX_GAUSSIANS = 8192
 """Largest number of Gaussians to try."""
 BITS_TOLERANCE = 0.05
 """Accepted shortfall from the requested bits."""
@@ -172,11 +172,11 @@ def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 
 
     ``2^bits`` Gaussians never exceed it; unequal weights allow more.
     """
-    k = min(max(1, math.floor(2**bits)), MOST)
+    k = min(max(1, math.floor(2**bits)), MAX_GAUSSIANS)
     fitted = trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
     for _ in range(3):
         spent = entropy_bits(trial.weights)
-        aim = min(max(1, math.floor(k * 2 ** (bits - BITS_TOLERANCE / 2 - spent))), MOST)
+        aim = min(max(1, math.floor(k * 2 ** (bits - BITS_TOLERANCE / 2 - spent))), MAX_GAUSSIANS)
         if bits - BITS_TOLERANCE <= spent <= bits or aim == k or len(trial) < k // 2:
             break
         k, trial = aim, fit_mixture(cloud, aim, seed=seed, iterations=iterations)
@@ -193,7 +193,7 @@ def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMi
         return -2 * n * mixture.log_likelihood + (6 * len(mixture) - 1) * math.log(n)
 
     k, fitted = 1, fit_mixture(cloud, 1, seed=seed, iterations=iterations)
-    while k < MOST:
+    while k < MAX_GAUSSIANS:
         k *= 2
         trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
         if criterion(trial) >= criterion(fitted):

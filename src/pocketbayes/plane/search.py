@@ -18,7 +18,7 @@ from pocketbayes.plane.histogram import Grid, make_grid
 POINTS = 1 << 18
 SCORES = 1 << 18
 # Below this number of scores it is faster to compute them all.
-BRUTE = 1 << 22
+BRUTE_FORCE_SCORES = 1 << 22
 CELLS = 1 << 17
 TILE = 32
 WIDTHS = (1, 4, 16)
@@ -41,7 +41,7 @@ def best(points: Tensor, components: Components, k: int = 1, grid: Grid | None =
     """
     points = points.detach()
     k = min(k, len(components))
-    if len(points) * len(components) <= BRUTE or len(components) <= max(WIDTHS):
+    if len(points) * len(components) <= BRUTE_FORCE_SCORES or len(components) <= max(WIDTHS):
         return _best_of_all(points, components, k)
     cell, low, high = _boxes(points, grid or make_grid(points, CELLS))
     candidates, needed = _rule_out(low, high, components, k)

@@ -1,4 +1,4 @@
-"""Codes in a graph, in few bits: the frequent ones short, the others behind an escape."""
+"""Codes in an exported graph, in few bits: frequent codes are short, others follow an escape token."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from pocketbayes.posteriors.quantized import pack, unpack
 
 WIDTHS = (1, 2, 4, 8)
-"""Bits of a token; a byte holds whole ones."""
+"""Possible bits per token, which divide a byte."""
 LEVELS = 3
-"""Lists that codes are spread over at most."""
+"""Largest number of lists of tokens."""
 MAX_CODES = 256
 
 
 class PackedCodes(nn.Module):
-    """Codes as tokens of a fixed width: the most frequent ones, and a token that sends to a further list.
+    """Codes as tokens of a fixed width: the most frequent codes, and an escape token for codes in the next list.
 
-    A runtime has no entropy coder. A few widths come near to one, and are undone by operations that every runtime has.
+    Runtimes have no entropy decoder. A few widths come close to the entropy, and every runtime can decode them.
     """
 
     tokens: Tensor
@@ -55,7 +55,7 @@ class PackedCodes(nn.Module):
 
 
 def packed_bits(counts: Tensor, widths: Sequence[int]) -> float:
-    """Return the bits that the lists take; infinity where the last is too narrow."""
+    """Return the total bits of the lists; infinity if the last one is too narrow."""
     left = counts.sort(descending=True).values
     total = 0.0
     for width in widths[:-1]:
@@ -65,7 +65,7 @@ def packed_bits(counts: Tensor, widths: Sequence[int]) -> float:
 
 
 def pack_codes(index: Tensor) -> PackedCodes:
-    """Return codes (n,) below `MAX_CODES` in the lists that take the fewest bits."""
+    """Pack codes (n,) below `MAX_CODES` into the lists that take the fewest bits."""
     counts = torch.bincount(index.long())
     ways = itertools.chain.from_iterable(itertools.product(WIDTHS, repeat=levels) for levels in range(1, LEVELS + 1))
     return PackedCodes(index, min(ways, key=lambda widths: packed_bits(counts, widths)))

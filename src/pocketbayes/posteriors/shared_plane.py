@@ -1,4 +1,4 @@
-"""What a posterior keeps in the plane of means and stds, for figures and reports."""
+"""The Gaussians that weights share in the plane of means and stds, for figures and reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SharedPlane:
 
 @torch.no_grad()
 def view_plane(posterior: Shared) -> SharedPlane:
-    """Return the plane as it is now: weights lie in their Gaussians' centres."""
+    """Return the current plane; weights lie at the centres of their Gaussians."""
     k, layers = posterior.gaussians, len(posterior.layout)
     segments = posterior.layout.segments(posterior.index.device)
     members = torch.zeros(k * layers, dtype=torch.float64, device=segments.device)

@@ -25,7 +25,7 @@ from pocketbayes.reporting.page import render
 from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 from pocketbayes.reporting.weights import picture_json, weights_of
 
-CALLS, SECONDS = 9, 0.5
+LATENCY_CALLS, LATENCY_SECONDS = 9, 0.5
 """Number of calls for the median latency, and the seconds after which fewer suffice."""
 
 
@@ -157,7 +157,7 @@ def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str,
     x = torch.zeros(1, *info.input_shape)
     predict(net, x, samples, propagation)  # the first call makes the plan
     seconds: list[float] = []
-    while len(seconds) < CALLS and sum(seconds) < SECONDS:
+    while len(seconds) < LATENCY_CALLS and sum(seconds) < LATENCY_SECONDS:
         start = time.perf_counter()
         predict(net, x, samples, propagation)
         seconds.append(time.perf_counter() - start)

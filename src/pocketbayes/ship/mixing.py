@@ -21,7 +21,7 @@ from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.data.validate import checked_inputs
 from pocketbayes.files import container, network_file
 from pocketbayes.inference.evaluation import evaluate
-from pocketbayes.inference.health import SIMILAR, cosines
+from pocketbayes.inference.health import MIN_SHARED_COSINE, cosines
 from pocketbayes.likelihoods import task_of
 from pocketbayes.models import load_weights
 from pocketbayes.network import Mixture, Net, Network, members
@@ -226,7 +226,7 @@ def _words(shape: tuple[int, ...]) -> str:
 
 
 def _warn_of_copies(net: Mixture, names: Sequence[str]) -> None:
-    close = {pair: cosine for pair, cosine in cosines(members(net)).items() if cosine > SIMILAR}
+    close = {pair: cosine for pair, cosine in cosines(members(net)).items() if cosine > MIN_SHARED_COSINE}
     if close:
         (one, two), cosine = max(close.items(), key=lambda item: item[1])
         what = (

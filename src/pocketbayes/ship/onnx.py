@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 METADATA = "pocketbayes"
-FOLDED = 64
-"""Entries of the largest tensor that is computed while the graph is made: what follows from a codebook stays a node."""
+MAX_FOLDED_ENTRIES = 64
+"""Largest number of entries of a tensor computed at export; larger ones, such as decoded weights, stay nodes."""
 
 
 def export_onnx(
@@ -127,7 +127,7 @@ def _export(
     args = (*tensors_of(x), *noise)
     with torch.no_grad(), _quiet(), _step_by_step(), _uncollected():
         try:
-            outputs = passes(*args)  # plans, and refuses by name what propagation has no rule for
+            outputs = passes(*args)  # makes the plan; an operation without a rule raises an error that names it
         except RuntimeError as error:
             if example is not None:
                 raise
@@ -193,7 +193,7 @@ def _twice(values: Tensor) -> Tensor:
 
 
 def _generator() -> torch.Generator:
-    """Return a generator of numbers to trace with; torch's own generator stays where it is."""
+    """Return a generator of numbers for tracing, so that torch's global generator is not used."""
     return torch.Generator().manual_seed(0)
 
 
@@ -201,11 +201,11 @@ def _generator() -> torch.Generator:
 
 
 def _translate(passes: OnePass, args: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> onnx_ir.Model:
-    """Return one pass as nodes, by torch's own exporter; what it traced must give the network's own outputs."""
+    """Return one pass as nodes by torch's exporter, and check that it gives the network's outputs."""
     from pocketbayes.ship import onnx_graph
 
     batch = torch.export.Dim("batch")
-    several = passes.names is not None  # of several inputs the second axis is often the number of tokens
+    several = passes.names is not None  # with several inputs, the second axis is often the number of tokens
     auto = torch.export.Dim.AUTO
     inputs = args[: len(args) - bool(sum(passes.noise_sizes))]
     shapes = {
@@ -226,12 +226,12 @@ def _translate(passes: OnePass, args: tuple[Tensor, ...], outputs: tuple[Tensor,
     model: onnx_ir.Model = program.model
     for number, value in enumerate(model.graph.inputs[: len(inputs)]):
         value.name = _input_name(number, len(inputs), passes.names or ())
-    onnx_graph.fold_constants(model, FOLDED)
+    onnx_graph.fold_constants(model, MAX_FOLDED_ENTRIES)
     return model
 
 
 def _input_name(number: int, inputs: int, names: Sequence[str]) -> str:
-    """Return the name of a graph's input: the model's own, else x, or x0, x1 where there are several."""
+    """Return the name of a graph's input: the model's own, else x, or x0, x1, ... for several."""
     unnamed = inputs - len(names)
     if number >= unnamed:
         return names[number - unnamed]
@@ -239,7 +239,7 @@ def _input_name(number: int, inputs: int, names: Sequence[str]) -> str:
 
 
 def _compare(traced: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    """Raise if tracing lost something: a graph that silently forgets variances is worse than none."""
+    """Raise an error if the traced outputs differ from the network's, for example if tracing lost variances."""
     for found, expected in zip(traced, outputs):
         scale = float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * scale + 1e-12, equal_nan=True):
@@ -295,7 +295,7 @@ def _serialise(model: onnx_ir.Model) -> bytes:
     model.producer_name, model.producer_version = "pocketbayes", version("pocketbayes")
     try:
         proto = onnx_ir.to_proto(model)
-        del proto.graph.value_info[:]  # shapes that every runtime infers, and a fifth of a small file
+        del proto.graph.value_info[:]  # runtimes infer these shapes, which take a fifth of a small file
         data: bytes = proto.SerializeToString(deterministic=True)
     except ValueError as error:
         raise UserError(f"the graph is too large for one ONNX file (2 GB): {error}") from error
@@ -303,7 +303,7 @@ def _serialise(model: onnx_ir.Model) -> bytes:
 
 
 def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -> dict[str, Any]:
-    """Return what a program needs beside the graph: how inputs were normalised, what the classes are called."""
+    """Return the description for programs that run the graph: preprocessing, class names and settings."""
     first = networks[0]
     spec = models.spec_of(first.model)
     draws = find_propagation(mode).draws and any(network.posterior.noise_size for network in networks)
@@ -320,7 +320,7 @@ def _description(networks: list[Network], mode: Mode, samples: int, seed: int) -
 
 @contextmanager
 def _step_by_step() -> Iterator[None]:
-    """Run transformer layers as their single operations: ONNX does not know torch's fused one."""
+    """Run transformer layers operation by operation, since ONNX lacks torch's fused one."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -331,7 +331,7 @@ def _step_by_step() -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause garbage collection, which takes a third of the time while the exporter makes its many objects."""
+    """Pause garbage collection, which would take a third of the exporter's time."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -350,7 +350,7 @@ def _quiet() -> Iterator[None]:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
-            # The weights of a pass are placed in the model and taken out again.
+            # A pass puts weights into the model and takes them out again.
             warnings.filterwarnings("ignore", "While compiling, we found certain side effects", UserWarning)
             yield
     finally:

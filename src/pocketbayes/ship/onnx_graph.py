@@ -20,15 +20,15 @@ from onnxscript import optimizer
 Array = npt.NDArray[Any]
 
 BATCH = "batch"
-INTEGERS = 64
-"""Integer tensors of fewer entries, shapes and axes, are left as they are."""
+MIN_INTEGER_ENTRIES = 64
+"""Smallest number of entries of an integer tensor to shrink; smaller ones are shapes and axes."""
 
 
 class Nodes:
     """A builder of nodes and their constants."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        """Take the graph whose initializers the constants become."""
+        """Take the graph to which constants are added as initializers."""
         self.graph = graph
         self.made: list[ir.Node] = []
 
@@ -70,11 +70,11 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
     Nodes that no noise reaches stay outside the loop and run once. The two new inputs have no default yet.
 
     Args:
-        graph: One pass; its outputs are `quantities` that vary, then some to average.
-        quantities: How many vary.
-        shapes: Of every output, without the batch.
-        noise_size: Standard normal numbers that a pass takes.
-        share: Samples that one pass stands for, one from each network of a mixture.
+        graph: One pass; its first outputs vary between passes, the others are only averaged.
+        quantities: The number of outputs that vary.
+        shapes: The shape of every output, without the batch.
+        noise_size: The number of standard normal numbers per pass.
+        share: The number of samples per pass, one from each network of a mixture.
     """
     *inputs, noise = graph.inputs
     outputs = list(graph.outputs)
@@ -104,7 +104,7 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
         carried.append(mean)
         results.append(new)
         initial.append(zero)
-        if place < quantities:  # Welford's sum of squares: no cancellation however small the variance
+        if place < quantities:  # Welford's sum of squares, which does not cancel for small variances
             squares = ir.val(f"squares_{place}", dtype=ir.DataType.FLOAT)
             carried.append(squares)
             results.append(inside("Add", squares, inside("Mul", change, inside("Sub", output, new))))
@@ -125,7 +125,7 @@ def loop(graph: ir.Graph, quantities: int, shapes: Sequence[Sequence[int]], nois
 
 
 def once(graph: ir.Graph, quantities: int) -> Statistics:
-    """Return the statistics of a graph of one pass, which draws nothing."""
+    """Return the statistics of a graph without draws, from its single pass."""
     outputs = list(graph.outputs)
     return Statistics(outputs[:quantities], None, outputs[quantities:])
 
@@ -133,7 +133,8 @@ def once(graph: ir.Graph, quantities: int) -> Statistics:
 def summarise_classes(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) -> None:
     """Return mean probabilities (batch, *shape); entropy = aleatoric + epistemic.
 
-    Takes probabilities and logits that vary; their variances within passes and the expected entropy, averaged.
+    The varying quantities are probabilities and logits; their variances within passes and the expected entropy are
+    averaged.
     """
     op = Nodes(graph)
     probs, logits = passes.means
@@ -156,7 +157,7 @@ def summarise_classes(graph: ir.Graph, passes: Statistics, shape: Sequence[int])
 def summarise_real(graph: ir.Graph, passes: Statistics, shape: Sequence[int]) -> None:
     """Return mean (batch, *shape); variance = that of the mean over passes + the mean noise variance.
 
-    Takes the mean, which varies; its variance within passes and the noise variance, averaged.
+    The varying quantity is the mean; its variance within passes and the noise variance are averaged.
     """
     op = Nodes(graph)
     (mean,) = passes.means
@@ -200,7 +201,7 @@ def shrink_integers(graph: ir.Graph) -> None:
         if tensor is None or value.is_graph_input() or tensor.dtype not in (ir.DataType.INT64, ir.DataType.INT32):
             continue
         array = tensor.numpy()
-        if array.size >= INTEGERS:
+        if array.size >= MIN_INTEGER_ENTRIES:
             wide = _widened(op, array.reshape(-1).astype(np.int64))
             wide = wide if tensor.dtype == ir.DataType.INT64 else op("Cast", wide, to=tensor.dtype)
             ir.convenience.replace_all_uses_with(value, op("Reshape", wide, np.array(array.shape, np.int64)))
@@ -235,7 +236,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _counters(op: Nodes, size: int) -> ir.Value:
-    """Return (j + 1) times the golden ratio's bits, for one 64-bit number to every two of noise."""
+    """Return (j + 1) times the golden ratio's bits, one 64-bit number for every two numbers of noise."""
     steps = op("Range", np.int64(1), np.int64(math.ceil(size / 2) + 1), np.int64(1))
     return op("Mul", op("Cast", steps, to=ir.DataType.UINT64), _GOLDEN)
 
@@ -270,8 +271,8 @@ def _normal(op: Nodes, stream: ir.Value, number: ir.Value, counters: ir.Value, s
 def _widened(op: Nodes, values: Array, ascending: bool = True) -> ir.Value:
     """Return nodes that give non-negative integers (n,) as int64, from the smallest constants.
 
-    Bytes, or larger integers where all need them; bytes with a list of exceptions where few do; gaps where the values
-    ascend.
+    These are bytes, or larger integers if most values need them; bytes with a list of exceptions if few do; gaps if the
+    values ascend.
     """
     gaps = np.diff(values, prepend=0)
     if ascending and len(values) > 1 and gaps.min() >= 0 and gaps.max() < values.max():
@@ -316,7 +317,7 @@ def _answer(graph: ir.Graph, op: Nodes, outputs: dict[str, ir.Value], shapes: di
     final = Nodes(graph)
     named = []
     for name, value in outputs.items():
-        made = final("Identity", value)  # a value may be asked for twice, and has a name already
+        made = final("Identity", value)  # a value may be requested twice, and then has a name already
         made.name, made.dtype, made.shape = name, ir.DataType.FLOAT, ir.Shape([BATCH, *shapes[name]])
         named.append(made)
     graph.extend(final.made)

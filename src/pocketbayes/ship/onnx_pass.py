@@ -43,8 +43,8 @@ class OnePass(nn.Module):
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities and logits, their variances within the pass, and the expected entropy.
 
-        Of a regression: the mean, its variance within the pass, the noise variance. The values are the model's inputs,
-        then the noise where weights are drawn.
+        For regression: the mean, its variance within the pass, and the noise variance. The values are the model's
+        inputs, then the noise if weights are drawn.
         """
         parts: Sequence[Tensor | None] = [None] * len(self.networks)
         if sum(self.noise_sizes):
@@ -82,7 +82,7 @@ class OnePass(nn.Module):
         output, var = _moments(outputs)
         means, noises = zip(*(own.moments(each) for own, each in zip(self.noises, output)))
         mean = torch.stack(means)
-        var = None if var is None else var[..., : mean.shape[-1]]  # what follows may be predicted noise
+        var = None if var is None else var[..., : mean.shape[-1]]  # the rest may be predicted noise
         noise_vars = [noise.square().expand_as(each) for noise, each in zip(noises, means)]
         return (*self._over_networks(mean, var), self._mean(torch.stack(noise_vars)))
 
@@ -105,7 +105,7 @@ class OnePass(nn.Module):
 
 
 def _moments(outputs: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Return the networks' outputs along a new first axis, and their variances where they have one."""
+    """Return the networks' outputs along a new first axis, and their variances if there are any."""
     if isinstance(outputs[0], Gaussian):
         gaussians = [output for output in outputs if isinstance(output, Gaussian)]
         return torch.stack([g.loc for g in gaussians]), torch.stack([g.variance for g in gaussians])
@@ -117,6 +117,6 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def propagation_of(network: Network, mode: Mode) -> str:
-    """Return the propagation of a mode; networks trained with exact activation moments keep these."""
+    """Return the propagation of a mode; networks trained with exact moments of activations keep them."""
     trained, requested = find_propagation(network.propagation), find_propagation(mode)
     return trained.name if isinstance(trained, type(requested)) else requested.name

@@ -1,4 +1,4 @@
-"""A model compiled for training steps alone: validation and files see the model as it is."""
+"""A model compiled for training steps only; validation and files use the plain model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Call = Callable[..., Any]
 
 
 def compiled_call(network: Network) -> Call:
-    """Return the compiled call of the network's model; it is compiled when it is first used."""
+    """Return the compiled call of the network's model, which is compiled on first use."""
     call: Call = torch.compile(network.model._call_impl)
     return call
 
 
 @contextmanager
 def calling(network: Network, call: Call | None) -> Iterator[None]:
-    """Run the model by a compiled call within the block, if there is one."""
+    """Run the model by the compiled call, if given, within the block."""
     if call is None:
         yield
         return

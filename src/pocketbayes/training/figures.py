@@ -1,4 +1,4 @@
-"""What steps compute, read from the device as seldom as it allows."""
+"""The figures of training steps, read from the device as rarely as possible."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 STEPS_BETWEEN_READS = 50
-"""On a device that computes while Python goes on: reading a number there makes Python wait for all that is queued."""
+"""On asynchronous devices, where reading a number waits for all queued operations."""
 
 Number = Tensor | float
 
@@ -22,11 +22,11 @@ class StepFigures:
 
     Attributes:
         step: The step's number within its epoch.
-        nlls: The parts of the mean NLL, which sum up to it.
-        kl: The KL divergence; None where it does not act.
-        beta: What it counts for in the loss, over the number of examples.
-        examples: The number of training examples.
-        gradient_norm: Of all gradients together; None if there are none.
+        nlls: The parts of the mean NLL, which sum to it.
+        kl: The KL divergence; None if it has no effect.
+        beta: The weight of KL / N in the loss.
+        examples: N, the number of training examples.
+        gradient_norm: The norm of all gradients together; None if there are none.
     """
 
     step: int
@@ -37,7 +37,7 @@ class StepFigures:
     gradient_norm: Number | None
 
     def numbers(self) -> list[Number]:
-        """Return everything that has to be read."""
+        """Return the numbers to read."""
         return [*self.nlls, *(number for number in (self.kl, self.gradient_norm) if number is not None)]
 
     def row(self) -> dict[str, float]:
@@ -50,12 +50,12 @@ class StepFigures:
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradient are numbers."""
+        """Whether loss and gradient are finite."""
         return math.isfinite(self.row()["loss"]) and math.isfinite(float(self.gradient_norm or 0.0))
 
 
 def read(figures: Sequence[StepFigures]) -> list[StepFigures]:
-    """Return the figures of some steps with their numbers, all of them in one transfer."""
+    """Return the figures of some steps with their numbers, read in one transfer."""
     tensors = [number for each in figures for number in each.numbers() if isinstance(number, Tensor)]
     values = dict(zip(map(id, tensors), torch.stack(tensors).tolist() if tensors else ()))
 
@@ -69,5 +69,5 @@ def read(figures: Sequence[StepFigures]) -> list[StepFigures]:
 
 
 def steps_between_reads(device: torch.device) -> int:
-    """Return after how many steps their numbers are read: where that costs nothing, after each."""
+    """Return the number of steps between reads: 1 where reading is free."""
     return 1 if device.type == "cpu" else STEPS_BETWEEN_READS

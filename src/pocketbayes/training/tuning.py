@@ -1,4 +1,4 @@
-"""The fastest memory format, precision and compilation of a training step, by measuring a few of them."""
+"""The choice of the fastest memory format, precision and compilation, by timing a few training steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pocketbayes.training.settings import Training
 
 ROUNDS = 5
 MIN_GAIN = 1.05
-"""How many times as fast a choice must be before it replaces the usual one: timings vary by some percent."""
+"""Speed-up that a choice needs to replace the default, since timings vary by a few per cent."""
 USUAL = {"channels_last": False, "precision": "32-true", "compile": False}
 
 Choice = Mapping[str, Any]
@@ -37,10 +37,10 @@ Choice = Mapping[str, Any]
 def tune_steps(
     method: Method, model: nn.Module, train: Source, base: Training, folder: Path | None, resume: bool
 ) -> tuple[dict[str, Any], str]:
-    """Return the fastest choices, and a line that says which.
+    """Return the settings with the fastest choices, and a line that reports them.
 
-    Each choice is measured on the first batch, all of them in turn. What the user chose stays. A run in a folder writes
-    its choices there, and a resumed one takes them over: they decide the last digits of every number.
+    Each choice is timed on the first batch, in alternation. Settings given by the user are kept. A run with a folder
+    stores its choices, and a resumed run uses them again, since they affect the last digits of every number.
     """
     if base.devices > 1 or torch.distributed.is_initialized():
         raise UserError("tune=True measures one process: set channels_last, precision and compile for several")
@@ -90,7 +90,7 @@ def _measure(method: Method, model: nn.Module, train: Source, base: Training) ->
 
 
 def medians(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each step, all of them in turn; without those that fail."""
+    """Return the median seconds of each step, timed in alternation; steps that fail are left out."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(1 + ROUNDS):
         for name in [name for name in steps if name in times]:
@@ -112,7 +112,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def has_compiler(device: torch.device) -> bool:
-    """Return whether `torch.compile` finds what it needs: on a CPU a C++ compiler."""
+    """Return whether `torch.compile` can run: on a CPU it needs a C++ compiler."""
     return device.type == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "cl"))
 
 

@@ -27,13 +27,13 @@ MOST_TOKENS = 1 << 16
 LARGEST = 1 << 62
 DIRECT = 64
 """Values below this are tokens themselves if there are too many values; a token of others gives their leading bits."""
-ENOUGH = 64
+MIN_SYMBOLS_PER_VALUE = 64
 """Symbols per possible value above which every value is a token."""
 FIRST_BLOCK = 32
 """Symbols before the first update of an adaptive model; later updates follow after a quarter more each."""
 UNIT = 32
 """Count per symbol in an adaptive model, whose prior counts are fractions of a symbol."""
-NEGLIGIBLE = 1e-3
+NEGLIGIBLE_FRACTION = 1e-3
 """Share of a segment's bits below which a table is used without trying an adaptive model, to save time."""
 MOST_LEARNING = 1 << 27
 """Largest product of tokens and blocks, which bounds the decoder's time for adaptive models to a second."""
@@ -58,7 +58,7 @@ def pack_ints(values: Ints, segments: Sequence[int] | None = None) -> bytes:
     plans = []
     if spread < MOST_TOKENS:
         plans.append(_plan(shifted, spread + 1, lengths))
-    if spread >= max(DIRECT, len(values) // ENOUGH) or not plans:
+    if spread >= max(DIRECT, len(values) // MIN_SYMBOLS_PER_VALUE) or not plans:
         plans.append(_plan(shifted, DIRECT, lengths))
     best = min(plans, key=lambda plan: plan.bits)
     return varints([low * 2 if low >= 0 else -low * 2 - 1, best.direct]) + best.write()
@@ -157,7 +157,7 @@ def _plan(values: Ints, direct: int, lengths: Sequence[int]) -> _Plan:
     for part in slices(lengths):
         counts = np.bincount(tokens[part], minlength=alphabet)
         fixed = 8 * alphabet + _bits(counts, _frequencies(_table_counts(_table(counts))))
-        if 8 * alphabet < NEGLIGIBLE * fixed or learning > MOST_LEARNING:
+        if 8 * alphabet < NEGLIGIBLE_FRACTION * fixed or learning > MOST_LEARNING:
             adaptive = float("inf")
             models.see_counts(counts)
         else:

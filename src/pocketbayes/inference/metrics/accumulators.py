@@ -12,7 +12,7 @@ from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.inference.metrics import calibration
 from pocketbayes.inference.metrics.calibration import Reliability
 
-SMALLEST = torch.finfo(torch.float32).tiny
+SMALLEST_PROBABILITY = torch.finfo(torch.float32).tiny
 """Lower bound of probabilities before their logarithm is taken."""
 _TWO_SIDED_95 = 1.959963984540054
 
@@ -88,7 +88,7 @@ class Classification(Sums):
         self._add(
             count=torch.tensor(len(y)),
             correct=correct.sum(),
-            nll=-p.gather(1, y[:, None]).clamp(min=SMALLEST).log().sum(),
+            nll=-p.gather(1, y[:, None]).clamp(min=SMALLEST_PROBABILITY).log().sum(),
             brier=(p - one_hot).square().sum(),
             entropy=torch.special.entr(p).sum(),
             equal_width=calibration.table(
@@ -291,7 +291,7 @@ class HumanAgreement(Sums):
         h = h / votes
         self._add(
             count=torch.tensor(len(p)),
-            cross_entropy=-(h * p.clamp(min=SMALLEST).log()).sum(),
+            cross_entropy=-(h * p.clamp(min=SMALLEST_PROBABILITY).log()).sum(),
             total_variation=0.5 * (h - p).abs().sum(),
             human_entropy=torch.special.entr(h).sum(),
         )

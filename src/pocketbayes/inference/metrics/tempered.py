@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.inference.metrics import calibration
-from pocketbayes.inference.metrics.accumulators import SMALLEST, Sums
+from pocketbayes.inference.metrics.accumulators import SMALLEST_PROBABILITY, Sums
 
 TEMPERATURES = torch.logspace(-1, 1, 33, dtype=torch.float64)
 FINE_GRID = torch.linspace(math.log(0.1), math.log(10), 2001, dtype=torch.float64)
@@ -48,7 +48,7 @@ class Tempered(Sums):
         p, y = probs.detach().float().movedim(1, -1).reshape(-1, self.classes)[rows], labels.reshape(-1)[rows].long()
         half = (torch.arange(len(y), device=y.device) + self._seen) % 2
         self._seen += len(y)
-        log_p = p.clamp(min=SMALLEST).log()
+        log_p = p.clamp(min=SMALLEST_PROBABILITY).log()
         nll, tables = [], []
         for temperature in TEMPERATURES.tolist():
             scaled = (log_p / temperature).log_softmax(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from pocketbayes.data.dataset import Info, Pictures
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.metrics import Classification, Reliability, ood_scores, risk_coverage, temperature
-from pocketbayes.inference.metrics.accumulators import SMALLEST
+from pocketbayes.inference.metrics.accumulators import SMALLEST_PROBABILITY
 
 MOST_LOG_PROBS = 20_000_000
 """Largest number of log-probabilities for fitting a temperature: all of CIFAR, the first 20 000 of ImageNet."""
@@ -67,14 +67,14 @@ class PerImage:
         if labels is not None:
             chosen = probs.gather(1, labels[:, None])[:, 0]
             found |= {
-                "nll": -chosen.clamp(min=SMALLEST).log(),
+                "nll": -chosen.clamp(min=SMALLEST_PROBABILITY).log(),
                 "brier": probs.square().sum(1) - 2 * chosen + 1,
                 "correct": (predicted == labels).to(torch.uint8),
                 "predicted": predicted.to(torch.int32),
                 "label": labels.to(torch.int32),
             }
             if self._kept < MOST_LOG_PROBS:
-                self._log_probs[start] = probs.clamp(min=SMALLEST).log().float().cpu()
+                self._log_probs[start] = probs.clamp(min=SMALLEST_PROBABILITY).log().float().cpu()
                 self._kept += probs.numel()
         plain = {name: value.float() if value.is_floating_point() else value for name, value in found.items()}
         self._batches[start] = {name: value.detach().cpu() for name, value in plain.items()}

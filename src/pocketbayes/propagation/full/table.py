@@ -10,7 +10,7 @@ from torch import Tensor
 from pocketbayes.posteriors.gaussian import Correlated, Op
 from pocketbayes.propagation.moments.table import MomentRules, NoRuleError, Rule
 
-LIMIT = 1 << 30
+MAX_BYTES = 1 << 30
 """Largest covariance in bytes; a pass holds several of them, a training step more."""
 
 NAME = "moments-full"
@@ -61,8 +61,8 @@ def activation(value: Any, operation: str) -> Correlated:
 def check_size(like: Tensor, *shape: int) -> None:
     """Reject a tensor of this shape before it is made, if it would be too large."""
     size = torch.Size(shape).numel() * like.element_size()
-    if size > LIMIT:
-        text = f"a covariance of {size / 2**30:.1f} GiB, more than {LIMIT / 2**30:.0f} GiB, for {shape[0]} examples"
+    if size > MAX_BYTES:
+        text = f"a covariance of {size / 2**30:.1f} GiB, more than {MAX_BYTES / 2**30:.0f} GiB, for {shape[0]} examples"
         raise TooLargeError(NAME, text)
 
 

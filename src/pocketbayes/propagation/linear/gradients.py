@@ -18,7 +18,7 @@ from pocketbayes.posteriors import Posterior
 from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, Use, arranged, tapped_pass
 from pocketbayes.propagation.linear.tied import tied_layer
 
-ENOUGH = 8
+MIN_EXAMPLES = 8
 """Examples needed to conclude that a layer has no gradient: a single one may find all its units inactive."""
 _BLOCK = 1 << 19
 """Values in the working memory of one step, chosen to fit a processor's cache."""
@@ -60,7 +60,7 @@ class Pass:
                     "write x = x + ... there, or use propagation='sample'"
                 )
         for use, delta in zip(self.uses, deltas):
-            if delta is None or (self.examples >= ENOUGH and not (bool(delta[:1].any()) or bool(delta.any()))):
+            if delta is None or (self.examples >= MIN_EXAMPLES and not (bool(delta[:1].any()) or bool(delta.any()))):
                 _warn_of_no_gradient(self.layout.slots[use.slot].name)
         return deltas
 
@@ -274,7 +274,7 @@ def looped_gradient(model: nn.Module, posterior: Posterior, x: Tensor, direction
     gradient = torch.stack(rows)
     for number in posterior.random_slots():
         slot = posterior.layout.slots[number]
-        if len(gradient) >= ENOUGH and not bool(gradient[:, slot.start : slot.stop].any()):
+        if len(gradient) >= MIN_EXAMPLES and not bool(gradient[:, slot.start : slot.stop].any()):
             _warn_of_no_gradient(slot.name)
     return gradient
 

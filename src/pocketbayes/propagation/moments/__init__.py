@@ -1,4 +1,4 @@
-"""Moment propagation (VDP++): a rule per operation for mean and variance; others are refused by name."""
+"""Moment propagation (VDP++): a rule per operation for mean and variance; others raise an error that names them."""
 
 from __future__ import annotations
 

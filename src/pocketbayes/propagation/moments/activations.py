@@ -16,7 +16,7 @@ from pocketbayes.posteriors.gaussian import Gaussian, mean_of
 from pocketbayes.propagation.moments.arithmetic import product_variance
 from pocketbayes.propagation.moments.table import NoRuleError, Rule, changeable, in_place, rule
 
-PART = 1 << 18
+PART_ENTRIES = 1 << 18
 """Entries per part when a function is evaluated in parts."""
 Slope = Callable[..., Tensor]
 """f'(m), from m and the function's other arguments."""
@@ -52,7 +52,7 @@ def _first_order(input: Gaussian, slope: Callable[[Tensor], Tensor]) -> Tensor:
     """Return the variance v f'(m)^2, in parts without gradients, to save memory for intermediates of f'."""
     loc, var = input.loc, input.variance
     whole = torch.compiler.is_compiling() or torch.is_grad_enabled()  # traces must not depend on the batch size
-    if whole or (parts := loc.numel() // PART) < 2:
+    if whole or (parts := loc.numel() // PART_ENTRIES) < 2:
         return var * slope(loc).square()
     result = torch.empty_like(loc)
     rows = -(-len(loc) // parts)

@@ -51,9 +51,9 @@ def module_of(error: Exception, model: nn.Module) -> str:
 class MomentRules(RuleTable):
     """Mean and variance of every activation with independent entries, without sampling (VDP++).
 
-    Every operation has a rule or is refused by name. Independence is exact within one layer of an MLP. Positions of a
-    convolution and tokens of a transformer share weights, and residual branches share their input; there the variance
-    is an approximation, to be compared with weight samples.
+    An operation without a rule raises an error that names it. Independence is exact within one layer of an MLP.
+    Positions of a convolution and tokens of a transformer share weights, and residual branches share their input; there
+    the variance is an approximation, to be compared with weight samples.
     """
 
     draws = False

@@ -12,7 +12,7 @@ from pocketbayes.reporting.figures.style import PALETTE, canvas
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE = 20
+LOG_SCALE_RATIO = 20
 """Ratio of largest to smallest value above which a log scale is used."""
 
 
@@ -33,7 +33,7 @@ def training_curves(epochs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure
                     seen += [value for _, value in points]
                     title = name if style == "-" else None
                     panel.plot(*zip(*points), linestyle=style, color=colour, linewidth=1.4, label=title)
-        if seen and min(seen) > 0 and max(seen) > WIDE * min(seen):
+        if seen and min(seen) > 0 and max(seen) > LOG_SCALE_RATIO * min(seen):
             panel.set_yscale("log")
         panel.set(xlabel="epochs, all stages", ylabel=label)
         if seen:

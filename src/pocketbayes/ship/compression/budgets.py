@@ -18,7 +18,7 @@ from pocketbayes.ship.compression.members import best_first
 from pocketbayes.ship.compression.sweep import Sweep
 from pocketbayes.ship.compression.trials import Budget, Compressed, choose
 
-PRECISIONS = (
+FALLBACK_PRECISIONS = (
     Precision("bfloat16", "int8", "bfloat16"),
     Precision("int8", "int4", "bfloat16"),
     Precision("int6", "int3", "bfloat16"),
@@ -95,7 +95,7 @@ def compress(
             if steps:
                 sweep.retrain(budget, steps)
         else:
-            for each in PRECISIONS:
+            for each in FALLBACK_PRECISIONS:
                 sweep.keep_as(each, each.means)
         usable = [t for t in sweep.trials if math.isfinite(t.nll)]
         usable = usable[1:] if precision is not None else usable

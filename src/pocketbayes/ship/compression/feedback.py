@@ -92,9 +92,6 @@ def error_shares(moments: Sequence[Tensor | None]) -> list[Tensor | None]:
 
     These are the rows of the Cholesky factor of the inverse moments, in units of its diagonal. They depend on the
     inputs alone, so that one computation serves every codebook.
-
-    Args:
-        moments: The result of `input_moments`.
     """
     return [None if own is None else _shares(own) for own in moments]
 

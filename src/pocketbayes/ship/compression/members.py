@@ -1,4 +1,7 @@
-"""The members of a mixture: their order, measures of the first ones, and the choice of their number."""
+"""The members of a mixture: their order, measures of the first ones, and the choice of their number.
+
+Throughout, `samples` counts the passes of the whole mixture.
+"""
 
 from __future__ import annotations
 
@@ -58,14 +61,7 @@ def best_first(net: Mixture, data: Any, samples: int, seed: int, count: int | No
 
 
 def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int]:
-    """Return the members' indices, the least valuable last.
-
-    Args:
-        net: The mixture.
-        data: As in `evaluate`; the NLL decides.
-        samples: Passes of the whole mixture.
-        seed: Of the draws.
-    """
+    """Return the members' indices, the least valuable last."""
     left, dropped = list(range(len(net))), []
     densities = log_densities(net, data, samples, seed) + torch.tensor(net.shares()).log()[:, None]
     while len(left) > 1:
@@ -76,14 +72,7 @@ def order_by_worth(net: Mixture, data: Any, samples: int, seed: int) -> list[int
 
 
 def log_densities(net: Mixture, data: Any, samples: int, seed: int) -> Tensor:
-    """Return the log density (members, targets) of the targets under each member; NaN becomes the smallest number.
-
-    Args:
-        net: The mixture.
-        data: As in `evaluate`.
-        samples: Passes of the whole mixture.
-        seed: Of the draws.
-    """
+    """Return the log density (members, targets) of the targets under each member; NaN becomes the smallest number."""
     source, rows = as_source(data), []
     each = -(-samples // len(net))
     for network in members(net):
@@ -108,14 +97,7 @@ def _nll(densities: Tensor, shares: Sequence[float]) -> float:
 
 
 def measure_prefixes(net: Mixture, data: Any, samples: int, seed: int) -> Prefixes:
-    """Measure the mixtures of the first 1, 2, ... members, and how often two members differ.
-
-    Args:
-        net: The mixture.
-        data: As in `evaluate`.
-        samples: Passes of the whole mixture.
-        seed: Of the draws.
-    """
+    """Measure the mixtures of the first 1, 2, ... members, and how often two members differ."""
     if task_of(members(net)[0].likelihood) != "classification":
         return Prefixes([_measured(prefix(net, count), data, samples, seed) for count in range(1, len(net) + 1)])
     source, networks = as_source(data), members(net)
