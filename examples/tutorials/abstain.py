@@ -27,13 +27,13 @@ nets = {
 }
 
 
-def asked(net: pb.Network, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def entropy_and_correct(net: pb.Network, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     answer = pb.predict(net, x)
     return answer.entropy, answer.probs.argmax(1) == y
 
 
-chosen_on = {name: asked(net, *val[:]) for name, net in nets.items()}
-reported = {name: asked(net, *test[:]) for name, net in nets.items()}
+on_val = {name: entropy_and_correct(net, *val[:]) for name, net in nets.items()}
+on_test = {name: entropy_and_correct(net, *test[:]) for name, net in nets.items()}
 
 # %% [markdown]
 # ## Risk and coverage
@@ -42,7 +42,7 @@ reported = {name: asked(net, *test[:]) for name, net in nets.items()}
 # risk). A lower curve means better uncertainty; its area summarises it in one number.
 
 # %%
-curves = {name: vars(pb.metrics.risk_coverage(-entropy, right)) for name, (entropy, right) in reported.items()}
+curves = {name: vars(pb.metrics.risk_coverage(-entropy, right)) for name, (entropy, right) in on_test.items()}
 for name, curve in curves.items():
     print(f"{name:14} answers all: {curve['risk'][-1]:.3f} wrong; area under the curve {curve['area']:.4f}")
 figures.save(evaluation.risk_coverage(curves), "risk-against-coverage.png")
@@ -57,8 +57,8 @@ figures.save(evaluation.risk_coverage(curves), "risk-against-coverage.png")
 # %%
 for target in (0.05, 0.02, 0.01):
     for name in nets:
-        rule = pb.metrics.abstention(*chosen_on[name], target_risk=target)
-        entropy, right = reported[name]
+        rule = pb.metrics.abstention(*on_val[name], target_risk=target)
+        entropy, right = on_test[name]
         given = entropy <= rule.threshold
         print(
             f"target {target:.0%}  {name:14} abstains above {rule.threshold:.3f} nats: "
@@ -82,12 +82,12 @@ def cost(entropy: Tensor, right: Tensor, threshold: float) -> float:
 
 figure, axes = figures.canvas()
 for name in nets:
-    thresholds = chosen_on[name][0].sort().values
-    best = min(thresholds.tolist(), key=lambda threshold: cost(*chosen_on[name], threshold))
-    costs = [cost(*reported[name], threshold) for threshold in thresholds.tolist()]
+    thresholds = on_val[name][0].sort().values
+    best = min(thresholds.tolist(), key=lambda threshold: cost(*on_val[name], threshold))
+    costs = [cost(*on_test[name], threshold) for threshold in thresholds.tolist()]
     axes[0, 0].plot(thresholds, costs, label=f"{name}, test data")
     axes[0, 0].axvline(best, color=axes[0, 0].lines[-1].get_color(), linestyle=":", label="chosen on validation data")
-    always, chosen = cost(*reported[name], float("inf")), cost(*reported[name], best)
+    always, chosen = cost(*on_test[name], float("inf")), cost(*on_test[name], best)
     print(
         f"{name:14} cost of an image: {always:.3f} if all are answered, {chosen:.3f} above {best:.3f} nats handed over"
     )
@@ -104,11 +104,11 @@ figures.save(figure, "cost-against-threshold.png")
 # %%
 labels = test[:][1]
 for name, net in nets.items():
-    rule = pb.metrics.abstention(*chosen_on[name], target_risk=0.02)
+    rule = pb.metrics.abstention(*on_val[name], target_risk=0.02)
     for db in (12, 6, 3):
         noisy = noise_db(test.images.permute(0, 2, 3, 1).numpy(), db)
         x = test.normalise(255 * torch.from_numpy(noisy).permute(0, 3, 1, 2))
-        entropy, right = asked(net, x, labels)
+        entropy, right = entropy_and_correct(net, x, labels)
         given = entropy <= rule.threshold
         print(
             f"{name:14} {db:2} dB: {(~right).float().mean():.0%} would be wrong; "

@@ -12,9 +12,7 @@ from pocketbayes.data.shift import rotate
 from pocketbayes.reporting import figures
 
 train, val, test = (pb.data.load("digits", split) for split in ("train", "val", "test"))
-print(
-    len(train), "images to train on,", len(val), "to choose by,", len(test), "to test on, each", train.info.input_shape
-)
+print(len(train), "training,", len(val), "validation and", len(test), "test images, each", train.info.input_shape)
 
 # %% [markdown]
 # ## Train
@@ -33,7 +31,7 @@ for name, each in {"deterministic": plain, "Bayesian": net}.items():
     print(f"{name:14}", "  ".join(f"{key} {found[key]:.3f}" for key in ("accuracy", "nll", "ece", "brier")))
 
 # %% [markdown]
-# On test digits from the same distribution the Bayesian network gains nothing, and its NLL is slightly higher. The
+# On test digits from the same distribution the Bayesian network gains nothing, and its NLL is higher. The
 # next sections show what it adds.
 #
 # ## Predict
@@ -47,8 +45,8 @@ x, y = test[:]
 answer = pb.predict(net, x)
 right = answer.probs.argmax(1) == y
 for name, which in {"right": right, "wrong": ~right}.items():
-    doubts = {part: getattr(answer, part)[which].mean().item() for part in ("entropy", "epistemic", "aleatoric")}
-    print(f"{int(which.sum()):3} {name} answers: ", "  ".join(f"{part} {nats:.3f}" for part, nats in doubts.items()))
+    means = {part: getattr(answer, part)[which].mean().item() for part in ("entropy", "epistemic", "aleatoric")}
+    print(f"{int(which.sum()):3} {name} predictions: ", "  ".join(f"{part} {nats:.3f}" for part, nats in means.items()))
 
 # %% [markdown]
 # The least certain digits, with prediction and label:
@@ -69,14 +67,14 @@ figures.save(figure, "least-sure.png")
 
 # %%
 for degrees in (0, 30, 60, 90):
-    turned = rotate(test.images.permute(0, 2, 3, 1).numpy(), degrees)
-    pixels = test.normalise(torch.from_numpy(turned).permute(0, 3, 1, 2))
-    said = [pb.predict(each, pixels) for each in (plain, net)]
-    accuracy = [(each.probs.argmax(1) == y).float().mean().item() for each in said]
-    sure = [each.probs.max(1).values.mean().item() for each in said]
+    rotated = rotate(test.images.permute(0, 2, 3, 1).numpy(), degrees)
+    pixels = test.normalise(torch.from_numpy(rotated).permute(0, 3, 1, 2))
+    answers = [pb.predict(each, pixels) for each in (plain, net)]
+    accuracy = [(each.probs.argmax(1) == y).float().mean().item() for each in answers]
+    confidence = [each.probs.max(1).values.mean().item() for each in answers]
     print(
-        f"{degrees:2} degrees: deterministic {accuracy[0]:.2f} right, {sure[0]:.2f} sure; "
-        f"Bayesian {accuracy[1]:.2f} right, {sure[1]:.2f} sure, {said[1].epistemic.mean():.2f} nats epistemic"
+        f"{degrees:2} degrees: deterministic accuracy {accuracy[0]:.2f}, confidence {confidence[0]:.2f}; "
+        f"Bayesian {accuracy[1]:.2f}, {confidence[1]:.2f}, epistemic {answers[1].epistemic.mean():.2f} nats"
     )
 
 # %% [markdown]

@@ -14,7 +14,7 @@ from pocketbayes.reporting import figures
 
 train, test = pb.data.load("digits", "train"), pb.data.load("digits", "test")
 x, _ = test[:]
-WAYS = {f"{samples} samples": {"samples": samples} for samples in (1, 5, 30)}
+WAYS = {"1 sample": {"samples": 1}, "5 samples": {"samples": 5}, "30 samples": {"samples": 30}}
 WAYS |= {way: {"propagation": way} for way in ("moments", "linear")}
 
 
@@ -44,9 +44,9 @@ def compare(net: pb.Network, picture: str) -> None:
         nll = pb.evaluate(net, test, **how)["nll"]
         cost = pb.metrics.flops(pb.predict, net, x, **how) / one
         line = f"{name:10}  NLL {nll:.3f}  {cost:4.1f} x the arithmetic"
-        if name != "1 samples":  # one network cannot disagree with itself
-            together = torch.corrcoef(torch.stack([found, truth]))[0, 1]
-            line += f"  epistemic {found.sum() / truth.sum():.2f} of the truth, correlation {together:.2f}"
+        if name != "1 sample":  # one network cannot disagree with itself
+            correlation = torch.corrcoef(torch.stack([found, truth]))[0, 1]
+            line += f"  epistemic {found.sum() / truth.sum():.2f} of the truth, correlation {correlation:.2f}"
         print(line)
         if name in panels:
             panels[name].plot(truth, found, ".", markersize=4, alpha=0.5)
