@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pocketbayes.plane.codes import entropy_bits, fit_codebook
-from pocketbayes.plane.plane_codes import fit_plane_codebook, importance_of
+from pocketbayes.plane.codes import entropy_bits, fit_codebook, fit_plane_codebook, importance_of
 
 
 def pairs(n: int = 4000) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
-from pocketbayes.propagation.head import Head
 from pocketbayes.propagation.linear.gradients import looped_gradient
 from pocketbayes.propagation.linear.taps import make_plan
+from pocketbayes.propagation.sample import Head
 
 
 class Features(nn.Module):
@@ -91,7 +91,7 @@ def test_head_runs_the_rest_once_with_the_same_answer(bias: bool, monkeypatch: p
 @pytest.mark.parametrize("at_once", [1 << 22, 1])
 def test_head_is_found_among_point_weights(hessian: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws run together, or one after the other if memory is short."""
-    monkeypatch.setattr("pocketbayes.propagation.head._AT_ONCE", at_once)
+    monkeypatch.setattr("pocketbayes.propagation.sample._AT_ONCE", at_once)
     torch.manual_seed(0)
     net, x = laplace_of(Body(lambda layer, h: layer(h)), hessian), torch.randn(9, 6)
     slow = without_head(net, x, monkeypatch)

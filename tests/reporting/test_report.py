@@ -22,9 +22,8 @@ import pocketbayes as pb
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli import app
 from pocketbayes.reporting import drawing
-from pocketbayes.reporting.build import document, gather
+from pocketbayes.reporting.build import as_data, document, gather, render
 from pocketbayes.reporting.leaderboard import leaderboard
-from pocketbayes.reporting.page import as_data, render
 from pocketbayes.reporting.runs import PARTS, RunFolder, read_runs
 from pocketbayes.reporting.weights import GAP, POINT, codes_of, plane_of, tiled
 

@@ -22,8 +22,8 @@ from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
-from pocketbayes.files.damage import damaged_members
 from pocketbayes.files.packing import Precision
+from pocketbayes.files.pocket import damaged_members
 from pocketbayes.inference.health import FirstStds, Health
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior, priors

@@ -16,8 +16,7 @@ from torch import Tensor
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
 from pocketbayes.files import codec
-from pocketbayes.files.damage import MIXTURE_SETTINGS, member_checksums, mixture_settings
-from pocketbayes.files.pocket import Buffer
+from pocketbayes.files.pocket import MIXTURE_SETTINGS, Buffer, member_checksums, mixture_settings
 from pocketbayes.files.slots import (
     MOST_LAYERS,
     checked_shape,

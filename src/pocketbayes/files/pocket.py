@@ -1,7 +1,8 @@
 """The frame of a .pocket file: a safetensors file of named bytes with JSON text and a checksum (see docs/format.md).
 
 It is written and read byte by byte, so that equal networks give equal files and no memory is allocated for sizes that
-an untrusted file claims.
+an untrusted file claims. Mixtures also have a checksum per member, so that the intact members of a damaged file can be
+used.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ LARGEST_HEADER = 1 << 22
 MOST_PARTS = 1 << 14
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{32})"')
 _BLANK = b"0" * 32
+MIXTURE_SETTINGS = ("weights", "stopping")
+MIN_CHECKED_BYTES = 1 << 12
+"""Smallest size in bytes of a mixture with a checksum per member."""
 
 
 class DamagedFileError(UserError):
@@ -176,3 +181,37 @@ def _digest(pieces: Iterable[Buffer]) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
+
+
+def member_checksums(parts: Mapping[str, Buffer], count: int) -> list[str] | None:
+    """Return checksums of each member's parts and of the shared parts; None for small files."""
+    if sum(map(len, parts.values())) < MIN_CHECKED_BYTES:
+        return None
+    sums = [0] * (count + 1)
+    for name, data in sorted(parts.items()):
+        owner = name.partition(".")[0]
+        place = int(owner) if owner.isdecimal() and int(owner) < count else count
+        sums[place] = zlib.crc32(data, zlib.crc32(name.encode(), sums[place]))
+    return [f"{value:08x}" for value in sums]
+
+
+def mixture_settings(text: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """Return a mixture's settings for the selected members."""
+    found = {name: text[name] for name in MIXTURE_SETTINGS if name in text}
+    if len(kept) < len(text["networks"]):
+        found.pop("stopping", None)  # fitted for all members
+        if "weights" in found:
+            weights = [found["weights"][number] for number in kept]
+            found["weights"] = [weight / sum(weights) for weight in weights]
+    return found
+
+
+def damaged_members(text: Mapping[str, Any], parts: Mapping[str, Buffer]) -> list[int]:
+    """Return the indices of damaged members; empty if the file has no checksums per member."""
+    written, networks = text.get("checksums"), text.get("networks")
+    if not isinstance(written, list) or not isinstance(networks, list) or len(written) != len(networks) + 1:
+        return []
+    found = member_checksums(parts, len(networks))
+    if found is None or found[-1] != written[-1]:
+        return []
+    return [number for number in range(len(networks)) if found[number] != written[number]]

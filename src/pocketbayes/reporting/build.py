@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 import platform
+import re
 import statistics
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +20,7 @@ import torch
 
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.plain import finite
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.metrics import flops
 from pocketbayes.inference.prediction import predict
@@ -21,12 +28,13 @@ from pocketbayes.inference.suite import compare, over_seeds, read_values
 from pocketbayes.network import Net, members
 from pocketbayes.reporting.drawing import draw
 from pocketbayes.reporting.leaderboard import leaderboard
-from pocketbayes.reporting.page import render
 from pocketbayes.reporting.runs import Paths, RunFolder, read_runs
 from pocketbayes.reporting.weights import picture_json, weights_of
 
 LATENCY_CALLS, LATENCY_SECONDS = 9, 0.5
 """Number of calls for the median latency, and the seconds after which fewer suffice."""
+SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "weights", "plane", "sections")
+"""Scripts in the order in which they run; page.js comes last."""
 
 
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
@@ -163,3 +171,29 @@ def cost_of(net: Net, samples: int, propagation: str | None = None) -> dict[str,
         seconds.append(time.perf_counter() - start)
     count = flops(predict, net, x, samples, propagation)
     return {"flops": count, "latency": statistics.median(seconds), "samples": samples}
+
+
+def render(document: dict[str, Any], title: str) -> str:
+    """Render the page; the data are in a script tag that is never executed, and only the page's script may run."""
+    script = "\n".join(_read(*path) for path in [*(("scripts", f"{name}.js") for name in SCRIPTS), ("page.js",)])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "title": html.escape(title),
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'",
+        "style": _read("page.css"),
+        "data": as_data(document),
+        "script": script,
+    }
+    # Substitute in one pass, so that inserted text is never expanded.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read("page.html"))
+
+
+def as_data(value: Any) -> str:
+    """Return JSON that cannot close its HTML tag, with null for NaN and infinity."""
+    text = json.dumps(finite(value, digits=7), allow_nan=False, separators=(",", ":"), default=str)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _read(*path: str) -> str:
+    return resources.files(__package__).joinpath(*path).read_text(encoding="utf-8")

@@ -14,8 +14,14 @@ from torch import Tensor
 from pocketbayes.base.model_lock import copy_model
 from pocketbayes.files.packing import Precision
 from pocketbayes.network import Mixture, Net, Network, members
-from pocketbayes.plane.codes import Codebook, entropy_bits, fit_codebook
-from pocketbayes.plane.plane_codes import PlaneCodebook, fit_plane_codebook, importance_of
+from pocketbayes.plane.codes import (
+    Codebook,
+    PlaneCodebook,
+    entropy_bits,
+    fit_codebook,
+    fit_plane_codebook,
+    importance_of,
+)
 from pocketbayes.posteriors import Posterior, from_codes
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_counts, unit_sizes
 from pocketbayes.ship.compression.feedback import code_with_feedback
