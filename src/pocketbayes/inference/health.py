@@ -51,9 +51,9 @@ class Health:
         if self.learned is None:
             return signal
         percent = 100 * (self.std_movement or 0)
-        moved = f"stds moved by {percent:{'.3g' if percent < 1000 else ',.0f'}} %, rank correlation with their start"
-        verdict = "learned" if self.learned else "not learned"
-        return f"stds {verdict}: {moved} {self.std_rank_correlation:.3f}, {signal}"
+        moved = f"stds moved by {percent:{'.3g' if percent < 1000 else ',.0f'}} %"
+        rank = f"rank correlation with their initial values {self.std_rank_correlation:.3f}"
+        return f"stds {'learned' if self.learned else 'not learned'}: {moved}, {rank}, {signal}"
 
 
 @dataclass(frozen=True)

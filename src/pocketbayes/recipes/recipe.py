@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -122,18 +121,14 @@ def check_data(value: Any) -> DataPart:
 
 def load_like(own: Dataset, name: str, data_dir: str | Path | None = None, **settings: Any) -> Dataset:
     """Load another data set's test split, or a whole npz file or image folder, prepared like a network's data."""
-    tree: dict[str, Any] = {"name": name}
-    if name.lower().endswith((".npz", ".csv")):
-        tree = {"name": "npz", "path": name}
-    elif name not in LOADERS and os.path.isdir(name):
-        tree = {"name": "imagefolder", "path": name}
-    tree |= settings
-    if tree["name"] in ("npz", "imagefolder"):
-        tree = {"test_fraction": 1.0, "labelled": False, **tree}
-    if isinstance(own, Pictures) and tree["name"] in LOADERS and "size" in types_of(LOADERS[tree["name"]]):
-        tree = {"size": own.info.input_shape[-1], **tree}
     try:
-        other = check_data(tree).load("test", data_dir)
+        part = check_data({"name": name, **settings})
+        usual: dict[str, Any] = {}
+        if part.name in ("npz", "imagefolder"):
+            usual = {"test_fraction": 1.0, "labelled": False}
+        if isinstance(own, Pictures) and "size" in types_of(LOADERS[part.name]):
+            usual["size"] = own.info.input_shape[-1]
+        other = check_data({**usual, **dict(part)}).load("test", data_dir)
         return other if settings.keys() & {"mean", "std"} else match_preprocessing(other, own.info)
     except UserError as error:
         raise UserError(f"cannot prepare these data like {own.info.name!r}: {error}") from None

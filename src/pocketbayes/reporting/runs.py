@@ -13,7 +13,7 @@ from typing import Any
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import EVALUATION_FILE, METRICS_FILE, MODEL_FILE, RECIPE_FILE
 
-RUN_FILES = (MODEL_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE)
+REPORTED_FILES = (MODEL_FILE, RECIPE_FILE, METRICS_FILE, EVALUATION_FILE)
 """Files of which a run has at least one."""
 PARTS = (
     "network", "method", "model", "data", "split", "examples", "samples", "propagation", "seed", "measures", "census",
@@ -141,12 +141,12 @@ def _places(path: Path) -> list[Path]:
         return [path]
     inside = sorted(child for child in path.iterdir() if child.is_dir() and _is_run(child))
     if not inside:
-        raise UserError(f"the folder {path} contains no run: no {', '.join(RUN_FILES)}")
+        raise UserError(f"the folder {path} contains no run: no {', '.join(REPORTED_FILES)}")
     return inside
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in RUN_FILES)
+    return any((folder / name).is_file() for name in REPORTED_FILES)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
