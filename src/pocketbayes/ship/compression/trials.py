@@ -218,9 +218,10 @@ class Store:
 
     def __init__(self, folder: str | Path | None, origin: Packed, settings: Mapping[str, Any]) -> None:
         """Take the folder, the original network, and the settings of the sweep."""
-        self.folder = None if folder is None else Path(folder)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.origin = None if folder is None else Path(folder), ""
+        if self.folder is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
         digest = new_digest(json.dumps(settings, sort_keys=True).encode())
         for name, part in origin.parts.items():
             digest.update(name.encode() + part)
