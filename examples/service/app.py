@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 import pocketbayes as pb
+from pocketbayes.base.errors import collecting_warnings
 from pocketbayes.network import members
 
 MOST_BYTES, MOST_INPUTS, MOST_SAMPLES = {"/predict": 1 << 20, "/photo": 8 << 20}, 64, 100
@@ -23,6 +24,7 @@ if info is None or info.task != "classification":
 size = math.prod(info.input_shape)
 names = info.class_names or [str(label) for label in range(info.classes)]
 Row = Annotated[list[float], Field(min_length=size, max_length=size)]
+Answer = dict[str, str | float | list[str]]
 app = FastAPI(title="pocketbayes")
 
 
@@ -51,7 +53,7 @@ async def refuse(request: Request, error: RequestValidationError) -> Response:
 
 
 @app.post("/predict")
-def predict(question: Question) -> list[dict[str, str | float]]:
+def predict(question: Question) -> list[Answer]:
     """For each input its class, the probability, and where the doubt comes from, in nats."""
     x = pb.data.scale_inputs(torch.tensor(question.x).reshape(-1, *info.input_shape), info)
     if not x.isfinite().all():
@@ -60,26 +62,35 @@ def predict(question: Question) -> list[dict[str, str | float]]:
 
 
 @app.post("/photo")
-async def photo(request: Request, samples: Annotated[int, Query(ge=1, le=MOST_SAMPLES)] = 30) -> dict[str, str | float]:
+async def photo(request: Request, samples: Annotated[int, Query(ge=1, le=MOST_SAMPLES)] = 30) -> Answer:
     """Answer for the image file in the body, which is scaled and cropped as in training."""
     with tempfile.NamedTemporaryFile(suffix=".png") as file:  # the bytes decide the format, not the name
         file.write(await request.body())
         file.flush()
         try:
-            x = await run_in_threadpool(pb.data.read_inputs, file.name, info)
+            with collecting_warnings() as problems:
+                x = await run_in_threadpool(pb.data.read_inputs, file.name, info)
         except pb.UserError as error:
             raise HTTPException(422, str(error).replace(file.name, "the photo")) from None
-    return (await run_in_threadpool(answer, x, samples))[0]
+    found = (await run_in_threadpool(answer, x, samples))[0]
+    found["warnings"] += [message.replace(file.name, "the photo") for message in problems]
+    return found
 
 
-def answer(x: torch.Tensor, samples: int, adaptive: bool = False) -> list[dict[str, str | float]]:
+def answer(x: torch.Tensor, samples: int, adaptive: bool = False) -> list[Answer]:
     """Predict, and write each answer as plain values."""
     try:
-        found = pb.predict(net, x, samples=samples, adaptive=adaptive or None)
+        with collecting_warnings() as problems:
+            found = pb.predict(net, x, samples=samples, adaptive=adaptive or None)
     except pb.UserError as error:
         raise HTTPException(422, str(error)) from None
     doubts = ("entropy", "epistemic", "aleatoric", *(("passes",) if adaptive else ()))
     return [
-        {"class": names[p.argmax()], "probability": float(p.max()), **{d: float(getattr(found, d)[i]) for d in doubts}}
+        {
+            "class": names[p.argmax()],
+            "probability": float(p.max()),
+            **{doubt: float(getattr(found, doubt)[i]) for doubt in doubts},
+            "warnings": list(problems),
+        }
         for i, p in enumerate(found.mean)
     ]

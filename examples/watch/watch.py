@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pocketbayes as pb
+from pocketbayes.base.errors import collecting_warnings
 from pocketbayes.data.folders import SUFFIXES
 from pocketbayes.network import Net, members
 
@@ -36,14 +37,16 @@ def answer(net: Net, path: Path, threshold: float) -> dict[str, object]:
     """What the network makes of an image, and whether someone should look at it."""
     info = members(net)[0].info
     try:
-        x = pb.data.read_inputs(path, info)
+        with collecting_warnings() as problems:
+            x = pb.data.read_inputs(path, info)
+            said = pb.predict(net, x)
     except pb.UserError as error:
         return {"file": path.name, "ask": True, "why": str(error)}
-    said = pb.predict(net, x)
     names = info.class_names or range(info.classes)
     doubt = {part: round(getattr(said, part).item(), 4) for part in ("entropy", "epistemic", "aleatoric")}
     best = int(said.probs.argmax())
-    why = {} if doubt["entropy"] <= threshold else {"why": f"more than {threshold:g} nats of doubt"}
+    problems += [f"more than {threshold:g} nats of doubt"] if doubt["entropy"] > threshold else []
+    why = {"why": "; ".join(problems)} if problems else {}
     found = {"class": names[best], "probability": round(said.probs.max().item(), 4)}
     return {"file": path.name, "ask": bool(why), **found, **doubt, **why}
 

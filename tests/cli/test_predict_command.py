@@ -54,3 +54,18 @@ def test_predict_command_prints_sets_of_classes(tmp_path: Path) -> None:
     assert [row["set"] for row in rows] == [[f"kind{k}" for k in range(3) if row[k]] for row in sets.tolist()]
     refused = CliRunner().invoke(app, ["predict", str(net), str(table), "--level", "90"])
     assert refused.exit_code == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*another order:UserWarning")
+def test_predict_command_reports_columns_in_another_order(tmp_path: Path) -> None:
+    net = save_net(tmp_path / "net.pocket", 3, features=("a", "b"))
+    (tmp_path / "rows.csv").write_text("a,b\n0.5,1\n")
+    (tmp_path / "turned.csv").write_text("b,a\n1,0.5\n")
+    (tmp_path / "renamed.csv").write_text("a,x\n0.5,1\n")
+    assert ask(net, tmp_path / "rows.csv")[0]["probs"] == ask(net, tmp_path / "turned.csv")[0]["probs"]
+    with pytest.warns(UserWarning, match="another order than in training"):
+        found = CliRunner().invoke(app, ["predict", str(net), str(tmp_path / "turned.csv"), "--json"])
+    assert "another order than in training" in json.loads(found.stdout)["warnings"][0]
+    refused = CliRunner().invoke(app, ["predict", str(net), str(tmp_path / "renamed.csv")])
+    assert refused.exit_code == 2
+    assert "no column 'b'" in refused.output

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import pocketbayes as pb
+from pocketbayes.data.description import match_features, match_preprocessing
 from pocketbayes.recipes import check_data
 
 
@@ -89,3 +90,34 @@ def test_csv_table_is_standardised_unless_told_otherwise(tmp_path: Path) -> None
     raw, _ = pb.data.load("npz", "train", path=path, val_fraction=0.0, standardise=False)[:]
     assert float(raw.max()) > 10
     assert float(pb.data.load("npz", "test", path=path, test_fraction=1.0)[:][0].max()) > 10  # no rows to measure
+
+
+def test_read_inputs_finds_columns_by_name(tmp_path: Path) -> None:
+    info = pb.DataInfo("table", "regression", None, None, (2,), features=("a", "b"))
+    expected = torch.tensor([[3.0, 5.0], [1.0, -1.0]])
+    (tmp_path / "same.csv").write_text("a, b,target\n3,5,cat\n1,-1,dog\n")
+    (tmp_path / "unnamed.csv").write_text("0,1\n3,5\n1,-1\n")
+    for name in ("same.csv", "unnamed.csv"):
+        torch.testing.assert_close(pb.data.read_inputs(tmp_path / name, info), expected)
+    (tmp_path / "turned.csv").write_text("target,b,a\ncat,5,3\ndog,-1,1\n")
+    with pytest.warns(UserWarning, match="training|trained") as said:
+        torch.testing.assert_close(pb.data.read_inputs(tmp_path / "turned.csv", info), expected)
+    assert "another order than in training" in str(said[0].message)
+    assert "ignored: 'target'" in str(said[1].message)
+    (tmp_path / "renamed.csv").write_text("a,c\n3,5\n")
+    with pytest.raises(pb.UserError, match="no column 'b', which the network was trained on; the columns are 'a', 'c'"):
+        pb.data.read_inputs(tmp_path / "renamed.csv", info)
+
+
+def test_evaluation_data_follow_the_networks_columns(tmp_path: Path) -> None:
+    rows = [(i, 2 * i + 0.5, 3 * i) for i in range(40)]
+    for name, headings, order in (("own", "a,b,t", (0, 1, 2)), ("turned", "b,a,t", (1, 0, 2))):
+        lines = [",".join(str(row[k]) for k in order) for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join([headings, *lines]))
+    own, turned = (check_data(str(tmp_path / f"{name}.csv")).load("train") for name in ("own", "turned"))
+    assert own.info.features == ("a", "b")
+    assert pb.DataInfo.from_json(own.info.to_json()) == own.info
+    with pytest.warns(UserWarning, match="another order"):
+        matched = match_preprocessing(match_features(turned, own.info), own.info)
+    torch.testing.assert_close(matched[:][0], own[:][0])
+    assert matched.info == own.info

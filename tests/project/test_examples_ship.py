@@ -55,7 +55,9 @@ def test_service_answers_with_its_uncertainty(service: Any, digits: Path) -> Non
     info = pb.load(digits).info
     pixels = x * info.std[0] + info.mean[0]
     answers = service.post("/predict", json={"x": pixels.reshape(20, -1).tolist(), "samples": 10}).json()
-    assert [set(answer) for answer in answers] == [{"class", "probability", "entropy", "epistemic", "aleatoric"}] * 20
+    named = {"class", "probability", "entropy", "epistemic", "aleatoric", "warnings"}
+    assert [set(answer) for answer in answers] == [named] * 20
+    assert [answer["warnings"] for answer in answers] == [[]] * 20
     expected = pb.predict(pb.load(digits), x, samples=10)
     assert [int(answer["class"]) for answer in answers] == expected.mean.argmax(1).tolist()
     assert [answer["epistemic"] for answer in answers] == pytest.approx(expected.epistemic.tolist(), abs=1e-5)
@@ -70,9 +72,20 @@ def test_service_answers_for_image_files(service: Any, digits: Path, tmp_path: P
     expected = pb.predict(pb.load(digits), _batch(1)[0], samples=10)
     assert int(found["class"]) == int(expected.mean.argmax())
     assert found["epistemic"] == pytest.approx(float(expected.epistemic), abs=1e-5)
+    assert found["warnings"] == []
     refused = service.post("/photo", content=b"no image")
     assert refused.status_code == 422
     assert refused.json()["detail"].startswith("the photo: not a readable image")
+
+
+def test_service_warns_of_an_unsuitable_photo(service: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (64, 64), (200, 40, 10)).save(tmp_path / "photo.png")
+    found = service.post("/photo?samples=2", content=(tmp_path / "photo.png").read_bytes()).json()
+    assert len(found["warnings"]) == 1
+    assert found["warnings"][0].startswith("the photo is reduced from 64 x 64 to 8 x 8 pixels and converted to grey")
+    bright = service.post("/predict", json={"x": [[255.0] * 64], "samples": 2}).json()
+    assert "normalise them" in bright[0]["warnings"][0]
 
 
 def test_service_answers_over_a_socket(digits: Path, tmp_path: Path) -> None:
@@ -241,6 +254,7 @@ def test_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
     test = pb.data.load("digits", "test")
     image.fromarray(test.images[0, 0].numpy()).save(inbox / "a.png")
     (inbox / "b.png").write_bytes(b"no picture")
+    image.new("RGB", (64, 64), (200, 40, 10)).save(inbox / "c.png")
     (inbox / "notes.txt").write_text("not an image")
     watch = [sys.executable, str(EXAMPLES / "watch" / "watch.py"), str(digits), str(inbox), "--once"]
 
@@ -248,7 +262,7 @@ def test_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
         done = subprocess.run([*watch, "--abstain-above", threshold], capture_output=True, text=True, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    sure, broken = lines("3")
+    sure, broken, photo = lines("3")
     assert sure["file"] == "a.png"
     assert not sure["ask"]
     expected = pb.predict(pb.load(digits), test[:1][0])
@@ -256,6 +270,8 @@ def test_watcher_answers_or_asks(digits: Path, tmp_path: Path) -> None:
     assert sure["entropy"] == pytest.approx(expected.entropy.item(), abs=1e-3)
     assert broken["ask"]
     assert "not a readable image" in broken["why"]
+    assert photo["ask"]
+    assert "reduced from 64 x 64" in photo["why"]
     assert lines("0")[0]["why"] == "more than 0 nats of doubt"
 
 

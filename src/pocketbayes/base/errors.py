@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class UserError(ValueError):
@@ -33,8 +34,14 @@ class UnknownNameError(UserError):
         super().__init__(f"unknown {kind} {name!r}: {hint}{advice}known are {', '.join(names)}")
 
 
+_COLLECTED: ContextVar[list[str] | None] = ContextVar("collected", default=None)
+
+
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's code that called the package, however deep inside the cause is."""
+    if (collected := _COLLECTED.get()) is not None:
+        collected.append(message)
+        return
     package, _, _ = __name__.partition(".")
     frame, depth, outermost = sys._getframe(), 1, 1
     while (caller := frame.f_back) is not None:
@@ -42,6 +49,17 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
         if frame.f_globals.get("__name__", "").partition(".")[0] == package:
             outermost = depth
     warnings.warn(message, category, stacklevel=outermost + 1)
+
+
+@contextmanager
+def collecting_warnings() -> Iterator[list[str]]:
+    """Collect the messages of this package's warnings instead of issuing them; safe in threads."""
+    messages: list[str] = []
+    token = _COLLECTED.set(messages)
+    try:
+        yield messages
+    finally:
+        _COLLECTED.reset(token)
 
 
 @contextmanager

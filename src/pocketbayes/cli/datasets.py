@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.run_folder import RECIPE_FILE
 from pocketbayes.data import Dataset, names
-from pocketbayes.data.description import match_classes, match_preprocessing
+from pocketbayes.data.description import match_classes, match_features, match_preprocessing
 from pocketbayes.data.folders import ImageFiles
 from pocketbayes.network import Net, members
 
@@ -52,6 +52,8 @@ def load_for(file: Path, net: Net, part: DataPart, split: str, data_dir: Path | 
     info = members(net)[0].info
     if info is not None and isinstance(dataset, ImageFiles):
         dataset = match_classes(dataset, info)
+    if info is not None:
+        dataset = match_features(dataset, info)
     if info is not None and not part.settings.keys() & {"mean", "std"}:
         dataset = match_preprocessing(dataset, info)
     check_fit(file, net, dataset)

@@ -14,7 +14,7 @@ import typer
 
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.calibration import check_level
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, collecting_warnings, warn
 from pocketbayes.base.progress import display
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
 from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
@@ -101,7 +101,8 @@ def predict(
     network, recipe = load(file), recipe_beside(file)
     samples = samples or (recipe.samples if recipe else 30)
     first = members(network)[0]
-    inputs = {path: read_inputs(path, first.info) for path in files}
+    with collecting_warnings() as problems:
+        inputs = {path: read_inputs(path, first.info) for path in files}
     for path, x in inputs.items():
         check_input(first, x[0].to(first.device), str(net), str(path))
     pixels = first.info is not None and first.info.task == "segmentation"
@@ -124,7 +125,9 @@ def predict(
         abstention = _chosen(file, network, target_risk, part, split, data_dir, given)
     rows = []
     for path, x in inputs.items():
-        prediction = answer(network, x, samples, propagation, seed=seed, adaptive=adaptive or None)
+        with collecting_warnings() as found:
+            prediction = answer(network, x, samples, propagation, seed=seed, adaptive=adaptive or None)
+        problems += [f"{path}: {message}" for message in found]
         describe = _pixels if pixels else _answer
         described = [{"file": str(path), "index": i, **describe(prediction, i, first.info)} for i in range(len(x))]
         if level is not None:
@@ -138,9 +141,11 @@ def predict(
         if "probs" not in rows[0]:
             raise UserError(f"{net} predicts numbers: only classifiers abstain, by their total uncertainty in nats")
         rows = [{**row, "abstains": row["entropy"] > abstention["threshold"]} for row in rows]
+    for message in problems:
+        warn(message)
     if json:
-        found = {} if abstention is None else {"abstention": abstention}
-        show_json({"network": str(net), "samples": samples, **found, "predictions": rows})
+        threshold = {} if abstention is None else {"abstention": abstention}
+        show_json({"network": str(net), "samples": samples, **threshold, "predictions": rows, "warnings": problems})
         return
     show(_table(rows))
     if abstention is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pocketbayes.base.errors import UserError, refusing
+from pocketbayes.base.errors import UserError, refusing, warn
 from pocketbayes.data.dataset import Arrays, Dataset, Images, Info, Task
 from pocketbayes.data.formats import read_npz
 from pocketbayes.data.pixels import CropFlip, PadMode, StatsOption, normalisation
@@ -27,31 +28,77 @@ def read_csv(path: Path, labelled: bool = True) -> dict[str, npt.NDArray[Any]]:
         UserError: If a row has another number of columns than the headings, or a feature is not a number.
     """
     headings, rows = _cells(path)
-    features = headings[:-1] if labelled else headings
-    if not rows or not features:
+    features = len(headings) - labelled
+    if not rows or features < 1:
         raise UserError(f"{path}: needs a header row, then rows of features with the target in the last column")
-    table = np.empty((len(rows), len(features)), np.float64)
-    for number, row in enumerate(rows, start=2):
-        if len(row) != len(headings):
-            raise UserError(f"{path}, line {number}: {len(row)} columns, but there are {len(headings)} headings")
-        for column, cell in enumerate(row[: len(features)]):
-            table[number - 2, column] = _number(cell, path, number, features[column])
+    table = _numbers(path, headings, rows, range(features))
     return {"x": table, "y": _column([row[-1] for row in rows])} if labelled else {"x": table}
 
 
-def read_rows(path: Path, features: int) -> npt.NDArray[np.float64]:
-    """Return the rows (n, features) of a table to predict, which may have the target as a last column.
+def feature_names(path: Path, labelled: bool = True) -> tuple[str, ...] | None:
+    """Return the headings of a table's features; None if they are numbers or not unique."""
+    headings, _ = _cells(path)
+    names = tuple(headings[: len(headings) - labelled])
+    return None if _are_counted(headings) or len(set(headings)) < len(headings) else names
+
+
+def read_rows(path: Path, info: Info) -> npt.NDArray[np.float64]:
+    """Return the rows (n, features) of a table to predict, which may also have the target.
+
+    Columns are found by the features' names, in any order, if both the network and the table have names. Otherwise they
+    must have the order of the training data, and only the target may follow them.
 
     Raises:
-        UserError: If the table has another number of columns.
+        UserError: If a feature is missing, or the table has another number of columns.
     """
-    headings, _ = _cells(path)
-    if len(headings) not in (features, features + 1):
+    headings, rows = _cells(path)
+    features = info.input_shape[0]
+    if info.features is not None and not _are_counted(headings):
+        columns = find_columns(headings, info.features, str(path))
+    elif len(headings) in (features, features + 1):
+        columns = list(range(features))
+    else:
         raise UserError(
             f"{path}: {len(headings)} columns, but the network takes {features} features, in the order of its training "
             "data; only the target may follow them"
         )
-    return read_csv(path, labelled=len(headings) > features)["x"]
+    if not rows:
+        raise UserError(f"{path}: has headings but no rows")
+    return _numbers(path, headings, rows, columns)
+
+
+def find_columns(headings: Sequence[str], features: Sequence[str], where: str) -> list[int]:
+    """Return the positions of a network's features; warn if their order differs from training or columns are left out.
+
+    Raises:
+        UserError: If a feature is missing.
+    """
+    if missing := [name for name in features if name not in headings]:
+        raise UserError(
+            f"{where}: no column {_listed(missing)}, which the network was trained on; "
+            f"the columns are {_listed(headings)}"
+        )
+    columns = [headings.index(name) for name in features]
+    if columns != sorted(columns):
+        warn(f"{where}: columns are in another order than in training; they are read by their names")
+    others = [name for name in headings if name not in features]
+    if len(others) > 1 or (others and others[0] != headings[-1]):  # the last column is the target
+        warn(f"{where}: columns that the network was not trained on are ignored: {_listed(others)}")
+    return columns
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(map(repr, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _numbers(path: Path, headings: list[str], rows: list[list[str]], columns: Sequence[int]) -> Array:
+    """Return the numbers in these columns, (rows, columns)."""
+    table = np.empty((len(rows), len(columns)), np.float64)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(headings):
+            raise UserError(f"{path}, line {number}: {len(row)} columns, but there are {len(headings)} headings")
+        table[number - 2] = [_number(row[column], path, number, headings[column]) for column in columns]
+    return table
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -60,10 +107,14 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
         headings, *rows = list(csv.reader(file)) or [[]]
     while rows and not rows[-1]:
         rows.pop()  # empty lines at the end
-    counted = [str(number) for number in range(len(headings))]  # as pandas names columns that have no name
-    if headings != counted and _fits(np.array(headings), float):
+    if not _are_counted(headings) and _fits(np.array(headings), float):
         raise UserError(f"{path}: the first row holds numbers, not headings; put the columns' names above it")
-    return headings, rows
+    return [heading.strip() for heading in headings], rows
+
+
+def _are_counted(headings: Sequence[str]) -> bool:
+    """Tell whether headings are 0, 1, ..., as pandas names columns without a name."""
+    return list(headings) == [str(number) for number in range(len(headings))]
 
 
 def _number(cell: str, path: Path, line: int, heading: str) -> float:
@@ -149,8 +200,8 @@ def npz(
             raise UserError(f"{file}: row {row} of {name} holds NaN or infinity")
     class_names = None
     if y.dtype.kind in "US":
-        names, y = np.unique(y, return_inverse=True)
-        class_names = tuple(str(name) for name in names)
+        different, y = np.unique(y, return_inverse=True)
+        class_names = tuple(str(name) for name in different)
     kind, y = _targets(y, file, task)
     if kind == "classification":
         classes = classes or int(y.max(initial=0)) + 1
@@ -165,7 +216,8 @@ def npz(
         return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction)
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x contains {x.dtype}, but only numbers are supported")
-    info = Info("npz", kind, classes, class_names, x.shape[1:])
+    names = feature_names(file, labelled) if is_csv else None
+    info = Info("npz", kind, classes, class_names, x.shape[1:], features=names)
     table = Arrays(torch.from_numpy(x.astype(np.float32)), labels, info)
     given = mean is not None or std is not None
     if (given or standardise) and x.ndim != 2:

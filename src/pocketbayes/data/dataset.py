@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 Task = Literal["classification", "regression", "segmentation"]
-LATE_FIELDS = frozenset({"interpolation", "inputs", "range"})
+LATE_FIELDS = frozenset({"interpolation", "inputs", "range", "features"})
 """Fields of `Info` that files of older versions lack."""
 INTERPOLATIONS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 """Pillow's interpolation modes."""
@@ -53,6 +53,7 @@ class Info:
         interpolation: For image files, Pillow's name of the interpolation.
         inputs: For models of several inputs, the name, type and shape of each; `input_shape` is that of the first.
         range: For tables that are not standardised, the smallest and largest feature.
+        features: For tables, one name per feature, if known.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Info:
     interpolation: str = "bilinear"
     inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     range: tuple[float, float] | None = None
+    features: tuple[str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values for files; later fields are included only if they differ from their default."""
@@ -108,6 +110,7 @@ class Info:
             "mean and std": len(flat["mean"]) == len(flat["std"]) and positive,
             "numbers": all(value is None or math.isfinite(value) for values in flat.values() for value in values),
             "interpolation": self.interpolation in INTERPOLATIONS,
+            "features": self.features is None or self.input_shape == (len(self.features),),
         }
         if wrong := [name for name, right in sound.items() if not right]:
             raise UserError(f"the data's {wrong[0]} is not valid: {self}")

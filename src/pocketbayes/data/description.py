@@ -13,6 +13,7 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, default_collate
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.data.arrays import find_columns
 from pocketbayes.data.dataset import Arrays, Dataset, Info, Pictures, Task
 from pocketbayes.data.folders import ImageFiles
 from pocketbayes.data.model_inputs import describe_inputs, split_batch
@@ -282,6 +283,23 @@ def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
     files.labels = table[files.labels]
     files.info = replace(files.info, classes=len(known), class_names=known)
     return files
+
+
+def match_features(other: Dataset, own: Info) -> Dataset:
+    """Put the columns of a table in the order of the network's features, if both have names.
+
+    Raises:
+        UserError: If a feature is missing.
+    """
+    names = other.info.features
+    if not isinstance(other, Arrays) or None in (names, own.features) or names == own.features:
+        return other
+    assert names is not None
+    assert own.features is not None
+    columns = find_columns(names, own.features, f"data set {other.info.name!r}")
+    mean, std = (values and tuple(values[i] for i in columns) for values in (other.info.mean, other.info.std))
+    info = replace(other.info, input_shape=(len(columns),), features=own.features, mean=mean, std=std)
+    return Arrays(other.x[:, columns], other.y, info)
 
 
 def _shortened(names: Sequence[str], most: int = 8) -> str:

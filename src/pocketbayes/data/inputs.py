@@ -25,7 +25,8 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
 
     Images are scaled and, if they were in training, cropped to the network's input size. Arrays (.npy, or x in an .npz)
     hold one input or many: bytes or numbers from 0 to 1 for images, original units for tables. Both are normalised as
-    in training. A CSV table has headings, the features and, optionally, the target in the last column.
+    in training. A CSV table has headings, the features in any order if the network knows their names, and
+    possibly the target.
 
     Args:
         path: The file.
@@ -50,10 +51,9 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
             raise UserError(f"{path}: needs the array x")
         return _inputs(arrays["x"], path, info)
     if suffix == ".csv":
-        features = info.input_shape[0] if info is not None and len(info.input_shape) == 1 else None
-        if features is None:
+        if info is None or len(info.input_shape) != 1:
             raise UserError(f"{path}: the network is not known to take rows of a table; give it arrays (.npy or .npz)")
-        return _inputs(read_rows(path, features), path, info)
+        return _inputs(read_rows(path, info), path, info)
     raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}), an array (.npy .npz) nor a table (.csv)")
 
 

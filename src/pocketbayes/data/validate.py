@@ -205,8 +205,9 @@ def warn_of_values(x: Tensor, info: Info) -> None:
             )
     elif x.ndim == 2 and float(farthest := x.abs().max()) > MAX_STDS:
         row, feature = divmod(int(x.abs().argmax()), x.shape[1])
+        name = feature if info.features is None else repr(info.features[feature])
         warn(
-            f"feature {feature} of x[{row}] lies {float(farthest):.3g} stds from its mean in training: the network was "
+            f"feature {name} of x[{row}] lies {float(farthest):.3g} stds from its mean in training: the network was "
             "not trained on such values (were the features standardised as in training?)"
         )
 
