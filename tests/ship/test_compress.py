@@ -17,7 +17,8 @@ from pocketbayes.base.errors import NotFiniteAnswersError, UserError
 from pocketbayes.cli import app
 from pocketbayes.network import Mixture
 from pocketbayes.ship.compression import Compressed, Trial, compress, frontier, sweep
-from pocketbayes.ship.compression.coding import Recipe, code
+from pocketbayes.ship.compression.coding import Recipe, code, round_points
+from pocketbayes.ship.compression.losses import measure_examples
 from pocketbayes.ship.compression.trials import NLL_NOISE, Budget, choose
 
 
@@ -66,7 +67,7 @@ def test_pick_serves_every_budget_from_one_sweep(found: Compressed) -> None:
     bits = found.pick(bits=14)
     assert bits.chosen.bits == 8 * bits.chosen.bytes / found.weights <= 14
     loss = found.pick(max_nll_loss=0.02)
-    fitting = [trial for trial in found.trials if trial.nll <= found.before.nll + 0.02]
+    fitting = [trial for trial in found.trials if trial.nll - trial.nll_error <= found.before.nll + 0.02]
     assert loss.chosen.bytes == min(trial.bytes for trial in fitting) < 0.5 * found.before.bytes
     accurate = found.pick(max_accuracy_loss=0.05).chosen
     assert accurate.accuracy is not None
@@ -190,13 +191,13 @@ def test_compress_measures_regressions_by_log_likelihood() -> None:
 def test_compress_skips_files_without_finite_answers(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def sometimes(*args: Any, **settings: Any) -> dict[str, float]:
+    def sometimes(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise NotFiniteAnswersError("nan")
-        return pb.evaluate(*args, **settings)
+        return measure_examples(*args)
 
-    monkeypatch.setattr(sweep, "evaluate", sometimes)
+    monkeypatch.setattr(sweep, "measure_examples", sometimes)
     found = run(trained, max_nll_loss=0.5)
     assert len(calls) > 3
     assert found.chosen.nll < float("inf")
@@ -221,6 +222,33 @@ def test_choose_within_a_size_prefers_finer_codes_at_a_high_nll() -> None:
     assert choose([fine, coarse], Budget(max_bytes=100), fine, 800) is fine
     worse = Trial({"lam": 0.1}, 90, 1.0, 4.5, None)
     assert choose([worse, coarse], Budget(max_bytes=100), worse, 800) is coarse
+
+
+def test_choose_within_a_loss_allows_a_standard_error() -> None:
+    before = Trial({}, 100, 1.0, 4.0, None)
+    unclear, worse = (Trial({}, size, 1.0, 4.03, None, nll_error=error) for size, error in ((50, 0.03), (40, 0.01)))
+    assert choose([before, unclear, worse], Budget(max_nll_loss=0.01), before, 800) is unclear
+
+
+def test_compress_measures_the_error_of_a_difference(trained: pb.Network, tmp_path: Path) -> None:
+    found = run(trained, max_nll_loss=0.05, out=tmp_path)
+    assert found.before.nll_error == 0
+    assert 0 < found.chosen.nll_error < 0.2
+    again = run(trained, max_nll_loss=0.05, out=tmp_path)
+    assert [trial.nll_error for trial in again.trials] == [trial.nll_error for trial in found.trials]
+    (loss, _), examples = measure_examples(found.net, images(150, 1), 3, 0)
+    assert loss == found.chosen.nll
+    assert float(examples.mean()) == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(("lam", "error"), [(0.003, 2.0**-8), (0.1, 2.0**-6)])
+def test_fine_codes_keep_finer_normalisation(lam: float, error: float) -> None:
+    net = pb.bayesianize(nn.Sequential(nn.Linear(4, 99), nn.BatchNorm1d(99)), "map")
+    (norm,) = (module for module in net.modules() if isinstance(module, nn.BatchNorm1d))
+    exact = torch.linspace(1.0, 2.0, 99)
+    norm.running_mean = exact.clone()
+    round_points(net, Recipe(lam).point_bits)
+    assert error / 2 < float((norm.running_mean / exact - 1).abs().max()) <= error
 
 
 def test_compress_choice_holds_for_other_draws(trained: pb.Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,10 @@ def test_feedback_units_scale_the_codebook(units: str) -> None:
     share = [float(error[part].mean() / mean[part].var()) for part in (slice(0, 600), slice(600, None))]
     assert share[1] < 0.05
     assert (share[0] < 0.05) == (units != "network")  # in raw units the small layer is not worth its bits
+
+
+@pytest.mark.parametrize(("side", "expected"), [(4, [128, 72]), (224, [32] * 4)])
+def test_calibration_batches_of_large_images_are_small(side: int, expected: list[int]) -> None:
+    x = torch.zeros(1, 3, side, side).expand(200, -1, -1, -1)
+    found = measurements.calibration_batches((x, torch.zeros(200, dtype=torch.long)), 0)
+    assert [len(batch) for batch in found] == expected

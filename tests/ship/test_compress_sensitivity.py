@@ -40,6 +40,11 @@ def test_layer_sensitivity_is_relative_to_the_outputs(share: float) -> None:
     assert float(found[1] / found[0]) == pytest.approx(max(share, MIN_SENSITIVITY), rel=1e-3)
 
 
+def test_layer_sensitivity_averages_over_small_batches() -> None:
+    net, x = network(TwoBranches(0.5)), torch.randn(80, 100)
+    torch.testing.assert_close(layer_sensitivity(net, list(x.split(16))), layer_sensitivity(net, [x]))
+
+
 def test_layer_sensitivity_needs_a_differentiable_model() -> None:
     assert layer_sensitivity(network(TwoBranches(1.0, Tensor.detach)), [torch.randn(8, 100)]) is None
 

@@ -31,6 +31,8 @@ CODED_PRECISION = Precision("bfloat16", "bfloat16", "bfloat16")
 POINT_BITS = 5
 """Mantissa bits of biases, normalisation and scales: the error, at most 1.6 %, is far below that of two-bit weights."""
 BFLOAT16_BITS = 7
+FINE_LAMBDA = 0.02
+"""Lambda below which points keep all bits of bfloat16: their rounding would cost more than that of the weights."""
 ESTIMATE_WEIGHTS = 1 << 16
 """Weights per layer from which a size is estimated."""
 ESTIMATE_FITTED = 1 << 18
@@ -60,6 +62,11 @@ class Recipe:
     units: Units = "network"
     std_units: StdUnits = "none"
     balanced: bool = False
+
+    @property
+    def point_bits(self) -> int:
+        """Mantissa bits of biases and normalisation."""
+        return BFLOAT16_BITS if self.lam < FINE_LAMBDA else POINT_BITS
 
 
 @dataclass(frozen=True)
@@ -286,12 +293,12 @@ def with_posterior(network: Network, posterior: Posterior) -> Network:
 
 
 @torch.no_grad()
-def round_points(net: Net) -> None:
-    """Round parameters and buffers outside the posteriors to the precision of a small file, in place."""
+def round_points(net: Net, bits: int = POINT_BITS) -> None:
+    """Round parameters and buffers outside the posteriors to so many mantissa bits, in place."""
     for network in members(net):
         for tensor in [*network.model.parameters(), *network.model.buffers()]:
             if tensor.is_floating_point():
-                tensor.copy_(round_mantissa(tensor, POINT_BITS))
+                tensor.copy_(round_mantissa(tensor, bits))
 
 
 @torch.no_grad()

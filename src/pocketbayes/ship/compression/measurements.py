@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.model_lock import MODEL_LOCK
-from pocketbayes.data.batches import as_source, batches, size_of
+from pocketbayes.data.batches import as_source, batch_size_for, batches, size_of
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.network import Network
@@ -28,6 +28,8 @@ MAX_COLUMNS = 2304
 CALIBRATION_VALUES = 1 << 22
 CALIBRATION_EXAMPLES = (128, 1024)
 """Input values for measuring moments and batch norm, and the smallest and largest number of examples."""
+CALIBRATION_BATCH = 128
+"""Largest number of examples per batch; large images are measured in smaller batches."""
 _ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 SENSITIVITY_EXAMPLES = 64
@@ -161,8 +163,9 @@ def calibration_batches(train: Any, seed: int) -> list[ModelInput]:
     first = next(iter(batches(source, 1, shuffle_seed=seed)))[0]
     values = sum(tensor[0].numel() for tensor in tensors_of(first))
     wanted = min(max(CALIBRATION_VALUES // max(values, 1), least), most, size_of(source))
-    stream = (batch[0] for batch in batches(source, min(128, wanted), shuffle_seed=seed))
-    return list(itertools.islice(stream, -(-wanted // min(128, wanted))))
+    at_once = min(batch_size_for((values,), CALIBRATION_BATCH), wanted)
+    stream = (batch[0] for batch in batches(source, at_once, shuffle_seed=seed))
+    return list(itertools.islice(stream, -(-wanted // at_once)))
 
 
 def layer_sensitivity(network: Network, inputs: Sequence[ModelInput]) -> Tensor | None:
@@ -180,8 +183,11 @@ def layer_sensitivity(network: Network, inputs: Sequence[ModelInput]) -> Tensor 
         Sensitivities (slots,); None for networks that cannot be differentiated, and for likelihoods other than classes
         and Gaussian noise.
     """
-    parts = itertools.chain.from_iterable(batch.split(SENSITIVITY_EXAMPLES) for batch in inputs)
-    first = [(part.to(network.device), torch.empty(0)) for part in itertools.islice(parts, 1)]
+    first, wanted = [], SENSITIVITY_EXAMPLES
+    for batch in inputs:
+        if wanted > 0:
+            first.append((batch[:wanted].to(network.device), torch.empty(0)))
+            wanted -= len(batch)
     try:
         curvature = diagonal_curvature(network, first)[0]
     except (UserError, RuntimeError):  # such as recurrent layers on a GPU, which only differentiate while training

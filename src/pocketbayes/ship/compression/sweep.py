@@ -16,7 +16,7 @@ from pocketbayes.base.seeds import repeat_seed
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
-from pocketbayes.inference.evaluation import evaluate, loss_of
+from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.ship.compression.coding import (
@@ -32,6 +32,7 @@ from pocketbayes.ship.compression.coding import (
 )
 from pocketbayes.ship.compression.feedback import error_shares
 from pocketbayes.ship.compression.filling import CLOSE_FRACTION, COARSEST_LAMBDA, TARGET_FRACTION, fill, recipe_of_size
+from pocketbayes.ship.compression.losses import Measurement, measure_examples, standard_error
 from pocketbayes.ship.compression.measurements import calibration_batches, input_moments, layer_sensitivity
 from pocketbayes.ship.compression.members import Agreement, Loss, look_like_training_data, measure_prefixes, prefix
 from pocketbayes.ship.compression.retraining import retrain
@@ -39,7 +40,7 @@ from pocketbayes.ship.compression.trials import NLL_NOISE, Budget, Store, Trial,
 
 LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
-FURTHER_FACTOR = 1.6
+FURTHER_FACTOR, FURTHER_FACTOR_LARGE = 1.6, 2.5
 """Factor between the lambdas of further points, as long as the budget requires or allows smaller files."""
 LARGE_NETWORK = 2_000_000
 """Number of weights above which fewer points are measured, since each takes ten seconds or more."""
@@ -79,6 +80,7 @@ class Sweep:
         self.calibration = calibration_batches(train, seed)
         self.measurements: list[Measured] = []
         self.statistics: list[tuple[Tensor, Tensor]] = []
+        self.examples: Tensor | None = None  # the original network's NLL of each example
         self.recipe = Recipe(PROBE_LAMBDA)
         sizes = {"train": size_of(as_source(train)), "val": size_of(as_source(val))}
         origin = Packed.of(net) if out is not None else Packed({}, {})
@@ -111,12 +113,13 @@ class Sweep:
             self.trials += [found for found in known if found is not None]
         else:
             packed = make()
-            losses, disagreement = self.losses(packed)
+            found = self.losses(packed)
             for count in fewer:
                 own = {**how, "members": count}
-                self.trials.append(self.trial(own, packed.first(count), losses[count - 1]))
+                self.trials.append(self.trial(own, packed.first(count), found.losses[count - 1]))
                 self.store.keep(self.trials[-1])
-            trial = replace(self.trial(how, packed, losses[-1]), disagreement=disagreement)
+            trial = self.trial(how, packed, found.losses[-1])
+            trial = replace(trial, disagreement=found.disagreement, nll_error=found.nll_error)
             self.store.keep(trial)
         self.trials.append(trial)
         self.bar.advance(1, bytes=trial.bytes, nll=trial.nll)
@@ -127,21 +130,24 @@ class Sweep:
         nll = math.inf if math.isnan(loss[0]) else loss[0]
         return Trial(how, packed.size, 8 * packed.size / self.weights, nll, loss[1], packed)
 
-    def losses(self, packed: Packed) -> tuple[list[Loss], float | None]:
+    def losses(self, packed: Packed) -> Measurement:
         """Measure a file; for a mixture also its first members and their disagreement."""
         net = packed.unpack(self.models[: packed.networks])
         if isinstance(net, Mixture):
             found = measure_prefixes(net, self.val, self.samples, self.seed)
             if not self.trials and not math.isfinite(found.losses[-1][0]):
                 raise NotFiniteAnswersError("the outputs of the mixture are not finite")
-            return found.losses, found.disagreement
+            return Measurement(found.losses, found.disagreement)
         try:
-            measures = evaluate(net, self.val, samples=self.samples, seed=self.seed)
+            loss, examples = measure_examples(net, self.val, self.samples, self.seed)
         except NotFiniteAnswersError:
             if not self.trials:
                 raise
-            return [(math.inf, None)], None
-        return [(loss_of(measures), measures.get("accuracy"))], None
+            return Measurement([(math.inf, None)])
+        if self.examples is None:
+            own = not self.trials
+            self.examples = examples if own else measure_examples(self.net, self.val, self.samples, self.seed)[1]
+        return Measurement([loss], nll_error=standard_error(examples, self.examples))
 
     def coded(self, recipe: Recipe, count: int | None = None) -> Trial:
         """Code the network, or the first members of a mixture, correct batch norm and measure it."""
@@ -153,7 +159,7 @@ class Sweep:
 
     def pack(self, recipe: Recipe, count: int | None) -> Packed:
         """Make the file of the coded network, or of the first members of a mixture."""
-        return Packed.of(self.finish(self.code(recipe, count).net), CODED_PRECISION)
+        return Packed.of(self.finish(self.code(recipe, count).net, recipe.point_bits), CODED_PRECISION)
 
     def code(self, recipe: Recipe, count: int | None = None) -> Result:
         """Code the network, or the first members of a mixture."""
@@ -209,14 +215,14 @@ class Sweep:
         losses = measure_prefixes(self.net, self.val, self.samples, self.seed).losses
         return Agreement.of(self.net, losses, self.calibration, self.samples, self.seed)
 
-    def finish(self, made: Net) -> Net:
+    def finish(self, made: Net, point_bits: int) -> Net:
         """Correct batch norm relative to the original network, and round parameters outside the posterior."""
         if batch_norms(self.net):
             if not self.statistics:
                 self.statistics = batch_norm_statistics([self.net], self.calibration)[1][0]
             own = batch_norm_statistics([made], self.calibration)[1][0]
             correct_statistics(made, own, self.net, self.statistics)
-        round_points(made)
+        round_points(made, point_bits)
         return made
 
     def retrained(self, recipe: Recipe, steps: int, count: int | None) -> Trial:
@@ -239,7 +245,7 @@ class Sweep:
             made: Net = trained[0]
             if isinstance(self.net, Mixture):
                 made = Mixture(trained, prefix(self.net, len(trained)).weights)
-            round_points(made)
+            round_points(made, recipe.point_bits)
             return Packed.of(made, CODED_PRECISION)
 
         return self.measure(make, how)
@@ -284,7 +290,8 @@ class Sweep:
             is_last = lam >= lambdas[-1] and (limit or not fits_budget(trial, budget, before, self.weights))
             if is_last or trial.nll > before.nll + MAX_NLL_RISE:
                 break
-            lam = next((each for each in lambdas if each > lam), lam * FURTHER_FACTOR)
+            factor = FURTHER_FACTOR_LARGE if self.is_large else FURTHER_FACTOR
+            lam = next((each for each in lambdas if each > lam), lam * factor)
         if limit is None:
             self.trace_finer(budget, lambdas[0])
 

@@ -71,6 +71,8 @@ class Trial:
         accuracy: Its accuracy; None for regression.
         packed: The file's content.
         disagreement: The fraction of predictions in which two members of a mixture differ, averaged over pairs.
+        nll_error: The standard error of the NLL's difference from the original network's, on the same examples; 0 for
+            mixtures, where it is not measured.
     """
 
     how: Mapping[str, Any]
@@ -80,6 +82,7 @@ class Trial:
     accuracy: float | None
     packed: Packed | None = field(default=None, repr=False, compare=False)
     disagreement: float | None = None
+    nll_error: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the measurements as plain values."""
@@ -88,6 +91,7 @@ class Trial:
             "bits": self.bits,
             "nll": self.nll,
             "accuracy": self.accuracy,
+            "nll_error": self.nll_error,
             **({} if self.disagreement is None else {"disagreement": self.disagreement}),
             "how": dict(self.how),
         }
@@ -105,7 +109,9 @@ def frontier(trials: Sequence[Trial]) -> list[Trial]:
 def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int) -> Trial:
     """Return the lowest NLL within a size, or the smallest file within a loss.
 
-    Among files within a size that differ only in lambda, and in NLL by no more than noise, the largest is chosen.
+    Among files within a size that differ only in lambda, and in NLL by no more than noise, the largest is chosen. A
+    file is within a loss if its NLL exceeds the limit by at most one standard error: a few dozen examples cannot show
+    smaller differences, and would reject good files by chance.
 
     Raises:
         UserError: If no trial fits.
@@ -131,7 +137,7 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
         ]
     else:
         loss = DEFAULT_NLL_LOSS if budget.max_nll_loss is None else budget.max_nll_loss
-        fitting = [trial for trial in trials if trial.nll <= before.nll + loss]
+        fitting = [trial for trial in trials if trial.nll - trial.nll_error <= before.nll + loss]
     return min(fitting, key=lambda trial: (trial.bytes, trial.nll), default=before)
 
 
@@ -245,7 +251,7 @@ class Store:
         packed = Packed(text, {name: bytes(part) for name, part in parts.items()})
         nll = float("inf") if known["nll"] is None else known["nll"]
         figures = known["bytes"], known["bits"], nll, known["accuracy"]
-        return Trial(known["how"], *figures, packed, known.get("disagreement"))
+        return Trial(known["how"], *figures, packed, known.get("disagreement"), known.get("nll_error", 0.0))
 
     def keep(self, trial: Trial) -> None:
         """Write a trial; its record comes last."""
