@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -57,12 +56,15 @@ def measure(name: str, classes: int) -> dict[str, Any]:
         torch.save(model.state_dict(), folder / "weights.pt")
         command = [sys.executable, "-m", "pocketbayes", "adapt", name, "--weights", "weights.pt", "--data", "photos"]
         command += ["--classes", "classes.txt", "--out", "small.pocket", "--json"]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = json.loads(done.stdout)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        text = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)  # the use of this process alone
+    if status:
+        raise SystemExit(f"{name}: the command failed")
+    found = json.loads(text)
+    cpu = usage.ru_utime + usage.ru_stime
     return {
         "classes": classes,
         "weights": sum(parameter.numel() for parameter in model.parameters()),
@@ -71,7 +73,7 @@ def measure(name: str, classes: int) -> dict[str, Any]:
         "wall_shares": {step: wall / sum(found["seconds"].values()) for step, wall in found["seconds"].items()},
         "bytes": found["bytes"],
         "plain_bytes": found["plain_bytes"],
-        "peak_bytes": after.ru_maxrss * (1 if sys.platform == "darwin" else 1024),  # KiB but on macOS
+        "peak_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),  # KiB but on macOS
         "torch": torch.__version__,
         "processor": platform.machine(),
     }
