@@ -18,8 +18,8 @@ from pocketbayes.base.errors import NotFiniteAnswersError, warn
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.inference.evaluation import evaluate, loss_of, stream
 from pocketbayes.inference.passes import RealPasses
-from pocketbayes.inference.prediction import predict
-from pocketbayes.likelihoods import Categorical, task_of
+from pocketbayes.inference.prediction import likelihood_of, predict
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.propagation import Ask
 from pocketbayes.ship.compression.trials import NLL_NOISE
@@ -130,8 +130,8 @@ def prefix(net: Mixture, count: int) -> Mixture:
 
 
 def _counted(net: Mixture, y: Tensor, classes: int) -> Tensor:
-    likelihood = members(net)[0].likelihood
-    ignored = likelihood.ignore_index if isinstance(likelihood, Categorical) else None
+    likelihood = likelihood_of(net)
+    ignored = None if likelihood is None else likelihood.ignore_index
     counted = (y >= 0) & (y < classes)
     return counted if ignored is None else counted & (y != ignored)
 
