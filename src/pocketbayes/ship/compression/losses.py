@@ -53,7 +53,7 @@ def standard_error(own: Tensor, other: Tensor) -> float:
 def _nll(passes: Passes, y: Tensor) -> Tensor:
     """Return the mean NLL of each example's targets, (n,)."""
     if isinstance(passes, RealPasses):
-        return -passes.log_likelihood().flatten(1).mean(1).double().cpu()
+        return -passes.log_likelihood().reshape(len(y), -1).mean(1).double().cpu()
     probs = passes.summary().mean
     counted = (y >= 0) & (y < probs.shape[1])
     chosen = probs.gather(1, torch.where(counted, y, 0).unsqueeze(1)).squeeze(1)
