@@ -255,14 +255,14 @@ def test_compress_choice_holds_for_other_draws(trained: pb.Network, monkeypatch:
     usual = run(trained, max_bytes=4000)
     checked = []
 
-    def fails_at_first(*args: Any, samples: int, **settings: Any) -> Any:
+    def fails_at_first(net: Any, data: Any, samples: int, seed: int) -> Any:
         if samples == sweep.CHECK_SAMPLES:
             checked.append(samples)
             if len(checked) == 1:
                 raise NotFiniteAnswersError("inf")
-        return pb.evaluate(*args, samples=samples, **settings)
+        return measure_examples(net, data, samples, seed)
 
-    monkeypatch.setattr(sweep, "evaluate", fails_at_first)
+    monkeypatch.setattr(sweep, "measure_examples", fails_at_first)
     other = run(trained, max_bytes=4000)
     assert len(checked) == 2
     assert other.chosen.how != usual.chosen.how

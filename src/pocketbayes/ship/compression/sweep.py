@@ -16,7 +16,6 @@ from pocketbayes.base.seeds import repeat_seed
 from pocketbayes.data.batches import as_source, batches, size_of
 from pocketbayes.files.network_file import Packed
 from pocketbayes.files.packing import Precision
-from pocketbayes.inference.evaluation import evaluate
 from pocketbayes.methods.recalibration import batch_norm_statistics, batch_norms, correct_statistics
 from pocketbayes.network import Mixture, Net, members
 from pocketbayes.ship.compression.coding import (
@@ -378,7 +377,7 @@ class Sweep:
         try:
             x, y = next(iter(batches(as_source(self.val), CHECK_EXAMPLES, shuffle_seed=self.seed)))
             some = (x[:CHECK_EXAMPLES], y[:CHECK_EXAMPLES])
-            evaluate(net, some, samples=CHECK_SAMPLES, seed=repeat_seed(self.seed, 1))
+            measure_examples(net, some, CHECK_SAMPLES, repeat_seed(self.seed, 1))
         except NotFiniteAnswersError:
             return False
         return True
