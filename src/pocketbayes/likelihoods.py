@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation.base import check_output
@@ -95,6 +96,7 @@ class Categorical(Likelihood):
     name = "categorical"
     task = "classification"
 
+    @naming_arguments
     def __init__(
         self,
         class_weights: Tensor | Sequence[float] | None = None,
@@ -255,6 +257,44 @@ def match_target(mean: Tensor, target: Tensor) -> Tensor:
             "targets mean regression; for classes give integers (y.long(), or y.argmax(1) for one-hot targets)"
         )
     return target.reshape(mean.shape)
+
+
+def check_target(likelihood: nn.Module | None, shape: Sequence[int], target: Tensor) -> None:
+    """Reject targets of another kind or shape than outputs (n, ...), and labels outside their classes.
+
+    Raises:
+        UserError: With the first label that does not fit, and its place.
+    """
+    task = task_of(likelihood)
+    if task == "other":
+        return
+    if task == "regression":
+        if not target.is_floating_point():
+            raise UserError(
+                f"the network predicts real numbers, but the targets are {target.dtype} labels: give floats (y.float())"
+            )
+        return
+    if target.is_floating_point():
+        raise UserError(
+            f"the network predicts classes, but the targets are {target.dtype} numbers: give integers (y.long())"
+        )
+    wanted = (shape[0], *shape[2:])
+    if tuple(target.shape) != wanted:
+        raise UserError(
+            f"labels of shape {tuple(target.shape)} do not fit outputs of shape {tuple(shape)}: give one label per "
+            f"{'pixel' if len(shape) > 2 else 'example'}, {wanted}"
+        )
+    labels, ignored = target.long(), likelihood.ignore_index if isinstance(likelihood, Likelihood) else None
+    wrong = (labels < 0) | (labels >= shape[1])
+    if ignored is not None:
+        wrong &= labels != ignored
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        where = place[0] if len(place) == 1 else tuple(place)
+        raise UserError(
+            f"labels do not fit the model's {shape[1]} outputs: label {int(labels[tuple(place)])} at position {where} "
+            f"of a batch, but labels are 0 to {shape[1] - 1}"
+        )
 
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.layout import Layout, evaluating, no_checkpointing, weights_in_place
+from pocketbayes.posteriors.model_call import naming_misfits
 from pocketbayes.posteriors.priors import Normal, Prior
 from pocketbayes.propagation import Ask, find_propagation
 from pocketbayes.propagation.base import Call, WeightPropagation
@@ -159,7 +160,7 @@ class Network(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model once under the current propagation; moments and linear return a Gaussian."""
-        return self._run(_packed(args, kwargs), self._current_ask())
+        return self._run(Call.pack(args, kwargs), self._current_ask())
 
     def answer(self, x: Any, ask: Ask) -> Any:
         """Run one pass with the given settings, hooks included; threads may use different settings concurrently.
@@ -180,7 +181,7 @@ class Network(nn.Module):
         if torch.compiler.is_compiling():
             return propagation.run(self, x, ask)
         key = (propagation.name, self.training)
-        with MODEL_LOCK:
+        with MODEL_LOCK, self.naming_misfits(x):
             if ask.randomness is None or self._draws.get(key) is False:
                 return propagation.run(self, x, ask)
             # Models that draw random numbers themselves (dropout, stochastic depth) use the same generator.
@@ -188,6 +189,12 @@ class Network(nn.Module):
                 output = propagation.run(self, x, ask)
             self._draws[key] = redirection.drew
             return output
+
+    def naming_misfits(self, x: Any) -> AbstractContextManager[None]:
+        """Return a block whose errors become one line if the plain model at the posterior mean fails as well."""
+        args, kwargs = Call.unpack(x)
+        run = lambda: self.run_at(self.posterior.moments()[0], *args, **kwargs)  # noqa: E731
+        return naming_misfits(x, run, evaluating(self), self.info)
 
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
@@ -205,8 +212,7 @@ class Network(nn.Module):
 
     def run_at(self, flat: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the model once with the weights of a vector (n,), for gradients with respect to that vector."""
-        lock = nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK
-        with lock:
+        with nullcontext() if torch.compiler.is_compiling() else MODEL_LOCK:
             return self.layout.run(self.model, flat, *args, **kwargs)
 
     def weights(self, x: Any) -> list[Tensor]:
@@ -379,11 +385,6 @@ class Mixture(nn.Module):
 
 
 Net = Network | Mixture
-
-
-def _packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a single positional argument itself, or all arguments as a `Call`."""
-    return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
 
 
 def members(net: Net) -> list[Network]:

@@ -301,7 +301,7 @@ def test_predict_refuses_one_input_without_a_batch() -> None:
 def test_predict_compares_wrong_inputs_with_training_data() -> None:
     data = torch.randn(20, 6), torch.arange(20) % 3
     net = pb.fit(pb.MeanFieldVI(), nn.Linear(6, 3), data, epochs=1, progress=False)
-    with pytest.raises(pb.UserError, match=r"inputs of shape \(7,\).*trained on \(6,\)"):
+    with pytest.raises(pb.UserError, match=r"inputs \(2, 7\).*trained on \(6,\)"):
         pb.predict(net, torch.randn(2, 7))
     with pytest.raises(pb.UserError, match=r"torch.uint8.*real numbers"):
         pb.predict(net, torch.ones(2, 6, dtype=torch.uint8))

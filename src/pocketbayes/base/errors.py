@@ -17,6 +17,10 @@ class NoSplitError(UserError):
     """Data without the requested split."""
 
 
+class MisfitError(UserError, RuntimeError):
+    """Inputs that a model does not accept, for which torch raises a `RuntimeError`."""
+
+
 class NotFiniteAnswersError(UserError):
     """A network whose outputs are NaN or infinite."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,8 @@ from pocketbayes.data.pixels import Normalise
 
 USUAL_CROP = 0.875
 """Evaluation's crop fraction where training crops at random: 224 of 256 pixels."""
+MAX_INPUT_VALUES = 2**28
+"""A gigabyte per input, far above any image; larger shapes are mistakes."""
 CHANGING_VALUES = frozenset({"Lambda", "LinearTransformation", "FiveCrop", "TenCrop", "PILToTensor", "ToNumpy"})
 """Steps of torchvision and timm after which pixels are no longer known to lie between 0 and 1."""
 
@@ -139,6 +142,10 @@ def make_info(
             raise UserError("the shape of an input is unknown: give input_shape=, such as (3, 224, 224)")
         input_shape = known.input_shape
     shape = tuple(int(size) for size in input_shape)
+    if min(shape, default=1) < 1 or math.prod(shape) > MAX_INPUT_VALUES:
+        raise UserError(
+            f"input_shape={shape}: sizes must be at least 1, and an input has at most {MAX_INPUT_VALUES} numbers"
+        )
     info = replace(known, input_shape=shape) if known else Info(name, task, None, None, shape)
     if classes is not None:
         names = None if isinstance(classes, int) else tuple(str(name) for name in classes)

@@ -172,7 +172,8 @@ def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
     """Split a batch of a DataLoader into inputs and targets.
 
     A batch is a pair (x, y), where x may be a mapping or a tuple of tensors; a longer tuple of tensors, the last of
-    which is the target; or a mapping with the target under one of the names in `TARGETS`.
+    which is the target; or a mapping with the target under one of the names in `TARGETS`. Labels of any integer type
+    become int64.
 
     Raises:
         UserError: If there is no recognisable target.
@@ -181,21 +182,25 @@ def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
         name = next((name for name in TARGETS if isinstance(batch.get(name), Tensor)), None)
         if name is None:
             raise UserError(f"a batch has no targets: name them 'labels'; it has {', '.join(map(str, batch))}")
-        return as_input(batch), batch[name]
+        return as_input(batch), _as_labels(batch[name])
     if isinstance(batch, (tuple, list)) and len(batch) >= 2 and isinstance(batch[-1], Tensor):
         inputs = batch[0] if len(batch) == 2 else tuple(batch[:-1])
         if isinstance(inputs, (Tensor, Inputs)):
-            return inputs, batch[-1]
+            return inputs, _as_labels(batch[-1])
         if isinstance(inputs, Mapping) or (
             isinstance(inputs, (tuple, list)) and all(isinstance(part, Tensor) for part in inputs)
         ):
-            return as_input(inputs), batch[-1]
+            return as_input(inputs), _as_labels(batch[-1])
     parts = ", ".join(type(part).__name__ for part in batch) if isinstance(batch, (tuple, list)) else ""
     found = f"({parts})" if parts else f"a {type(batch).__name__}"
     raise UserError(
         f"a batch must be a pair (inputs, targets) of tensors, or named tensors with 'labels', not {found}: change "
         "the data set"
     )
+
+
+def _as_labels(target: Tensor) -> Tensor:
+    return target if target.is_floating_point() or target.is_complex() else target.long()
 
 
 def _is_array(value: Any) -> bool:

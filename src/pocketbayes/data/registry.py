@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pocketbayes.base.errors import NoSplitError, UnknownNameError, UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.arrays import npz
 from pocketbayes.data.dataset import Dataset
 from pocketbayes.data.folders import image_folder, imagenet
@@ -37,6 +38,7 @@ def names() -> list[str]:
     return sorted(LOADERS)
 
 
+@naming_arguments
 def folder_of(data_dir: str | Path | None = None) -> Path:
     """Return the data folder: as given, else the environment variable POCKETBAYES_DATA, else `./data`."""
     return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
@@ -46,6 +48,7 @@ COMMON = ("augment", "subset", "val_fraction", "seed", "download")
 """The options of all data sets."""
 
 
+@naming_arguments
 def load(
     name: str,
     split: Split = "train",
@@ -85,7 +88,7 @@ def load(
         raise UserError(f"seed={seed}: must be a non-negative integer")
     request = Request(name, split, folder_of(data_dir), augment, download, val_fraction, seed)
     _check_options(name, options)
-    dataset = LOADERS[name](request, **options)
+    dataset = naming_arguments(LOADERS[name])(request, **options)
     if subset is not None and len(dataset):
         if isinstance(subset, int) and split != "train":
             subset = min(subset, len(dataset))

@@ -46,7 +46,7 @@ def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
         if not 1 <= subset <= n:
             raise UserError(f"subset={subset}: there are {n} rows, so choose between 1 and {n}")
         return permutation(n, seed)[:subset]
-    rows = torch.as_tensor(list(subset), dtype=torch.int64)
+    rows = torch.as_tensor([int(row.__index__()) for row in subset], dtype=torch.int64)
     outside = rows[(rows < 0) | (rows >= n)]
     if len(outside):
         raise UserError(f"subset: row {int(outside[0])} does not exist, rows are 0 to {n - 1}")

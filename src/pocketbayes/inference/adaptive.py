@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
@@ -18,10 +19,12 @@ from pocketbayes.inference.metrics.accumulators import Sums
 from pocketbayes.inference.passes import ClassPasses, Passed, Passes
 from pocketbayes.inference.prediction import Turn, calibrated, passes_for, turns_of
 from pocketbayes.inference.stopping import Stopping, choose_stopping
+from pocketbayes.likelihoods import check_target
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
 
 
+@naming_arguments
 def fit_stopping(
     net: Net,
     val: Data,
@@ -49,7 +52,7 @@ def fit_stopping(
     steps = _steps(net, ask)
     answers: list[list[Tensor]] = [[] for _ in steps]
     labels = []
-    for x, y in batches(as_source(val), batch_size):
+    for x, y in batches(as_source(val), ask.batch_size):
         for place, step in enumerate(steps):
             passes = _empty(net, ask)
             for passed in step.run(x, ask):
@@ -57,6 +60,7 @@ def fit_stopping(
             answers[place].append(passes.summary().mean.cpu())
         if answers[0][-1].ndim != 2:
             raise UserError("adaptive passes are not supported for segmentation")
+        check_target(members(net)[0].likelihood, answers[0][-1].shape, y)
         labels.append(y.cpu())
     passes_of = [len(step.numbers) for step in steps]
     found = choose_stopping(

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, size_of
 from pocketbayes.inference.evaluation import stream
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
 from pocketbayes.inference.prediction import likelihood_of, outputs_of, passes_for, scaled
-from pocketbayes.likelihoods import match_target, task_of
+from pocketbayes.likelihoods import check_target, match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
 from pocketbayes.propagation import Ask
@@ -27,6 +28,7 @@ from pocketbayes.propagation.readout import Readout
 FACTORS = (1e-3, 1e3)
 
 
+@naming_arguments
 def calibrate(
     net: Net,
     val: Data,
@@ -97,8 +99,8 @@ def _fit_temperature(net: Net, val: Data, ask: Ask, before: Calibration, bar: Di
     bar.begin("temperature", size_of(as_source(val)))
     for x, y in batches(as_source(val), ask.batch_size):
         places = chosen_labels(y, ignore)
-        labels.append(y.flatten()[places].long())
-        curve, classes = _nll_by_temperature(net, x, labels[-1].to(device), places.to(device), ask)
+        curve, classes = _nll_by_temperature(net, x, y.to(device), places.to(device), ask)
+        labels.append(y.flatten()[places])
         curves.append(curve)
         bar.advance(len(x))
     nll, seen = torch.cat(curves, 1).cpu(), torch.cat(labels).unique()
@@ -119,20 +121,23 @@ def _fit_temperature(net: Net, val: Data, ask: Ask, before: Calibration, bar: Di
 
 
 def _nll_by_temperature(net: Net, x: Any, y: Tensor, places: Tensor, ask: Ask) -> tuple[Tensor, int]:
-    """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and chosen label, and the number of classes."""
+    """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and chosen place, and the number of classes."""
     total, weights, classes = torch.zeros(()), 0.0, 0
     for passed in outputs_of(net, x, ask):
         output = passed.output
         assert not isinstance(output, Gaussian)
         classes = output.shape[2]
+        check_target(passed.likelihood, output.shape[1:], y)
         logits = output.movedim(2, -1).flatten(1, -2)[:, places].double()
-        for_label = logits.gather(2, y.expand(len(logits), -1)[..., None])[..., 0]
+        chosen = y.flatten()[places]
+        for_label = logits.gather(2, chosen.expand(len(logits), -1)[..., None])[..., 0]
         scores = [(for_label / t - (logits / t).logsumexp(2)).exp().sum(0) for t in TEMPERATURES.tolist()]
         total = total.to(logits) + passed.weight * torch.stack(scores)
         weights += passed.weight * len(logits)
     return -(total / weights).clamp(min=torch.finfo(torch.float64).tiny).log(), classes
 
 
+@naming_arguments
 def fit_conformal(
     net: Net, val: Data, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
 ) -> Net:
@@ -157,6 +162,8 @@ def fit_conformal(
     kind = "classes"
     for passes, y in stream(net, val, Ask(samples, propagation, seed, batch_size)):
         answer = passes.summary()
+        if answer.probs is None or answer.probs.ndim == 2:
+            check_target(likelihood_of(net), answer.mean.shape, y)
         if answer.probs is None:
             kind = "real"
             score = (match_target(answer.mean, y) - answer.mean).abs() / answer.std
@@ -164,7 +171,7 @@ def fit_conformal(
         elif answer.probs.ndim > 2:
             raise UserError("the network predicts every pixel: prediction sets are for one prediction per example")
         else:
-            known = (y >= 0) & (y < answer.probs.shape[1])  # others are ignored, as in training
+            known = (y >= 0) & (y < answer.probs.shape[1])  # the others are `ignore_index`
             scores.append(1 - answer.probs[known].gather(1, y[known, None]).squeeze(1))
     found = Conformal.of(kind, torch.cat(scores).double().tolist(), samples, propagation)
     for network in members(net):
@@ -172,6 +179,7 @@ def fit_conformal(
     return net
 
 
+@naming_arguments
 def fit_variance_scale(
     net: Net,
     val: Data,
@@ -203,8 +211,10 @@ def fit_variance_scale(
     ask = Ask(samples, propagation, seed, batch_size, readout, classes).checked()
     parts: list[tuple[list[Passed], Tensor]] = []
     for x, y in batches(as_source(val), ask.batch_size):
-        target = y.to(members(net)[0].device)
-        parts.append((list(outputs_of(net, x, ask)), target))
+        outputs, target = list(outputs_of(net, x, ask)), y.to(members(net)[0].device)
+        if isinstance(outputs[0].output, Gaussian):
+            check_target(outputs[0].likelihood, outputs[0].output.shape, target)
+        parts.append((outputs, target))
     if not any(float(_variance(outputs).max()) > 0 for outputs, _ in parts):
         raise UserError(f"{propagation} propagation gives this network no output variance to scale")
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, info_of, size_of
@@ -15,12 +16,13 @@ from pocketbayes.inference.adaptive import PassCount, Settled
 from pocketbayes.inference.metrics import Classification, Regression, Segmentation, Tempered, dee
 from pocketbayes.inference.passes import Density, OtherPasses, Passes, RealPasses
 from pocketbayes.inference.prediction import likelihood_of, run_passes
-from pocketbayes.likelihoods import match_target, task_of
+from pocketbayes.likelihoods import check_target, match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import Readout
 
 
+@naming_arguments
 def evaluate(
     net: Net,
     data: Data,
@@ -154,12 +156,10 @@ def measures_for(net: Net, passes: Passes, y: Tensor, target_std: float | tuple[
         assert likelihood is not None
         return Measures(Density(likelihood))
     if isinstance(passes, RealPasses):
-        if not y.is_floating_point():
-            raise UserError(f"the network predicts real numbers, but the targets are {y.dtype} labels")
+        check_target(likelihood, (), y)
         return Measures(Regression(target_std))
-    if y.is_floating_point():
-        raise UserError(f"the network predicts classes, but the targets are {y.dtype} numbers")
     probs = passes.summary().mean
+    check_target(likelihood, probs.shape, y)
     ignore = None if likelihood is None else likelihood.ignore_index
     classes = probs.shape[1]
     accumulators: list[Any] = [Classification(classes, ignore_index=ignore), Tempered(classes, ignore_index=ignore)]

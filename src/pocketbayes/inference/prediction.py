@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration
-from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.errors import MisfitError, UserError, warn
 from pocketbayes.base.model_lock import MODEL_LOCK
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.data.validate import checked_inputs
@@ -26,6 +26,7 @@ from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout
 
 
+@naming_arguments
 def predict(
     net: Net,
     x: Any,
@@ -104,23 +105,8 @@ def run_passes(
     """Summarise all passes over one batch; `on_pass` is called after each of them, for progress.
 
     Raises:
-        UserError: If the network does not take inputs of another shape or type than in training.
+        UserError: If the network does not accept the inputs.
     """
-    try:
-        return _run_passes(net, x, ask, target, on_pass)
-    except RuntimeError as error:
-        info = members(net)[0].info
-        if info is None or (tuple(x.shape[1:]) == tuple(info.input_shape) and x.is_floating_point()):
-            raise
-        raise UserError(
-            f"x has inputs of shape {tuple(x.shape[1:])} and type {x.dtype}; the network was trained on "
-            f"{tuple(info.input_shape)}, normalised real numbers ({str(error).splitlines()[0]})"
-        ) from error
-
-
-def _run_passes(
-    net: Net, x: ModelInput, ask: Ask, target: Tensor | None, on_pass: Callable[[], object] | None
-) -> Passes:
     if ask.adaptive:
         from pocketbayes.inference.adaptive import settle
 
@@ -198,8 +184,9 @@ class Turn:
         # Real outputs each need a variance.
         classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
         own = replace(ask, propagation=self.way.name, classes=classes)
-        with network.predicting():
-            for output in self.way.passes(network, network.place(x), own, self.numbers):
+        x = network.place(x)
+        with network.predicting(), network.naming_misfits(x):
+            for output in self.way.passes(network, x, own, self.numbers):
                 yield Passed(output, self.weight, network.likelihood)
 
 
@@ -228,11 +215,10 @@ def _run_named(turn: Turn, number: int, x: ModelInput, ask: Ask) -> Iterator[Pas
     """Run passes; name a later member that does not accept the inputs of the first."""
     try:
         yield from turn.run(x, ask)
-    except RuntimeError as error:
-        if number == 1 or isinstance(error, torch.OutOfMemoryError):
+    except MisfitError as error:
+        if number == 1:
             raise
-        line = str(error).splitlines()[0]
-        raise UserError(f"member {number} does not accept the inputs of the members before it: {line}") from error
+        raise UserError(f"member {number} does not accept the inputs of the members before it: {error}") from error
 
 
 def likelihood_of(net: Net) -> Likelihood | None:

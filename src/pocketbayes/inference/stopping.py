@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import check_fields, naming_arguments
 from pocketbayes.inference.metrics.calibration import temperature
 
 THRESHOLDS = torch.linspace(0.0, 9.0, 181, dtype=torch.float64).sigmoid()
@@ -57,6 +58,7 @@ class Stopping:
     measured_rise: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not self.steps or len(self.temperatures) != len(self.steps):
             raise UserError("a stopping rule needs a temperature per step")
         if not all(math.isfinite(value) and value > 0 for value in self.temperatures):
@@ -65,6 +67,7 @@ class Stopping:
             raise UserError("the order of a stopping rule must name every step once")
 
     @classmethod
+    @naming_arguments
     def of(cls, values: Mapping[str, Any]) -> Stopping:
         """Build from JSON values."""
         plain: dict[str, Any] = {

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.model_lock import copy_model
+from pocketbayes.base.naming import check_fields
 from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.registry import Registry
 from pocketbayes.network import Mixture, Net, Network
@@ -118,6 +119,7 @@ class Method(ABC):
             METHODS.join(cls.name, cls)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         try:
             re.compile(self.select or "")
         except re.error as error:

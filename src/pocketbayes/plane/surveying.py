@@ -99,8 +99,8 @@ class PlaneSettings(PlaneOptions):
         for setting in ("tau_w", "n_min"):
             if isinstance(value := getattr(self, setting), str) and value != "auto":
                 raise UserError(f"{setting}={value!r}: give a number or 'auto'")
-        if self.bits_per_weight is not None and self.bits_per_weight <= 0:
-            raise UserError(f"bits_per_weight={self.bits_per_weight}: must be above 0")
+        if self.bits_per_weight is not None and not 0 < self.bits_per_weight <= 32:
+            raise UserError(f"bits_per_weight={self.bits_per_weight}: must be above 0 and at most 32")
         if not 0 <= self.gradient_fraction < 1:
             raise UserError(f"gradient_fraction={self.gradient_fraction}: must be at least 0 and below 1")
         for kind, name, known in (

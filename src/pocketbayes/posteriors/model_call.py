@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import MisfitError, UserError
+from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import Inputs
 
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
+"""Errors that torch raises for inputs of a wrong shape, type or value."""
 OUTPUTS = ("logits", "out", "predictions")
 """Names of the predictions among several outputs of a model."""
 
@@ -69,3 +73,40 @@ def accepted(model: nn.Module, x: Inputs) -> Inputs:
             f"the model's forward takes {', '.join(signature.parameters)}, but the data have {names}: {error}"
         ) from error
     return taken
+
+
+@contextmanager
+def naming_misfits(
+    x: Any, run_plainly: Callable[[], object], mode: AbstractContextManager[object], info: Info | None
+) -> Iterator[None]:
+    """Turn an error of a pass into one line if the plain model rejects the inputs as well.
+
+    Args:
+        x: The inputs of the pass.
+        run_plainly: A run of the model without any propagation, tried only after an error.
+        mode: The model's evaluation mode, for that run.
+        info: The description of the training data, if known.
+
+    Raises:
+        MisfitError: With the shape and type of the inputs, and what the model says about them.
+    """
+    try:
+        yield
+    except MODEL_ERRORS as error:
+        if isinstance(error, (UserError, torch.OutOfMemoryError)) or not _fails(run_plainly, mode):
+            raise
+        advice = "check the shape and type of the data (x.float())"
+        if info is not None:
+            advice = f"the network was trained on {tuple(info.input_shape)}, normalised real numbers"
+        given = f" {tuple(x.shape)} of type {x.dtype}" if isinstance(x, Tensor | Inputs) else ""
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MisfitError(f"the model does not accept inputs{given}: {reason}; {advice}") from error
+
+
+def _fails(run: Callable[[], object], mode: AbstractContextManager[object]) -> bool:
+    try:
+        with torch.no_grad(), mode:
+            run()
+    except MODEL_ERRORS:
+        return True
+    return False

@@ -111,6 +111,11 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
     @staticmethod
+    def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a single positional argument itself, or all arguments as a call."""
+        return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
+
+    @staticmethod
     def unpack(x: Any) -> Call:
         """Return the call itself, or a call with a single tensor."""
         return x if isinstance(x, Call) else Call((x,), {})

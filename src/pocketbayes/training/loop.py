@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -22,7 +21,7 @@ from pocketbayes.base.seeds import derive_seed
 from pocketbayes.data.batches import batches, share, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
-from pocketbayes.likelihoods import Categorical, Likelihood
+from pocketbayes.likelihoods import Categorical, Likelihood, check_target
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
 from pocketbayes.propagation.base import check_output
@@ -38,10 +37,6 @@ SHOWN = ("stage", "epoch", "loss", "nll", "kl", "swapped", "val_accuracy", "val_
 """Columns of the metrics file that the line of an epoch shows."""
 
 
-MISFIT = re.compile(
-    r"cannot be multiplied|expected input|same dtype|scalar type|input type|must match the size|input to conv"
-)
-"""torch's messages for inputs of a wrong shape or type."""
 BATCH_NORM_SINGLE_VALUE_ERROR = "Expected more than 1 value per channel"  # as torch says it
 
 
@@ -226,13 +221,6 @@ class Loop:
                 f"batch norm cannot train on the last batch of {len(inputs)} example: "
                 "choose another batch_size, or set freeze_batch_norm=True"
             ) from error
-        except RuntimeError as error:
-            if MISFIT.search(str(error)) is None:
-                raise
-            raise UserError(
-                f"the model does not accept inputs {tuple(inputs.shape)} of type {inputs.dtype}: {error}; check the "
-                "shape and type of the data (x.float())"
-            ) from error
 
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
         likelihood = self.network.likelihood
@@ -243,8 +231,9 @@ class Loop:
             raise UserError(f"the model returns shape {shape} for a batch of {len(target)}: expected {wanted}")
         try:
             return likelihood.nll(output, target)
-        except IndexError as error:
-            raise UserError(f"labels do not fit the model's {output.shape[1]} outputs: {error}") from None
+        except (IndexError, RuntimeError):
+            check_target(likelihood, shape, target)  # which names a label that does not fit
+            raise
 
     def _set_rate(self, epoch: float) -> None:
         factor = self.training.rate_factor(epoch) * self.run.at.plateau.factor

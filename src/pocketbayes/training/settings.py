@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.network import Net, Network, members
 
 FREE = (
@@ -267,6 +268,7 @@ class Plateau:
                 self.factor, self.waited = self.factor * training.gamma, 0
 
 
+@naming_arguments
 def parameter_groups(net: Net, lr: float, std_lr: float | None = None, weight_decay: float = 0.0) -> list[dict]:
     """Return parameter groups for your own optimiser: means and points, then stds without weight decay.
 

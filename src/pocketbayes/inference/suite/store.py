@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from pocketbayes.base import atomic
 from pocketbayes.base.digests import new_digest, take_in
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.plain import finite
 from pocketbayes.data.batches import Source, size_of
 from pocketbayes.network import Net, members
@@ -131,7 +131,9 @@ def data_print(source: Source) -> str:
     digest = new_digest(str(count).encode())
     for index in torch.linspace(0, count - 1, min(count, _ROWS_IN_PRINT)).long().tolist():
         for value in data[index]:
-            take_in(digest, torch.as_tensor(value))
+            with refusing(f"row {index} of the data", "numbers", ": give tensors or arrays"):
+                tensor = torch.as_tensor(value)
+            take_in(digest, tensor)
     return digest.hexdigest()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data
 from pocketbayes.files.packing import Precision
@@ -27,6 +28,7 @@ FALLBACK_PRECISIONS = (
 """Precisions for posteriors that codes cannot represent: dropout, low-rank and Kronecker-factored covariances."""
 
 
+@naming_arguments
 def compress(
     net: Net | nn.Module,
     train: Data,
