@@ -1,6 +1,6 @@
 """Run every test that asserts learning with many seeds, so that none passes by chance.
 
-python tools/check_seeds.py [--seeds 20] [PATH ...]
+python tools/check_seeds.py [--seeds 20] [-k EXPRESSION] [PATH ...]
 
 A test that takes the fixture `learning_seed` draws its data, initial weights and data order from it. Writes
 benchmarks/results/seeds.json file by file, with the number of seeds that each test passed. Exits with 1 if one failed.
@@ -56,17 +56,20 @@ class Tally:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("-k", default="", help="only tests that match; the results of others are kept")
     parser.add_argument("paths", nargs="*", type=Path, help="test files, instead of all")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     torch.set_num_threads(1)
     options = ["-m", "learns and not slow", "--seeds", str(arguments.seeds), "-p", "no:cacheprovider", "--tb=line"]
+    options += ["-k", arguments.k] if arguments.k else []
     every = sorted(path for path in Path("tests").rglob("test_*.py") if "learning_seed" in path.read_text())
     rows = json.loads(RESULT.read_text())["tests"] if RESULT.is_file() else {}
     for path in arguments.paths or every:
         tally = Tally()
         pytest.main([*options, str(path)], plugins=[tally])
-        rows = {name: row for name, row in rows.items() if not name.startswith(f"{path}::")} | tally.rows()
+        rows = {name: row for name, row in rows.items() if arguments.k or not name.startswith(f"{path}::")}
+        rows |= tally.rows()
         machine = {"machine": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
         document = {**machine, "torch": torch.__version__, "tests": dict(sorted(rows.items()))}
         RESULT.write_text(json.dumps(document, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -143,6 +144,33 @@ VERBS: dict[str, Any] = {
     "export of samples of text": lambda net: pb.export_onnx(net, "net.onnx", samples="a"),  # type: ignore[arg-type]
     "evaluate other features": lambda net: pb.evaluate(net, OTHER),
     "conformal sets by other features": lambda net: pb.fit_conformal(net, OTHER),
+    "compress to a number": lambda net: pb.compress(net, DATA, DATA, out=3),  # type: ignore[arg-type]
+    "an accuracy loss above 1": lambda net: pb.compress(net, DATA, DATA, max_accuracy_loss=2),
+    "negative bits": lambda net: pb.compress(net, DATA, DATA, bits=-1),
+    "negative bytes": lambda net: pb.compress(net, DATA, DATA, max_bytes=-1),
+    "a negative loss": lambda net: pb.compress(net, DATA, DATA, max_nll_loss=-0.1),
+    "negative steps": lambda net: pb.compress(net, DATA, DATA, steps=-1),
+    "compress by no samples": lambda net: pb.compress(net, DATA, DATA, samples=0),
+    "a shape of one number": lambda net: pb.describe(net, input_shape=3),  # type: ignore[arg-type]
+    "a shape of text": lambda net: pb.describe(net, input_shape="a"),
+    "a negative shape": lambda net: pb.describe(net, input_shape=(-1,)),
+    "a huge shape": lambda net: pb.describe(net, input_shape=(10**9, 10**9)),
+    "classes of a number": lambda net: pb.describe(net, classes=2.5),  # type: ignore[arg-type]
+    "a curve of one number": lambda net: pb.evaluate(net, DATA, samples=1, curve=3),  # type: ignore[arg-type]
+    "a rise of text": lambda net: pb.fit_stopping(net, DATA, samples=4, max_rise="a"),  # type: ignore[arg-type]
+    "fixed draws of nothing": lambda net: pb.fix_draws(None, 4),  # type: ignore[arg-type]
+    "recalibrate nothing": lambda net: pb.recalibrate(None, DATA),  # type: ignore[arg-type]
+    "a method of a number": lambda net: pb.search_beta(3, nn.Linear(3, 2), DATA, DATA),  # type: ignore[arg-type]
+    "a report of nothing": lambda net: pb.report(None, "report.html"),  # type: ignore[arg-type]
+    "a hub folder of a number": lambda net: pb.save_pretrained(net, 3),  # type: ignore[arg-type]
+    "evaluations in a number": lambda net: pb.evaluate_suite(net, DATA, samples=1, out=3),  # type: ignore[arg-type]
+    "an evaluation of texts": lambda net: pb.evaluate_suite(net, [("a", 1)] * 3, samples=1),
+    "a text for beta": lambda net: pb.MeanFieldVI(beta="a"),  # type: ignore[arg-type]
+    "no density": lambda net: pb.SSVI(density=None),  # type: ignore[arg-type]
+    "astronomic bits": lambda net: pb.WeightSharing(bits_per_weight=1e30),
+    "class weights of text": lambda net: pb.Categorical("a"),  # type: ignore[arg-type]
+    "a delta of text": lambda net: pb.bayesianize(nn.Linear(3, 2), data=DATA, delta="a"),  # type: ignore[arg-type]
+    "a huge batch size": lambda net: pb.fit_stopping(net, DATA, samples=4, batch_size=10**30),
 }
 
 
@@ -157,3 +185,76 @@ def trained() -> pb.Network:
 @pytest.mark.parametrize("name", VERBS)
 def test_verbs_refuse_nonsense_with_one_line(name: str, trained: pb.Network) -> None:
     refused(lambda: VERBS[name](trained))
+
+
+WRONG_DATA: dict[str, tuple[Any, str]] = {
+    "other features": (OTHER, "does not accept inputs"),
+    "integers": ((DATA[0].long(), DATA[1]), "does not accept inputs"),
+    "labels outside the classes": ((DATA[0], DATA[1] + 9), "outputs: label 9 at position 0"),
+    "real numbers": ((DATA[0], DATA[0][:, 0]), "predicts classes, but the targets are torch.float32"),
+    "too few labels": ((DATA[0], DATA[1][:3]), "20 inputs but 3 targets"),
+    "labels in columns": (torch.utils.data.TensorDataset(DATA[0], DATA[1][:, None]), r"labels of shape \(20, 1\)"),
+}
+MEASURING: dict[str, Any] = {
+    "evaluate": lambda net, data: pb.evaluate(net, data, samples=2),
+    "calibrate": lambda net, data: pb.calibrate(net, data, samples=2),
+    "calibrate moments": lambda net, data: pb.calibrate(net, data, propagation="moments"),
+    "fit_variance_scale": lambda net, data: pb.fit_variance_scale(net, data),
+    "fit_conformal": lambda net, data: pb.fit_conformal(net, data, samples=2),
+    "fit_stopping": lambda net, data: pb.fit_stopping(net, data, samples=4),
+    "validation": lambda net, data: pb.fit("bbb", nn.Linear(3, 2), DATA, val=data, epochs=1, progress=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # few examples
+@pytest.mark.parametrize("data", WRONG_DATA)
+@pytest.mark.parametrize("verb", MEASURING)
+def test_measuring_verbs_refuse_data_that_do_not_fit(verb: str, data: str, trained: pb.Network) -> None:
+    wrong, message = WRONG_DATA[data]
+    if (verb, data) == ("validation", "other features"):
+        message = "3 features, but val= has 2"
+    with pytest.raises(pb.UserError, match=message) as caught:
+        MEASURING[verb](trained, wrong)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # few examples
+@pytest.mark.parametrize("verb", MEASURING)
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int32], ids=str)
+def test_measuring_verbs_take_labels_of_any_integer_type(verb: str, kind: torch.dtype, trained: pb.Network) -> None:
+    net = copy.deepcopy(trained)
+    assert repr(MEASURING[verb](net, (DATA[0], DATA[1].to(kind)))) == repr(MEASURING[verb](net, DATA))
+
+
+def test_predict_names_inputs_of_an_undescribed_network() -> None:
+    with pytest.raises(
+        pb.UserError, match=r"does not accept inputs \(2, 5\) of type torch.float32: .*; check"
+    ) as caught:
+        pb.predict(network(), torch.ones(2, 5), 2)
+    assert isinstance(caught.value, RuntimeError)  # as torch's modules raise
+
+
+def test_predict_keeps_errors_that_the_plain_model_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("a defect")
+
+    net = network()
+    monkeypatch.setattr(type(net.posterior), "sample_slots", fail)
+    with pytest.raises(RuntimeError, match=r"^a defect$"):
+        net(torch.ones(2, 3))
+
+
+LOADS: dict[str, dict[str, Any]] = {
+    **{f"name {value!r}": {"name": value} for value in (None, 3, b"digits", ["digits"])},
+    **{f"subset {value!r}": {"subset": value} for value in (2.5, "a", [1, "a"], 0, [10**9])},
+    **{f"seed {value!r}": {"seed": value} for value in (None, 2.5, "a", -1)},
+    **{f"val_fraction {value!r}": {"val_fraction": value} for value in (None, "a", 1.5, -0.1, float("nan"))},
+    **{f"data_dir {value!r}": {"data_dir": value} for value in (3, [1])},
+    **{f"path {value!r}": {"name": "npz", "path": value} for value in (3, None, b"a")},
+    "mean": {"mean": ["a"]},
+}
+
+
+@pytest.mark.parametrize("wrong", LOADS)
+def test_data_load_refuses_nonsense_with_one_line(wrong: str) -> None:
+    refused(lambda: pb.data.load(**{"name": "digits", **LOADS[wrong]}))

@@ -61,7 +61,7 @@ def trained(method: pb.Method, epochs: int = 1000, seed: int = 4) -> pb.Network:
     ],
 )
 def test_mean_field_training_finds_the_best_posterior(settings: dict[str, Any], learning_seed: int) -> None:
-    net = trained(pb.MeanFieldVI(prior_std=PRIOR_STD, std_init=0.1, **settings), seed=learning_seed)
+    net = trained(pb.MeanFieldVI(prior_std=PRIOR_STD, std_init=0.1, **settings), epochs=2000, seed=learning_seed)
     mean, precision = exact(*regression(learning_seed))
     assert float((precision.inverse().diagonal() * precision.diagonal()).max()) > 1.5**2
     found_mean, found_std = (moment.detach().double() for moment in net.posterior.moments())

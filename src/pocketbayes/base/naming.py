@@ -102,7 +102,7 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping) if issubclass(origin, Mapping) else _fits_items(value, origin, parts)
     if origin is Callable or hint is Callable:
         return callable(value)
-    if not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
+    if hint is Any or not isinstance(hint, type) or getattr(hint, "_is_protocol", False):
         return True
     if hint in (int, float):
         return _is_number(value, hint)

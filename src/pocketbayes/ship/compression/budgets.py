@@ -7,13 +7,15 @@ from pathlib import Path
 
 from torch import nn
 
+from pocketbayes.base.arguments import check_path
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
+from pocketbayes.base.naming import fits, naming_arguments
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data
 from pocketbayes.files.packing import Precision
 from pocketbayes.methods import Deterministic
 from pocketbayes.network import Mixture, Net, Network, members
+from pocketbayes.propagation import Ask
 from pocketbayes.ship.compression.coding import can_be_coded
 from pocketbayes.ship.compression.members import best_first
 from pocketbayes.ship.compression.sweep import Sweep
@@ -74,6 +76,10 @@ def compress(
         UserError: If no file fits the budget, or the network cannot be measured.
     """
     budget = Budget(bits, max_bytes, max_nll_loss, max_accuracy_loss)
+    folder = None if out is None else check_path(out, "out=")
+    ask = Ask(samples, seed=seed).checked()
+    if not fits(steps, int) or steps < 0:
+        raise UserError(f"steps must be a whole number of at least 0, not {steps!r}")
     if not isinstance(net, nn.Module):
         raise UserError(f"expected a network, a mixture or a torch module to compress, not {type(net).__name__}")
     if not isinstance(net, (Network, Mixture)):
@@ -81,9 +87,9 @@ def compress(
     if count is not None and not (isinstance(count, int) and 1 <= count <= len(members(net))):
         raise UserError(f"count={count!r}: the mixture has {len(members(net))} members")
     if isinstance(net, Mixture):
-        net = best_first(net, val, samples, seed, count)
+        net = best_first(net, val, ask.samples, ask.seed, count)
     with display(progress) as bar:
-        sweep = Sweep(net, train, val, samples, seed, out, bar)
+        sweep = Sweep(net, train, val, ask.samples, ask.seed, folder, bar)
         sweep.keep_as("lossless", "lossless")
         before, limit = sweep.trials[0], budget.limit(sweep.weights)
         if precision is not None:

@@ -53,6 +53,8 @@ class Budget:
             raise UserError(f"a budget must be a finite number, not {given[0]!r}")
         if given and not given[0] >= 0:
             raise UserError(f"a budget must not be negative: {given[0]}")
+        if self.max_accuracy_loss is not None and self.max_accuracy_loss > 1:
+            raise UserError(f"max_accuracy_loss must lie between 0 and 1, not {self.max_accuracy_loss}: 0.01 is 1 %")
 
     def limit(self, weights: int) -> int | None:
         """Return the largest file in bytes, if the budget is a size."""
