@@ -33,7 +33,7 @@ class Settings:
 FITTING: list[tuple[Any, Any]] = [
     (np.int64(3), int), (torch.tensor(3), int), (True, int), (2, float), (np.float32(2), float), (float("inf"), float),
     ("a", str | Path), (Path("a"), Path), (None, int | None), ([1, 2], Sequence[int]), (np.ones(2), Sequence[float]),
-    ({}, Mapping[str, Any]), (len, Callable[[Any], int]), ("a", Literal["a", "b"]), ((1, "a"), tuple[int, str]),
+    ({}, Mapping[str, Any]), (len, Callable[[Any], int]), ("own", Literal["a", "b"]), ((1, "a"), tuple[int, str]),
     (object(), Any), (torch.ones(2), torch.Tensor),
 ]  # fmt: skip
 MISFITTING: list[tuple[Any, Any, str]] = [
@@ -49,7 +49,7 @@ MISFITTING: list[tuple[Any, Any, str]] = [
     (3, Sequence[Any], "a list"),
     ([], Mapping[str, int], "a mapping"),
     (3, Callable[[], int], "a function"),
-    ("c", Literal["a", "b"], "'a' or 'b'"),
+    (3, Literal["a", "b"], "'a' or 'b'"),
     (3, torch.Tensor, "a Tensor"),
 ]
 

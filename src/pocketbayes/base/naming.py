@@ -62,13 +62,13 @@ def check_fields(instance: Any) -> None:
 def _hints_of_fields(kind: type) -> dict[str, Any]:
     scope: dict[str, Any] = {}
     for each in reversed(kind.__mro__):
-        scope |= vars(sys.modules[each.__module__])
+        scope |= _names_of(each)
     return {field.name: _resolved(field.type, scope) for field in fields(kind)}
 
 
 def _first_wrong(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     source = function.func if isinstance(function, partial) else function
-    signature, scope = inspect.signature(function), vars(sys.modules[source.__module__])
+    signature, scope = inspect.signature(function), _names_of(source)
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:  # too many or too few arguments, which Python's own message names
@@ -81,6 +81,12 @@ def _first_wrong(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
         if not fits(value, hint):
             return f"{name} must be {in_words(hint)}, not {_shortened(value)}"
     return None
+
+
+def _names_of(source: Any) -> dict[str, Any]:
+    """Return the names that a module defines; none for code that was run without being imported."""
+    module = sys.modules.get(source.__module__)
+    return {} if module is None else vars(module)
 
 
 def _resolved(annotation: Any, scope: dict[str, Any]) -> Any:
@@ -97,7 +103,7 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in parts)
     if origin is Literal:
-        return isinstance(value, (str, int, float, type(None))) and value in parts
+        return isinstance(value, tuple({type(part) for part in parts}))  # names of users' own parts are looked up later
     if isinstance(origin, type) and issubclass(origin, Iterable):
         return isinstance(value, Mapping) if issubclass(origin, Mapping) else _fits_items(value, origin, parts)
     if origin is Callable or hint is Callable:
