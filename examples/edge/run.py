@@ -119,6 +119,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to measure")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    if strange := [str(graph) for graph in arguments.graph if graph.suffix != ".onnx" or not graph.is_file()]:
+        parser.error(f"no graph: {', '.join(strange)}; give .onnx files, and inputs with --x FILE.npy")
 
     start = time.perf_counter()
     loaded = [load(graph, arguments.threads) for graph in arguments.graph]
@@ -126,7 +128,10 @@ def main() -> None:
     if arguments.adaptive != (len(loaded) > 1) or (arguments.adaptive and not facts.get("stopping")):
         parser.error("--adaptive takes the graphs of all members, in order, whose network has a rule of fit_stopping")
     loading = time.perf_counter() - start
-    (x,) = (value for value in session.get_inputs() if value.name == "x")
+    x = next((value for value in session.get_inputs() if value.name == "x"), None)
+    if x is None:
+        names = ", ".join(value.name for value in session.get_inputs())
+        parser.error(f"this graph takes {names}; give them to onnxruntime's session.run yourself")
     data = facts["data"]
     whole = x.type == "tensor(int64)"  # tokens, which are not normalised
     if arguments.x:

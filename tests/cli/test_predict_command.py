@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import pocketbayes as pb
 from pocketbayes.cli import app
+from pocketbayes.inference.calibration import fit_conformal
 
 
 def ask(*arguments: object) -> list[dict[str, Any]]:
@@ -32,6 +33,7 @@ def save_net(path: Path, outputs: int, **about: Any) -> Path:
     return path
 
 
+@pytest.mark.filterwarnings("ignore:.*not calibrated:UserWarning")
 def test_predict_command_prints_intervals_of_a_table(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("a,b\n0.5,1\n-1,2\n")
@@ -45,6 +47,7 @@ def test_predict_command_prints_intervals_of_a_table(tmp_path: Path) -> None:
     assert "interval" in CliRunner().invoke(app, ["predict", str(net), str(table), "--level", "0.9"]).output
 
 
+@pytest.mark.filterwarnings("ignore:.*not calibrated:UserWarning")
 def test_predict_command_prints_sets_of_classes(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("a,b,target\n0.5,1,kind0\n-1,2,kind1\n")
@@ -54,6 +57,17 @@ def test_predict_command_prints_sets_of_classes(tmp_path: Path) -> None:
     assert [row["set"] for row in rows] == [[f"kind{k}" for k in range(3) if row[k]] for row in sets.tolist()]
     refused = CliRunner().invoke(app, ["predict", str(net), str(table), "--level", "90"])
     assert refused.exit_code == 2
+
+
+def test_predict_command_says_that_sets_are_not_calibrated(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n0.5,1\n")
+    path = save_net(tmp_path / "net.pocket", 3)
+    with pytest.warns(UserWarning, match="not calibrated: its sets and intervals"):
+        ask(path, tmp_path / "rows.csv", "--level", 0.9)
+    net = pb.load(path)
+    x = torch.randn(60, 2)
+    pb.save(fit_conformal(net, (x, torch.arange(60) % 3), samples=30), path)
+    ask(path, tmp_path / "rows.csv", "--level", 0.9)  # warnings are errors
 
 
 @pytest.mark.filterwarnings("ignore:.*another order:UserWarning")

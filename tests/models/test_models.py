@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pocketbayes as pb
 from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.models.resnet import SubsampleAndPad
@@ -396,3 +397,16 @@ def test_pretrained_weights_that_cannot_be_fetched_are_named(monkeypatch: pytest
     monkeypatch.setattr(timm, "create_model", offline)
     with pytest.raises(UserError, match=r"timm:resnet10t: its pretrained weights could not be downloaded"):
         models.build("timm:resnet10t", pretrained=True)
+
+
+def test_model_of_timm_is_recognised(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    x = torch.randn(2, 1, 32, 32)
+    model = timm.create_model("resnet10t", num_classes=3, in_chans=1)
+    net = pb.bayesianize(model, "map").eval()
+    assert models.spec_of(model) is None, "the user's model stays as it is"
+    pb.save(net, tmp_path / "net.pocket")
+    torch.testing.assert_close(pb.load(tmp_path / "net.pocket")(x), net(x))
+    changed = timm.create_model("resnet10t", num_classes=3)
+    changed.act1 = nn.GELU()
+    assert models.spec_of(pb.bayesianize(changed, "map").model) is None

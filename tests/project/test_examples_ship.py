@@ -205,6 +205,14 @@ def test_service_refuses_adaptive_without_a_rule(service: Any) -> None:
     assert "fit_stopping" in answer.text
 
 
+def test_edge_example_names_a_wrong_file(tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(b"")
+    command = [sys.executable, str(EXAMPLES / "edge" / "run.py"), str(tmp_path / "photo.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "photo.png; give .onnx files, and inputs with --x FILE.npy" in done.stderr
+
+
 def test_edge_example_answers_adaptively(three: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -118,6 +118,10 @@ def predict(
         check_level(level)
         if pixels:
             raise UserError(f"{net} predicts every pixel: --level is for whole inputs")
+        if first.conformal is None:
+            problems.append(
+                f"{net} is not calibrated: its sets and intervals may miss the level; run pocketbayes calibrate first"
+            )
     abstention = None if abstain_above is None else {"threshold": abstain_above}
     if target_risk is not None:
         given = Ask(samples, propagation, seed)

@@ -259,8 +259,8 @@ def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -
     if tree["model"] is None:
         raise UserError(
             f"{source} was made from a {tree['model_class']}, not a model known by name: pass one as model=; for the "
-            "command line, give your class a name with @pb.models.register(NAME) and save "
-            "pb.load(FILE, pb.models.build(NAME)) again (see `A model` in docs/extend.md)"
+            "command line, give your class a name with @pb.models.register(NAME), or use torchvision:NAME for one of "
+            "torchvision's, and save pb.load(FILE, pb.models.build(NAME)) again (see `A model` in docs/extend.md)"
         )
     sizes = [tensor.numel() for tensor in tree["state"].values()]
     slots = tree["layout"]["slots"]

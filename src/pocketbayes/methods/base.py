@@ -17,6 +17,7 @@ from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.naming import check_fields
 from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.registry import Registry
+from pocketbayes.models.registry import recognise
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.layout import Layout, refuse_unsupported
@@ -340,6 +341,7 @@ class Start:
             return cls(copy_model(model.model), model.layout, mean, known, copy.deepcopy(model.likelihood))
         refuse_unsupported(model)  # some of these cannot be copied either
         model = copy_model(model)
+        recognise(model)
         chosen = None
         if select is not None:
             names = [name for name, _ in model.named_parameters()]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
@@ -17,6 +19,7 @@ LIBRARIES = {"torchvision": "torchvision.models", "timm": "timm"}
 """The module with each library's models."""
 VALUES = frozenset({"weights", "weights_backbone", "pretrained"})
 """Arguments that load pretrained weights and may download them."""
+USUAL_CHANNELS = 3
 _THEIR_NAMES = {
     "torchvision": {"classes": "num_classes"},
     "timm": {"classes": "num_classes", "in_channels": "in_chans"},
@@ -41,6 +44,25 @@ def build_external(library: str, name: str, args: dict[str, Any]) -> nn.Module:
     if bare != theirs:
         _check_same_structure(f"{library}:{name}", model, _create(library, name, bare))
     return model
+
+
+def recognise_timm(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and arguments of a model that `timm.create_model` built, if they rebuild the same structure."""
+    config = getattr(model, "pretrained_cfg", None)
+    if not type(model).__module__.startswith("timm.models.") or not isinstance(config, Mapping):
+        return None
+    name, channels = config.get("architecture"), getattr(model, "in_chans", USUAL_CHANNELS)
+    if name is None:
+        return None
+    args = {"classes": getattr(model, "num_classes", None)}
+    if channels != USUAL_CHANNELS:
+        args["in_channels"] = channels
+    try:
+        with torch.device("meta"):  # shapes without values
+            bare = build_external("timm", name, args).train(model.training)
+    except (UserError, RuntimeError, NotImplementedError, TypeError):
+        return None
+    return (name, args) if repr(bare) == repr(model) and _structure(bare) == _structure(model) else None
 
 
 def has_model(library: str, name: str) -> bool:

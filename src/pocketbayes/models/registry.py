@@ -14,7 +14,7 @@ from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.registry import HINT, Registry
-from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model
+from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model, recognise_timm
 from pocketbayes.models.lenet import lenet5, lenet300
 from pocketbayes.models.mlp import mlp
 from pocketbayes.models.resnet import resnet, resnet_cifar, resnet_small, wide_resnet
@@ -140,6 +140,13 @@ def argument_names(name: str) -> tuple[str, ...]:
 def spec_of(model: nn.Module) -> ModelSpec | None:
     """Return how `build` made this model, or None for a model from elsewhere."""
     return model.__dict__.get(_SPEC)
+
+
+def recognise(model: nn.Module) -> None:
+    """Record the specification of a model that timm built by name, so that its file loads without `model=`."""
+    if spec_of(model) is None and (found := recognise_timm(model)) is not None:
+        name, args = found
+        model.__dict__[_SPEC] = ModelSpec(f"timm:{name}", args)
 
 
 def _build_by_constructor(name: str, args: dict[str, Any]) -> nn.Module:
