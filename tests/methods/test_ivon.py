@@ -1,5 +1,6 @@
 """IVON's optimiser with inaccurate curvature estimates."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -31,3 +32,15 @@ def test_ivon_stds_follow_the_curvature_in_the_state() -> None:
         optimizer.step()
     total = optimizer.state[net.posterior.rho]["hess"] + 1 / 500
     torch.testing.assert_close(net.posterior.moments()[1].detach(), (500 * total).rsqrt(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ivon_learns_a_regression_with_little_noise(seed: int) -> None:
+    """Its loss gets steeper as the noise is learned, also for biases and for the noise itself."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 2 * torch.rand(256, 1, generator=generator) - 1
+    y = 3 * x.square() + 0.01 * torch.randn(256, 1, generator=generator)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))
+    net = pb.fit("ivon", model, (x, y), epochs=100, batch_size=32, seed=seed, progress=False)
+    assert float((pb.predict(net, x, samples=20).mean - y).square().mean().sqrt()) < 0.1

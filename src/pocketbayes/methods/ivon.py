@@ -20,6 +20,8 @@ from pocketbayes.posteriors.priors import Empirical, Normal
 
 LEARNING_RATE = 0.5
 """Default learning rate, on the scale of SGD with momentum, not of Adam."""
+POINT_RATE, SQUARE_DECAY = 2e-2, 0.999
+"""The rate of parameters outside the posterior in units of the learning rate, and the decay of their squared gradients."""
 MEMORIES = 3.0
 """Number of times that the curvature's average is renewed in a stage, for the default `hess_decay`."""
 MAX_CHANGE = 0.1
@@ -38,8 +40,8 @@ class IVON(MeanFieldMethod):
     diagonal, estimated from the gradients at drawn weights: `h^ = g (w - mean) / std^2`.
 
     It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients without a
-    gradient of the KL. Departures: parameters outside the posterior (biases, normalisation) take the step of a weight
-    whose curvature stays at its initial value; the initial curvature follows from `std_init`; the prior may be
+    gradient of the KL. Departures: parameters outside the posterior (biases, normalisation, noise) take
+    steps of Adam; the initial curvature follows from `std_init`; the prior may be
     empirical; a step moves a mean by at most one std and changes a curvature by at most a tenth; under local
     reparameterisation and flipout `h^` has the same expectation with less noise.
 
@@ -104,7 +106,7 @@ class VariationalNewton(torch.optim.Optimizer):
         groups = [
             {"params": [posterior.mean], **shared, "keeps": ("momentum",), "first_curvature": tuple(first)},
             {"params": [posterior.rho], **shared, "keeps": ("hess",), "hess_decay": hess_decay, "decay": ()},
-            {"params": points, **shared, "keeps": ("momentum",)},
+            {"params": points, **shared, "keeps": ("momentum", "square")},
         ]
         super().__init__(groups, {})
 
@@ -118,11 +120,21 @@ class VariationalNewton(torch.optim.Optimizer):
         correction = 1 - means["momentum"] ** means["steps"]
         moving = [parameter for parameter in points["params"] if parameter.grad is not None]
         if moving:
-            averages = [self._average(parameter) for parameter in moving]
-            torch._foreach_lerp_(averages, [p.grad for p in moving], 1 - points["momentum"])
-            torch._foreach_add_(moving, averages, alpha=-points["lr"] / correction)
+            self._step_points(moving, points, correction)
         if self.posterior.mean.grad is not None:
             self._step_posterior(means, stds, correction)
+
+    def _step_points(self, moving: list[Tensor], group: dict[str, Any], correction: float) -> None:
+        """Take Adam's step: without a curvature of their own, steps of SGD diverge where the loss is steep."""
+        gradients = [parameter.grad for parameter in moving]
+        averages, squares = ([self._average(p, name) for p in moving] for name in group["keeps"])
+        torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
+        torch._foreach_mul_(squares, SQUARE_DECAY)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - SQUARE_DECAY)
+        scales = torch._foreach_sqrt(squares)
+        torch._foreach_div_(scales, (1 - SQUARE_DECAY ** group["steps"]) ** 0.5)
+        torch._foreach_add_(scales, 1e-8)
+        torch._foreach_addcdiv_(moving, averages, scales, -POINT_RATE * group["lr"] / correction)
 
     def _step_posterior(self, means: dict[str, Any], stds: dict[str, Any], correction: float) -> None:
         mean, rho, state = self.posterior.mean, self.posterior.rho, self.state[self.posterior.rho]
@@ -153,11 +165,11 @@ class VariationalNewton(torch.optim.Optimizer):
             for block in blocks(*layer):
                 step(*block)
 
-    def _average(self, parameter: Tensor) -> Tensor:
+    def _average(self, parameter: Tensor, name: str = "momentum") -> Tensor:
         state = self.state[parameter]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(parameter)
-        average: Tensor = state["momentum"]
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+        average: Tensor = state[name]
         return average
 
     def _prior_decay(self, mean: Tensor, std: Tensor) -> tuple[float, ...]:
