@@ -21,7 +21,7 @@ from pocketbayes.posteriors.priors import Empirical, Normal
 LEARNING_RATE = 0.5
 """Default learning rate, on the scale of SGD with momentum, not of Adam."""
 POINT_RATE, SQUARE_DECAY = 2e-2, 0.999
-"""The rate of parameters outside the posterior in units of the learning rate, and the decay of their squared gradients."""
+"""The rate of parameters outside the posterior over the learning rate, and the decay of their squared gradients."""
 MEMORIES = 3.0
 """Number of times that the curvature's average is renewed in a stage, for the default `hess_decay`."""
 MAX_CHANGE = 0.1
