@@ -66,9 +66,13 @@ def adapt(
         ),
     ] = None,
     max_nll_loss: Annotated[
-        float,
-        typer.Option("--max-nll-loss", min=0, help="Largest increase in NLL that compression may cause, in nats."),
-    ] = 0.01,
+        float | None,
+        typer.Option(
+            "--max-nll-loss",
+            min=0,
+            help="Largest increase of the validation NLL, in nats; by default 0.01 and one standard error.",
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per measurement.")] = 10,
     size: Annotated[
         int | None, typer.Option("--size", min=1, help="Side of the images in pixels, if the network does not know it.")

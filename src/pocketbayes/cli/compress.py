@@ -41,7 +41,9 @@ def compress(
     max_nll_loss: Annotated[
         float | None,
         typer.Option(
-            "--max-nll-loss", min=0, help="Largest increase of the validation NLL, in nats; 0.01 if no budget is given."
+            "--max-nll-loss",
+            min=0,
+            help="Largest increase of the validation NLL, in nats; 0.01 and one standard error if no budget is given.",
         ),
     ] = None,
     max_accuracy_loss: Annotated[

@@ -21,7 +21,8 @@ from pocketbayes.posteriors.priors import Empirical, Normal
 LEARNING_RATE = 0.5
 """Default learning rate, on the scale of SGD with momentum, not of Adam."""
 POINT_RATE, SQUARE_DECAY = 2e-2, 0.999
-"""The rate of parameters outside the posterior over the learning rate, and the decay of their squared gradients."""
+"""Largest rate of Adam's steps of parameters outside the posterior, in units of the learning rate, and the decay of
+their squared gradients."""
 MEMORIES = 3.0
 """Number of times that the curvature's average is renewed in a stage, for the default `hess_decay`."""
 MAX_CHANGE = 0.1
@@ -41,7 +42,7 @@ class IVON(MeanFieldMethod):
 
     It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients without a
     gradient of the KL. Departures: parameters outside the posterior (biases, normalisation, noise) take
-    steps of Adam; the initial curvature follows from `std_init`; the prior may be
+    steps of SGD, limited to those of Adam; the initial curvature follows from `std_init`; the prior may be
     empirical; a step moves a mean by at most one std and changes a curvature by at most a tenth; under local
     reparameterisation and flipout `h^` has the same expectation with less noise.
 
@@ -125,16 +126,16 @@ class VariationalNewton(torch.optim.Optimizer):
             self._step_posterior(means, stds, correction)
 
     def _step_points(self, moving: list[Tensor], group: dict[str, Any], correction: float) -> None:
-        """Take Adam's step: without a curvature of their own, steps of SGD diverge where the loss is steep."""
+        """Take SGD's step, or Adam's where that is smaller: without a curvature, SGD diverges where the loss is steep."""
         gradients = [parameter.grad for parameter in moving]
         averages, squares = ([self._average(p, name) for p in moving] for name in group["keeps"])
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         torch._foreach_mul_(squares, SQUARE_DECAY)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - SQUARE_DECAY)
         scales = torch._foreach_sqrt(squares)
-        torch._foreach_div_(scales, (1 - SQUARE_DECAY ** group["steps"]) ** 0.5)
-        torch._foreach_add_(scales, 1e-8)
-        torch._foreach_addcdiv_(moving, averages, scales, -POINT_RATE * group["lr"] / correction)
+        torch._foreach_div_(scales, POINT_RATE * (1 - SQUARE_DECAY ** group["steps"]) ** 0.5)
+        torch._foreach_clamp_min_(scales, 1.0)
+        torch._foreach_addcdiv_(moving, averages, scales, -group["lr"] / correction)
 
     def _step_posterior(self, means: dict[str, Any], stds: dict[str, Any], correction: float) -> None:
         mean, rho, state = self.posterior.mean, self.posterior.rho, self.state[self.posterior.rho]

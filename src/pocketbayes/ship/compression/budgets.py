@@ -60,8 +60,8 @@ def compress(
         val: Validation data.
         bits: The budget in bits per weight, for the whole file.
         max_bytes: The budget in bytes.
-        max_nll_loss: The budget in nats: the smallest file whose NLL is at most this much above the network's own, give
-            or take one standard error of the difference on `val`; 0.01 if no budget is given.
+        max_nll_loss: The budget in nats: the smallest file whose NLL on `val` is at most this much above the network's
+            own. If no budget is given, 0.01 and one standard error of the difference, which is large on few examples.
         max_accuracy_loss: The budget in accuracy, likewise.
         precision: Keep the network's storage at this precision instead of coding.
         count: The number of members that a mixture keeps; None chooses it.

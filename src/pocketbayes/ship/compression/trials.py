@@ -138,8 +138,11 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
             t for t in trials if t.accuracy is not None and t.accuracy >= before.accuracy - budget.max_accuracy_loss
         ]
     else:
-        loss = DEFAULT_NLL_LOSS if budget.max_nll_loss is None else budget.max_nll_loss
-        fitting = [trial for trial in trials if trial.nll - trial.nll_error <= before.nll + loss]
+        stated = budget.max_nll_loss
+        fitting = [
+            trial for trial in trials
+            if trial.nll - before.nll <= (DEFAULT_NLL_LOSS + trial.nll_error if stated is None else stated)
+        ]  # fmt: skip
     return min(fitting, key=lambda trial: (trial.bytes, trial.nll), default=before)
 
 
