@@ -126,7 +126,7 @@ class VariationalNewton(torch.optim.Optimizer):
             self._step_posterior(means, stds, correction)
 
     def _step_points(self, moving: list[Tensor], group: dict[str, Any], correction: float) -> None:
-        """Take SGD's step, or Adam's where that is smaller: without a curvature, SGD diverges where the loss is steep."""
+        """Take SGD's step, or Adam's where it is smaller: without a curvature SGD diverges where the loss is steep."""
         gradients = [parameter.grad for parameter in moving]
         averages, squares = ([self._average(p, name) for p in moving] for name in group["keeps"])
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
