@@ -127,7 +127,7 @@ class VariationalNewton(torch.optim.Optimizer):
 
     def _step_points(self, moving: list[Tensor], group: dict[str, Any], correction: float) -> None:
         """Take SGD's step, or Adam's where it is smaller: without a curvature SGD diverges where the loss is steep."""
-        gradients = [parameter.grad for parameter in moving]
+        gradients = [parameter.grad for parameter in moving if parameter.grad is not None]
         averages, squares = ([self._average(p, name) for p in moving] for name in group["keeps"])
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         torch._foreach_mul_(squares, SQUARE_DECAY)
