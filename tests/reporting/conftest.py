@@ -17,7 +17,7 @@ from pocketbayes.recipes.experiment import run
 
 RECIPES = {
     "shared": {"method": {"name": "2dgbnn", "k": 6, "n_min": 3, "pretrain_epochs": 2, "meanfield_epochs": 1}},
-    "sparse": {"method": {"name": "ssvi", "density": 0.25, "std_init": 0.05}},
+    "sparse": {"method": {"name": "ssvi", "density": 0.25, "distribution": "uniform", "std_init": 0.05}},
 }
 MEASURES = {"accuracy": 0.9, "nll": 0.4, "ece": 0.05, "brier": 0.2, "entropy": 0.3, "entropy_right": 0.2}
 

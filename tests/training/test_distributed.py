@@ -63,6 +63,8 @@ def train(
     settings = {"epochs": 2, "batch_size": 16, "lr": 0.05, "optimizer": "sgd", "accelerator": "cpu", **settings}
     if name == "2dgbnn":  # many weights share one Gaussian, so their gradients add up
         settings["stages"] = {"shared": {"lr": 1e-4}}
+    if name == "ssvi":  # its swaps depend on stds, whose gradients are noise here
+        settings["std_lr"] = 1e-9
     data = told or tiny_data(EXAMPLES)
     net = pb.fit(QUIET[name](), model(), data, val=tiny_data(30), out=folder, progress=False, **settings)
     moments = torch.cat([torch.stack(network.posterior.moments()) for network in members(net)], 1).detach()
