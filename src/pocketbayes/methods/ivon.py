@@ -41,10 +41,10 @@ class IVON(MeanFieldMethod):
     diagonal, estimated from the gradients at drawn weights: `h^ = g (w - mean) / std^2`.
 
     It minimises the same `NLL + beta KL / N` as mean-field variational inference, by natural gradients without a
-    gradient of the KL. Departures: parameters outside the posterior (biases, normalisation, noise) take
-    steps of SGD, limited to those of Adam; the initial curvature follows from `std_init`; the prior may be
-    empirical; a step moves a mean by at most one std and changes a curvature by at most a tenth; under local
-    reparameterisation and flipout `h^` has the same expectation with less noise.
+    gradient of the KL. Departures: parameters outside the posterior (biases, normalisation, noise) take steps of SGD,
+    limited to those of Adam; the initial curvature follows from `std_init`; the prior may be empirical; a step moves a
+    mean by at most one std and changes a curvature by at most a tenth; under local reparameterisation and flipout `h^`
+    has the same expectation with less noise.
 
     Attributes:
         momentum: The decay of the gradients' average (the paper's beta_1).

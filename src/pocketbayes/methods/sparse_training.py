@@ -34,7 +34,7 @@ class SparseTraining(Method):
 
     Attributes:
         density: The exact fraction of present weights at every step.
-        distribution: Their distribution over layers: "uniform" as in the papers of SSVI, "erdos-renyi" or
+        distribution: Their distribution over layers: "uniform" as in SSVI's paper, "erdos-renyi" or
             "erdos-renyi-kernel", which keep more of small layers, with a fixed number per layer, or "global", where
             layers compete.
         dense_first: Keep the first layer dense, outside the count.
