@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pocketbayes import data, models
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.naming import name_arguments_of
 from pocketbayes.data import Info as DataInfo
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference import curves, explain, metrics
@@ -159,3 +160,5 @@ __all__ = [
     "save_pretrained",
     "search_beta",
 ]
+
+name_arguments_of(__name__)

@@ -16,6 +16,8 @@ from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.registry import Registry
+from pocketbayes.data.batches import Source, batches
+from pocketbayes.data.dataset import Info
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation.base import check_output
 
@@ -315,6 +317,9 @@ def task_of(likelihood: nn.Module | None) -> Task:
     return likelihood.task if isinstance(likelihood, Likelihood) else "classification"
 
 
-def default_likelihood(task: str, ignore_index: int | None = None) -> Likelihood:
-    """Return the default likelihood: learned Gaussian noise for regression, else categorical."""
-    return GaussianNoise("learned") if task == "regression" else Categorical(ignore_index=ignore_index)
+def default_likelihood(source: Source, info: Info | None = None) -> Likelihood:
+    """Return the default likelihood of data: learned Gaussian noise for regression, else categorical."""
+    if info is None:
+        _, y = next(batches(source, 1))
+        return GaussianNoise("learned") if y.is_floating_point() else Categorical()
+    return GaussianNoise("learned") if info.task == "regression" else Categorical(ignore_index=info.ignore_index)

@@ -25,10 +25,10 @@ from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.layout import Layout, evaluating, no_checkpointing, weights_in_place
-from pocketbayes.posteriors.model_call import naming_misfits
+from pocketbayes.posteriors.model_call import Call, naming_misfits
 from pocketbayes.posteriors.priors import Normal, Prior
 from pocketbayes.propagation import Ask, find_propagation
-from pocketbayes.propagation.base import Call, WeightPropagation
+from pocketbayes.propagation.base import WeightPropagation
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments.table import NoRuleError, module_of
 from pocketbayes.propagation.plan import Plan, count_uses
@@ -160,7 +160,8 @@ class Network(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model once under the current propagation; moments and linear return a Gaussian."""
-        return self._run(Call.pack(args, kwargs), self._current_ask())
+        x = args[0] if len(args) == 1 and not kwargs else Call(args, kwargs)
+        return self._run(x, self._current_ask())
 
     def answer(self, x: Any, ask: Ask) -> Any:
         """Run one pass with the given settings, hooks included; threads may use different settings concurrently.
@@ -192,13 +193,12 @@ class Network(nn.Module):
 
     def naming_misfits(self, x: Any) -> AbstractContextManager[None]:
         """Return a block whose errors become one line if the plain model at the posterior mean fails as well."""
-        args, kwargs = Call.unpack(x)
-        run = lambda: self.run_at(self.posterior.moments()[0], *args, **kwargs)  # noqa: E731
+        run = lambda: self.run_with(self.layout.views(self.posterior.moments()[0]), x)  # noqa: E731
         return naming_misfits(x, run, evaluating(self), self.info)
 
     def run_with(self, weights: Sequence[Tensor], x: Any) -> Any:
         """Run the model with given weights, one per slot of the layout."""
-        args, kwargs = x if isinstance(x, Call) else ((x,), {})
+        args, kwargs = Call.unpack(x)
         with no_checkpointing():
             try:
                 return self.layout.run(self.model, weights, *args, **kwargs)
@@ -277,9 +277,9 @@ class Network(nn.Module):
                 self._asks[thread] = before
 
     @contextmanager
-    def predicting(self) -> Iterator[None]:
-        """Hold the decoded weights and evaluation mode for a thread's passes without gradients."""
-        with MODEL_LOCK, torch.no_grad(), self.posterior.frozen(), evaluating(self):
+    def predicting(self, x: Any) -> Iterator[None]:
+        """Hold the decoded weights and evaluation mode for a thread's passes over x without gradients."""
+        with MODEL_LOCK, self.naming_misfits(x), torch.no_grad(), self.posterior.frozen(), evaluating(self):
             yield
 
     def place(self, x: ModelInput) -> ModelInput:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+import pocketbayes as pb
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.naming import check_fields, fits, in_words, naming_arguments
+from pocketbayes.inference.prediction import predict
 
 
 @naming_arguments
@@ -84,6 +88,21 @@ def test_naming_arguments_keeps_errors_of_fitting_arguments() -> None:
         fail(3)
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         double()  # type: ignore[call-arg]
+
+
+def test_public_functions_name_their_arguments() -> None:
+    assert pb.predict is not predict
+    assert inspect.signature(pb.predict) == inspect.signature(predict)
+    assert pb.predict.__doc__ == predict.__doc__
+    with pytest.raises(UserError, match="subset must be a whole number"):
+        pb.data.load("digits", subset="a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", [pb, pb.data])
+def test_public_functions_can_be_pickled(package: Any) -> None:
+    functions = [value for name in package.__all__ if inspect.isfunction(value := vars(package).get(name))]
+    assert len(functions) > 5
+    assert all(pickle.loads(pickle.dumps(function)) is function for function in functions)
 
 
 def test_check_fields_names_a_field_of_a_wrong_type() -> None:

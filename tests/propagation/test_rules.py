@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import pocketbayes as pb
 from pocketbayes.posteriors import MeanField
 from pocketbayes.posteriors.gaussian import Gaussian, noise_like, safe_sqrt
-from pocketbayes.propagation.base import Call
+from pocketbayes.posteriors.model_call import Call
 
 DRAWS = 100_000
 

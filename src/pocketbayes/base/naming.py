@@ -46,6 +46,15 @@ def naming_arguments(function: Callable[P, R]) -> Callable[P, R]:
     return named
 
 
+def name_arguments_of(package: str) -> None:
+    """Decorate the functions that a package exports; its modules call the plain ones."""
+    exported = vars(sys.modules[package])
+    for name in exported["__all__"]:
+        if inspect.isfunction(function := exported.get(name)):
+            exported[name] = naming_arguments(function)
+            exported[name].__module__ = package  # where pickle finds it
+
+
 def check_fields(instance: Any) -> None:
     """Reject a dataclass with a value that does not fit its annotation.
 

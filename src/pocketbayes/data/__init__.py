@@ -6,6 +6,7 @@ from disk when fetched. Every data set is described by its `.info`.
 
 from __future__ import annotations
 
+from pocketbayes.base.naming import name_arguments_of
 from pocketbayes.data.dataset import Dataset, Info, class_frequencies, class_weights, collate
 from pocketbayes.data.inputs import read_inputs, scale_inputs
 from pocketbayes.data.registry import folder_of, load, names
@@ -24,3 +25,5 @@ __all__ = [
     "scale_inputs",
     "validate_batch",
 ]
+
+name_arguments_of(__name__)

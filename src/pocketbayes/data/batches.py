@@ -14,11 +14,10 @@ from torch.utils.data import Dataset as TorchDataset
 
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.seeds import derive_seed, seed_generators
-from pocketbayes.data import Info, collate, validate_batch
-from pocketbayes.data.dataset import Arrays, Task
+from pocketbayes.data.dataset import Arrays, Info, Task, collate
 from pocketbayes.data.description import describe_source
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, as_tensor, describe_inputs, split_batch
-from pocketbayes.data.validate import feature_range
+from pocketbayes.data.validate import feature_range, validate_batch
 
 Source = TorchDataset | DataLoader
 

@@ -17,7 +17,6 @@ from torch.utils.data import default_collate
 from typing_extensions import Self
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.pixels import CropFlip, Normalise
 
 if TYPE_CHECKING:
@@ -186,7 +185,6 @@ def collate(batch: Any) -> Any:
     return batch if isinstance(batch, tuple) else default_collate(batch)
 
 
-@naming_arguments
 def class_frequencies(dataset: Dataset) -> Tensor:
     """Return the fraction of labels or pixels of each class, (classes,), without the ignored label."""
     info = getattr(dataset, "info", None)
@@ -202,7 +200,6 @@ def class_frequencies(dataset: Dataset) -> Tensor:
     return counts / counts.sum().clamp(min=1)
 
 
-@naming_arguments
 def class_weights(dataset: Dataset) -> Tensor:
     """Compute `w_c = 1 / ln(1.02 + p_c)`, p_c the frequency of class c (Paszke et al. 2016), at most 50."""
     return 1 / (1.02 + class_frequencies(dataset)).log()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.arrays import read_rows
 from pocketbayes.data.dataset import Info
 from pocketbayes.data.folders import SUFFIXES, centre_crop, read_image, require
@@ -21,7 +20,6 @@ from pocketbayes.data.validate import warn_of_picture
 Array = npt.NDArray[Any]
 
 
-@naming_arguments
 def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     """Return the inputs (n, ...) in a file, ready for `predict`.
 
@@ -59,7 +57,6 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     raise UserError(f"{path}: neither an image ({' '.join(SUFFIXES)}), an array (.npy .npz) nor a table (.csv)")
 
 
-@naming_arguments
 def scale_inputs(x: Tensor, info: Info) -> Tensor:
     """Normalise inputs (n, ...), pixels from 0 to 1 or features, as in the network's training."""
     if info.mean is None or info.std is None:

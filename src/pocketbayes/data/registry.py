@@ -38,7 +38,6 @@ def names() -> list[str]:
     return sorted(LOADERS)
 
 
-@naming_arguments
 def folder_of(data_dir: str | Path | None = None) -> Path:
     """Return the data folder: as given, else the environment variable POCKETBAYES_DATA, else `./data`."""
     return Path(data_dir or os.environ.get("POCKETBAYES_DATA") or "data").expanduser()
@@ -48,7 +47,6 @@ COMMON = ("augment", "subset", "val_fraction", "seed", "download")
 """The options of all data sets."""
 
 
-@naming_arguments
 def load(
     name: str,
     split: Split = "train",

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.dataset import Arrays, Info
 from pocketbayes.data.model_inputs import ModelInput, as_input, tensors_of
 
@@ -36,7 +35,6 @@ MAX_RANGE = 3.0
 """Distance from the training range, in widths of that range."""
 
 
-@naming_arguments
 def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | None = None) -> None:
     """Reject wrong shapes or types, NaN, infinity, and labels outside `0..classes-1` other than `ignore_index`.
 

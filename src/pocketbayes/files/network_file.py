@@ -19,7 +19,6 @@ from pocketbayes.base.arguments import check_path
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.model_lock import copy_model
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
@@ -39,7 +38,6 @@ MALFORMED = (
 """Errors from a file with a valid frame but invalid contents."""
 
 
-@naming_arguments
 def save(net: Net, path: str | Path, *, precision: str | Precision = "lossless", keep_centre: bool = False) -> int:
     """Write all that prediction needs to a file, and return its size in bytes.
 
@@ -90,7 +88,6 @@ class Packed:
         return rebuild(packing.unpack(self.text, dict(self.parts)), model)
 
 
-@naming_arguments
 def load(path: str | Path, model: Models = None, *, skip_damaged: bool = False) -> Net:
     """Read a network.
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.inference.answer import Prediction
@@ -24,7 +23,6 @@ from pocketbayes.network import Net, members
 from pocketbayes.propagation import Ask
 
 
-@naming_arguments
 def fit_stopping(
     net: Net,
     val: Data,

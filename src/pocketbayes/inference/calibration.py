@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, size_of
 from pocketbayes.inference.evaluation import stream
@@ -28,7 +27,6 @@ from pocketbayes.propagation.readout import Readout
 FACTORS = (1e-3, 1e3)
 
 
-@naming_arguments
 def calibrate(
     net: Net,
     val: Data,
@@ -137,7 +135,6 @@ def _nll_by_temperature(net: Net, x: Any, y: Tensor, places: Tensor, ask: Ask) -
     return -(total / weights).clamp(min=torch.finfo(torch.float64).tiny).log(), classes
 
 
-@naming_arguments
 def fit_conformal(
     net: Net, val: Data, *, samples: int = 30, propagation: str | None = None, batch_size: int = 256, seed: int = 0
 ) -> Net:
@@ -179,7 +176,6 @@ def fit_conformal(
     return net
 
 
-@naming_arguments
 def fit_variance_scale(
     net: Net,
     val: Data,

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data import Info
 from pocketbayes.data.description import make_info, read_transform
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
 
 
-@naming_arguments
 def describe(
     net: Net,
     transform: Any = None,

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, info_of, size_of
@@ -22,7 +21,6 @@ from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import Readout
 
 
-@naming_arguments
 def evaluate(
     net: Net,
     data: Data,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import warn
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior
 
@@ -82,7 +81,6 @@ class FirstStds:
         return cls(positions.cpu(), std[positions].float().cpu().clone())
 
 
-@naming_arguments
 def health(net: Net) -> Health:
     """Return how much training changed a network's stds, as recorded by `fit` or from the known initial values.
 

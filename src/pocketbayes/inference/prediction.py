@@ -13,7 +13,6 @@ from torch import Tensor
 from pocketbayes.base.calibration import Calibration
 from pocketbayes.base.errors import MisfitError, UserError, warn
 from pocketbayes.base.model_lock import MODEL_LOCK
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import batch_size_for
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.data.validate import checked_inputs
@@ -26,7 +25,6 @@ from pocketbayes.propagation import Ask, Propagation, find_propagation
 from pocketbayes.propagation.readout import Readout
 
 
-@naming_arguments
 def predict(
     net: Net,
     x: Any,
@@ -185,7 +183,7 @@ class Turn:
         classes = ask.classes if task_of(network.likelihood) == "classification" else "all"
         own = replace(ask, propagation=self.way.name, classes=classes)
         x = network.place(x)
-        with network.predicting(), network.naming_misfits(x):
+        with network.predicting(x):
             for output in self.way.passes(network, x, own, self.numbers):
                 yield Passed(output, self.weight, network.likelihood)
 

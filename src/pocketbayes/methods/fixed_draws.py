@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.seeds import derive_seed
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.methods.recalibration import (
@@ -21,7 +20,6 @@ from pocketbayes.network import Mixture, Network
 from pocketbayes.posteriors import Point
 
 
-@naming_arguments
 def fix_draws(
     net: Network,
     data: Data | None = None,

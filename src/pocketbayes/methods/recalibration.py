@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError, warn
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.network import Net, members
 
@@ -24,7 +23,6 @@ MIN_IMAGES_RELATIVE = 64
 SMALLEST_VARIANCE = 1e-10
 
 
-@naming_arguments
 def recalibrate(net: Net, data: Data, batch_size: int = 256, *, relative_to: Net | None = None) -> None:
     """Set the running mean and variance of every batch norm to those of the network at its posterior mean.
 

@@ -212,7 +212,8 @@ class Layout:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode within the block."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:

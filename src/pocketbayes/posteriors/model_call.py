@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,18 @@ MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
 """Errors that torch raises for inputs of a wrong shape, type or value."""
 OUTPUTS = ("logits", "out", "predictions")
 """Names of the predictions among several outputs of a model."""
+
+
+class Call(NamedTuple):
+    """Several arguments of a model, instead of the usual single tensor."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @staticmethod
+    def unpack(x: Any) -> Call:
+        """Return the call itself, or a call with a single tensor."""
+        return x if isinstance(x, Call) else Call((x,), {})
 
 
 def call_model(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

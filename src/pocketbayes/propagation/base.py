@@ -8,7 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from pocketbayes.base.seeds import pass_seed
 from pocketbayes.data.model_inputs import ModelInput
 from pocketbayes.posteriors import Posterior
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian, RuleTable
+from pocketbayes.posteriors.model_call import Call
 from pocketbayes.propagation.readout import Readout
 
 if TYPE_CHECKING:
@@ -102,23 +103,6 @@ def check_classes(classes: Any) -> None:
     known = ("predicted", "margin", "all", "covariance")
     if not isinstance(classes, str) or (classes not in known and not re.fullmatch(r"top-[1-9]\d*", classes)):
         raise UserError(f"classes must be {CLASSES}, not {classes!r}")
-
-
-class Call(NamedTuple):
-    """Several arguments of a model, instead of the usual single tensor."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @staticmethod
-    def pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a single positional argument itself, or all arguments as a call."""
-        return args[0] if len(args) == 1 and not kwargs and not isinstance(args[0], Call) else Call(args, kwargs)
-
-    @staticmethod
-    def unpack(x: Any) -> Call:
-        """Return the call itself, or a call with a single tensor."""
-        return x if isinstance(x, Call) else Call((x,), {})
 
 
 class Propagation(ABC):

@@ -20,7 +20,6 @@ import torch
 
 from pocketbayes.base import atomic
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.plain import finite
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.metrics import flops
@@ -38,7 +37,6 @@ SCRIPTS = ("elements", "charts", "data", "overview", "calibration", "shift", "we
 """Scripts in the order in which they run; page.js comes last."""
 
 
-@naming_arguments
 def report(runs: Paths, out: str | Path = "report.html", figures: str | Path | None = None) -> Path:
     """Write one self-contained HTML page that compares runs, and return its path.
 

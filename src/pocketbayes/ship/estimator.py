@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from typing_extensions import Self
 
 from pocketbayes import models
-from pocketbayes.data import collate
+from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.batches import as_source
+from pocketbayes.data.dataset import collate
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.prediction import predict
 from pocketbayes.likelihoods import Categorical, GaussianNoise, Likelihood
@@ -112,7 +113,7 @@ class _PocketEstimator(BaseEstimator):
         before = checkpoint.random_state()  # of torch, numpy and Python, restored for the caller
         try:
             torch.manual_seed(self._seed)
-            self.net_: Net = fit(
+            self.net_: Net = naming_arguments(fit)(
                 self._method(),
                 self._make_model(outputs),
                 train,
@@ -157,7 +158,7 @@ class _PocketEstimator(BaseEstimator):
     def _predict(self, X: Any) -> Prediction:
         check_is_fitted(self)
         checked = validate_data(self, X, reset=False, dtype=np.float64)
-        return predict(self.net_, self._inputs(checked), self.samples, seed=self._seed)
+        return naming_arguments(predict)(self.net_, self._inputs(checked), self.samples, seed=self._seed)
 
 
 @dataclass(repr=False, eq=False)

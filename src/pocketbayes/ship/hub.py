@@ -17,7 +17,6 @@ from torch import nn
 from pocketbayes import models
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.files.network_file import load, save
@@ -28,7 +27,6 @@ CARD = "README.md"
 TASKS = {"segmentation": "image-segmentation", "regression": "tabular-regression"}
 
 
-@naming_arguments
 def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float] | None = None) -> Path:
     """Write the network, its description and a model card to a folder, and return the folder.
 
@@ -46,7 +44,6 @@ def save_pretrained(net: Net, folder: str | Path, *, figures: Mapping[str, float
     return folder
 
 
-@naming_arguments
 def push_to_hub(
     net: Net,
     repo_id: str,
@@ -76,7 +73,6 @@ def push_to_hub(
     return str(commit)
 
 
-@naming_arguments
 def from_pretrained(
     name: str | Path,
     model: nn.Module | None = None,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from pocketbayes.base.arguments import checked_shares
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.model_lock import copy_model
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
 from pocketbayes.data.batches import Data, as_source, batches
@@ -36,7 +35,6 @@ ERROR_RATIO, ERROR_MARGIN = 2.0, 0.03
 """A member is far worse than the rest if its error exceeds `ratio * median + margin`."""
 
 
-@naming_arguments
 def mixture(
     parts: Sequence[Part],
     weights: Sequence[float] | None = None,

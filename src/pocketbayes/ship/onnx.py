@@ -21,7 +21,6 @@ from pocketbayes import models
 from pocketbayes.base.arguments import check_path
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, made_up, tensors_of
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.model_call import accepted
@@ -37,7 +36,6 @@ MAX_FOLDED_ENTRIES = 64
 """Largest number of entries of a tensor computed at export; larger ones, such as decoded weights, stay nodes."""
 
 
-@naming_arguments
 def export_onnx(
     net: Net,
     path: str | Path,

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.seeds import repeat_seed
 from pocketbayes.data.batches import Data, as_source, batches
 from pocketbayes.inference.curves import pruned
@@ -58,7 +57,6 @@ class Search:
     trials: tuple[Trial, ...]
 
 
-@naming_arguments
 def search_beta(
     method: VariationalMethod,
     model: nn.Module,

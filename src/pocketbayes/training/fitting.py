@@ -13,7 +13,6 @@ from torch import nn
 from pocketbayes import methods, models
 from pocketbayes.base.arguments import check_path, check_seed
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import hold
 from pocketbayes.base.seeds import seed_generators
@@ -31,7 +30,6 @@ from pocketbayes.training.settings import Training
 from pocketbayes.training.tuning import tune_steps
 
 
-@naming_arguments
 def fit(
     method: Method | str,
     model: nn.Module,
@@ -164,7 +162,6 @@ def _method(method: Any, model: Any, **settings: Any) -> Method:
     return methods.make(method, **settings) if isinstance(method, str) else method
 
 
-@naming_arguments
 def bayesianize(
     model: nn.Module,
     method: Method | str = "bbb",

@@ -71,7 +71,7 @@ class Loop:
         epochs = self.training.epochs
         run.bar.begin(f"{run.stage.name} epoch {at.epoch + 1}/{epochs}, batch", steps, (epochs - at.epoch - 1) * steps)
         run.bar.advance(at.step)
-        self.draws_nothing = False
+        self.draws_nothing, self.has_batch_norm = False, has_batch_norm(self.network)
         if self.training.freeze_batch_norm:
             batch_norms_to_eval(self.network)
         for x, y in batches(
@@ -183,7 +183,7 @@ class Loop:
         run, size = self.run, sum(len(inputs) for inputs, _ in parts)
         samples = self.method.train_samples if self.network.is_random else 1
         paired = self.method.antithetic and self.network.is_random
-        if paired and samples == 1 and not has_batch_norm(self.network):  # batch norm needs the whole batch
+        if paired and samples == 1 and not self.has_batch_norm:  # batch norm needs the whole batch
             parts = [half for inputs, targets in parts for half in zip(inputs.chunk(2), targets.chunk(2))]
         synced = self.training.sync_batch_norm and run.team.size > 1
         joint = JointBatchNorm(run.team, counted=weight > 0) if synced else nullcontext()

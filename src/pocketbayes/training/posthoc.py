@@ -69,8 +69,7 @@ def with_curvature_stds(
         raise UserError(f"examples={examples} must be at least {used}, the number of examples used for curvature")
     field = MeanFieldVI(bayesian_bias=method.bayesian_bias, select=method.select).init(model).eval()
     if field.likelihood is None:
-        _, y = next(iter(batches(source, 1)))
-        field.likelihood = default_likelihood("regression" if y.is_floating_point() else "classification")
+        field.likelihood = default_likelihood(source)
     scale = float(start.mean.square().mean().sqrt()) or 1.0
     deltas = [(factor * scale) ** -2 for factor in PRIOR_SCALES] if delta is None else [delta]
     with display(progress) as bar:

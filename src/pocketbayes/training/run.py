@@ -139,8 +139,10 @@ class FitRun:
         if found is None:
             net = self.method.start(self.model)
             for network in members(net):
-                if self.given_likelihood is not None or network.likelihood is None:
-                    network.likelihood = copy.deepcopy(self.given_likelihood) or self._default_likelihood()
+                if self.given_likelihood is not None:
+                    network.likelihood = copy.deepcopy(self.given_likelihood)
+                elif network.likelihood is None:
+                    network.likelihood = default_likelihood(self.train, self.info)
             self._seed_rank(self.seed)
             tree = None
         else:
@@ -384,9 +386,3 @@ class FitRun:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(lines) > self.at.lines:  # atomically, since a run may be killed here
             atomic.write_atomically(path, lambda file: file.write(b"".join(lines[: self.at.lines])))
-
-    def _default_likelihood(self) -> Likelihood:
-        if self.info is not None:
-            return default_likelihood(self.info.task, self.info.ignore_index)
-        _, y = next(batches(self.train, 1))
-        return default_likelihood("regression" if y.is_floating_point() else "classification")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.network import Net, Network, members
 
 FREE = (
@@ -268,7 +267,6 @@ class Plateau:
                 self.factor, self.waited = self.factor * training.gamma, 0
 
 
-@naming_arguments
 def parameter_groups(net: Net, lr: float, std_lr: float | None = None, weight_decay: float = 0.0) -> list[dict]:
     """Return parameter groups for your own optimiser: means and points, then stds without weight decay.
 
@@ -281,9 +279,10 @@ def parameter_groups(net: Net, lr: float, std_lr: float | None = None, weight_de
     """
     if not lr > 0 or not (std_lr is None or std_lr > 0):
         raise UserError(f"lr and std_lr must be positive, not {lr} and {std_lr}")
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     stds = [parameter for network in members(net) for parameter in network.posterior.std_parameters()]
     special = {id(parameter) for parameter in stds}
-    others = [p for p in net.parameters() if id(p) not in special and p.requires_grad]
+    others = [parameter for parameter in trained if id(parameter) not in special]
     groups = [{"params": others, "lr": lr, "weight_decay": weight_decay}]
     if stds:
         groups.append({"params": stds, "lr": lr if std_lr is None else std_lr, "weight_decay": 0.0})

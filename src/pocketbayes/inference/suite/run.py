@@ -11,7 +11,6 @@ import torch
 
 from pocketbayes import models
 from pocketbayes.base.errors import UnknownNameError, UserError
-from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data, Source, as_source, info_of, size_of
@@ -37,7 +36,6 @@ Corrupted = Callable[[str, int], Source | None]
 """A function from a corruption's name and severity to ready-made images, or None."""
 
 
-@naming_arguments
 def evaluate_suite(
     net: Net,
     data: Data,

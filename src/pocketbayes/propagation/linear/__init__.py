@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.propagation.base import Ask, Call, Propagation
+from pocketbayes.posteriors.model_call import Call
+from pocketbayes.propagation.base import Ask, Propagation
 from pocketbayes.propagation.linear.delta import linearise
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ class Linear(Propagation):
 
     def run(self, net: Network, x: Any, ask: Ask) -> Any:
         """Run the model once forwards, and backwards once per variance that `ask.classes` requests."""
-        call = Call.unpack(x)
-        values = (*call.args, *call.kwargs.values())
+        values = (*x.args, *x.kwargs.values()) if isinstance(x, Call) else (x,)
         if len(values) != 1:
             raise UserError(f"propagation='linear' is for models of one input, not {len(values)}: use 'sample'")
         (value,) = values

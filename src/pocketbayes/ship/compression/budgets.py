@@ -9,7 +9,7 @@ from torch import nn
 
 from pocketbayes.base.arguments import check_path
 from pocketbayes.base.errors import UserError
-from pocketbayes.base.naming import fits, naming_arguments
+from pocketbayes.base.naming import fits
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data
 from pocketbayes.files.packing import Precision
@@ -30,7 +30,6 @@ FALLBACK_PRECISIONS = (
 """Precisions for posteriors that codes cannot represent: dropout, low-rank and Kronecker-factored covariances."""
 
 
-@naming_arguments
 def compress(
     net: Net | nn.Module,
     train: Data,
