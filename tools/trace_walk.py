@@ -3,8 +3,7 @@
 python tools/trace_walk.py [--out walk.json]
 
 A room is an entry directly under `pocketbayes/`. A walk lists the functions of a call in the order of their first call.
-A change is a step from one room to another; a return is a step to a room that was left before. The wrapper that public
-functions have at the package's door, which acts only after an error, is not a step.
+A change is a step from one room to another; a return is a step to a room that was left before.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 TARGETS = {"fit": (75, 68), "predict": (25, 21), "save": (10, 6), "compress": (115, 101), "evaluate": (83, 71)}
 """Target numbers of changes and returns."""
-DOOR = "base/naming.py"
 
 
 class Walk:
@@ -38,10 +36,7 @@ class Walk:
         if event != "call" or code in self.seen or not code.co_filename.startswith(self.package):
             return
         self.seen.add(code)
-        module = code.co_filename[len(self.package) :]
-        if module == DOOR:
-            return
-        room = module.split("/")[0].removesuffix(".py")
+        room = code.co_filename[len(self.package) :].split("/")[0].removesuffix(".py")
         if not self.rooms or self.rooms[-1] != room:
             self.rooms.append(room)
 

@@ -17,7 +17,7 @@ from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.calibration import calibrate, fit_conformal, fit_variance_scale
 from pocketbayes.inference.describing import describe
 from pocketbayes.inference.evaluation import evaluate
-from pocketbayes.inference.health import Health, health
+from pocketbayes.inference.health import health
 from pocketbayes.inference.prediction import predict
 from pocketbayes.inference.stopping import Stopping
 from pocketbayes.inference.suite import evaluate_suite
@@ -47,6 +47,7 @@ from pocketbayes.methods.recalibration import recalibrate
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Census, Posterior
 from pocketbayes.posteriors.gaussian import Gaussian
+from pocketbayes.posteriors.health import Health
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.propagation import Ask, Propagation, register_moment_rule
 from pocketbayes.reporting import report

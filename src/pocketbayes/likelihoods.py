@@ -18,6 +18,7 @@ from pocketbayes.base.naming import naming_arguments
 from pocketbayes.base.registry import Registry
 from pocketbayes.data.batches import Source, batches
 from pocketbayes.data.dataset import Info
+from pocketbayes.posteriors.coding import Described
 from pocketbayes.posteriors.gaussian import Correlated, Gaussian
 from pocketbayes.propagation.base import check_output
 
@@ -35,7 +36,7 @@ LIKELIHOODS: Registry[type[Likelihood]] = Registry("likelihood")
 """Every likelihood by name; subclasses of `Likelihood` with a `name` are registered when they are defined."""
 
 
-class Likelihood(nn.Module, ABC):
+class Likelihood(Described, ABC):
     """p(y | output): the noise model of the data.
 
     A subclass must define `nll`. One without a `name` is saved under the name of its nearest named parent.
@@ -79,11 +80,6 @@ class Likelihood(nn.Module, ABC):
     def outputs_for(self, targets: int) -> int:
         """Return the number of outputs for targets of this size."""
         return targets
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments that, with the module's tensors, rebuild the likelihood."""
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: vars(self)[name] for name in names if name in vars(self)}
 
 
 class Categorical(Likelihood):
@@ -261,7 +257,7 @@ def match_target(mean: Tensor, target: Tensor) -> Tensor:
     return target.reshape(mean.shape)
 
 
-def check_target(likelihood: nn.Module | None, shape: Sequence[int], target: Tensor) -> None:
+def check_target(likelihood: Likelihood | None, shape: Sequence[int], target: Tensor) -> None:
     """Reject targets of another kind or shape than outputs (n, ...), and labels outside their classes.
 
     Raises:
@@ -312,7 +308,7 @@ def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
     return likelihood
 
 
-def task_of(likelihood: nn.Module | None) -> Task:
+def task_of(likelihood: Likelihood | None) -> Task:
     """Return the task of a network's outputs; a network without a likelihood is a classifier."""
     return likelihood.task if isinstance(likelihood, Likelihood) else "classification"
 

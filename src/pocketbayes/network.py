@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -23,7 +23,9 @@ from pocketbayes.base.model_lock import MODEL_LOCK, copy_model
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import ModelInput
+from pocketbayes.likelihoods import Likelihood
 from pocketbayes.posteriors import Census, Posterior
+from pocketbayes.posteriors.health import FirstStds, Health
 from pocketbayes.posteriors.layout import Layout, evaluating, no_checkpointing, weights_in_place
 from pocketbayes.posteriors.model_call import Call, naming_misfits
 from pocketbayes.posteriors.priors import Normal, Prior
@@ -32,9 +34,6 @@ from pocketbayes.propagation.base import WeightPropagation
 from pocketbayes.propagation.linear.delta import Linearised, linearise
 from pocketbayes.propagation.moments.table import NoRuleError, module_of
 from pocketbayes.propagation.plan import Plan, count_uses
-
-if TYPE_CHECKING:
-    from pocketbayes.inference.health import FirstStds, Health
 
 _NETWORKS: WeakValueDictionary[int, Network] = WeakValueDictionary()
 
@@ -75,7 +74,7 @@ class Network(nn.Module):
         posterior: Posterior,
         *,
         prior: Prior | None = None,
-        likelihood: nn.Module | None = None,
+        likelihood: Likelihood | None = None,
         propagation: str = "sample",
         input_var: float = 0.0,
     ) -> None:

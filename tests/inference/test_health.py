@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import pocketbayes as pb
-from pocketbayes.inference.health import FirstStds, rank_correlation
+from pocketbayes.posteriors.health import FirstStds, rank_correlation
 
 
 def network(**settings: object) -> pb.Network:

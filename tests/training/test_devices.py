@@ -90,7 +90,7 @@ def fitted(every: int, monkeypatch: pytest.MonkeyPatch, examples: int = 96, **se
     return pb.fit(pb.MeanFieldVI(), model, data(examples), batch_size=4, progress=False, **settings)
 
 
-@pytest.mark.filterwarnings("ignore::pocketbayes.inference.health.StdsNotLearnedWarning")
+@pytest.mark.filterwarnings("ignore::pocketbayes.posteriors.health.StdsNotLearnedWarning")
 @pytest.mark.parametrize("every", [1, 8])
 def test_fit_reads_numbers_once_in_many_steps(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
@@ -101,7 +101,7 @@ def test_fit_reads_numbers_once_in_many_steps(every: int, monkeypatch: pytest.Mo
     assert counts[1] - counts[0] == 40 // every
 
 
-@pytest.mark.filterwarnings("ignore::pocketbayes.inference.health.StdsNotLearnedWarning")
+@pytest.mark.filterwarnings("ignore::pocketbayes.posteriors.health.StdsNotLearnedWarning")
 def test_fit_does_not_depend_on_when_numbers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weights = [], []
     for every in (1, 7):

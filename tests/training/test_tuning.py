@@ -16,7 +16,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.training import tuning
 from pocketbayes.training.compiling import calling
 
-pytestmark = pytest.mark.filterwarnings("ignore::pocketbayes.inference.health.StdsNotLearnedWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::pocketbayes.posteriors.health.StdsNotLearnedWarning")
 
 
 def model() -> nn.Module:

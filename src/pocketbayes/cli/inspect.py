@@ -16,9 +16,9 @@ from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
 from pocketbayes.files.network_file import posterior_in, read
 from pocketbayes.files.pocket import sizes
-from pocketbayes.inference.health import Health
 from pocketbayes.methods.sparsity import describe_sparsity
 from pocketbayes.posteriors import Census, Posterior
+from pocketbayes.posteriors.health import Health
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.reporting.table import table, write
 

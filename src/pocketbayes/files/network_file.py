@@ -24,9 +24,9 @@ from pocketbayes.data import Info
 from pocketbayes.files import container, packing, pocket
 from pocketbayes.files.packing import Precision
 from pocketbayes.files.pocket import damaged_members
-from pocketbayes.inference.health import FirstStds, Health
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors import Posterior, priors
+from pocketbayes.posteriors.health import FirstStds, Health
 from pocketbayes.posteriors.layout import Layout
 
 Models = nn.Module | Sequence[nn.Module] | None
@@ -145,10 +145,10 @@ def describe(net: Net) -> dict[str, Any]:
         "model": None if spec is None else {"name": spec.name, "args": dict(spec.args)},
         "model_class": type(net.model).__name__,
         "state": state,
-        "posterior": _module(net.posterior),
+        "posterior": net.posterior.described(),
         "layout": net.layout.to_json(),
-        "prior": _module(net.prior),
-        "likelihood": None if net.likelihood is None else _module(net.likelihood),
+        "prior": net.prior.described(),
+        "likelihood": None if net.likelihood is None else net.likelihood.described(),
         "propagation": propagation,
         "input_var": net.input_var,
         "data": None if net.info is None else net.info.to_json(),
@@ -242,10 +242,6 @@ def _without_centres(tree: dict[str, Any], keep: bool) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def _module(module: Any) -> dict[str, Any]:
-    return {"name": module.name, "config": module.config(), "tensors": dict(module.state_dict())}
 
 
 def _module_for(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> nn.Module:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.inference.answer import Prediction
@@ -32,7 +32,7 @@ class Passed:
 
     output: Tensor
     weight: float = 1.0
-    likelihood: nn.Module | None = None
+    likelihood: Likelihood | None = None
 
 
 class Passes(ABC):

@@ -17,6 +17,7 @@ from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.naming import check_fields
 from pocketbayes.base.process_group import ProcessGroup
 from pocketbayes.base.registry import Registry
+from pocketbayes.likelihoods import Likelihood
 from pocketbayes.models.registry import recognise
 from pocketbayes.network import Mixture, Net, Network
 from pocketbayes.posteriors import Posterior
@@ -321,7 +322,7 @@ class Start:
     layout: Layout
     mean: Tensor
     std: Tensor | None
-    likelihood: nn.Module | None
+    likelihood: Likelihood | None
 
     @classmethod
     def of(cls, model: nn.Module, bayesian_bias: bool = False, select: str | None = None) -> Start:

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from pocketbayes.base.errors import UserError
 from pocketbayes.base.randomness import Randomness
 from pocketbayes.base.registry import Registry
-from pocketbayes.posteriors.coding import KINDS, UNDECLARED, Coding, check_tensors
+from pocketbayes.posteriors.coding import KINDS, UNDECLARED, Coding, Described, check_tensors
 from pocketbayes.posteriors.gaussian import Gaussian, RuleTable
 from pocketbayes.posteriors.layout import Layout
 from pocketbayes.posteriors.priors import Prior
@@ -72,7 +72,7 @@ FIXED = "not trained"
 """Key in a config for the floating-point buffers, which must not be restored as parameters."""
 
 
-class Posterior(nn.Module, ABC):
+class Posterior(Described, ABC):
     """A distribution q(w) over the weights of a layout, and how it is stored.
 
     A subclass must define `moments`. Its parameters and buffers, with `config`, rebuild it.

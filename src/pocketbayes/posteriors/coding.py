@@ -1,14 +1,15 @@
-"""Declarations of a storage's tensors (role, shape, range), by which files are packed and checked."""
+"""How files describe modules, and declarations of a storage's tensors (role, shape, range)."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pocketbayes.base.errors import UserError
 
@@ -56,6 +57,21 @@ UNDECLARED = Coding("mean")
 """The default for undeclared tensors: finite, with the precision of means."""
 MEAN = Coding("mean", ("weights",))
 FIXED_MEAN = Coding("mean", ("weights",), trained=False)
+
+
+class Described(nn.Module):
+    """A module that files describe by its name, settings and tensors."""
+
+    name: ClassVar[str]
+
+    def config(self) -> dict[str, Any]:
+        """Return the constructor's arguments that, with the module's tensors, rebuild it."""
+        names = inspect.signature(type(self).__init__).parameters
+        return {name: vars(self)[name] for name in names if name in vars(self)}
+
+    def described(self) -> dict[str, Any]:
+        """Return what a file holds of the module."""
+        return {"name": self.name, "config": self.config(), "tensors": dict(self.state_dict())}
 
 
 def raw_std(*shape: str, optional: bool = False) -> Coding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,13 +12,12 @@ from torch import Tensor, nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
+from pocketbayes.posteriors.coding import Described
 from pocketbayes.posteriors.fused import NormalKL, normal_kl, wide_type
 
 
-class Prior(nn.Module, ABC):
+class Prior(Described, ABC):
     """A distribution over n independent weights."""
-
-    name: str
 
     @abstractmethod
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
@@ -41,11 +39,6 @@ class Prior(nn.Module, ABC):
     def complete(self) -> bool:
         """Whether `kl` can be computed: a file may omit what prediction does not need."""
         return True
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments that, with the module's tensors, rebuild the prior."""
-        names = inspect.signature(type(self).__init__).parameters
-        return {name: vars(self)[name] for name in names if name in vars(self)}
 
 
 class Normal(Prior):

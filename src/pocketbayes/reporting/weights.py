@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from pocketbayes.files import network_file as artifact
-from pocketbayes.inference.health import Health
 from pocketbayes.posteriors import Posterior
+from pocketbayes.posteriors.health import Health
 from pocketbayes.posteriors.shared_plane import SharedPlane
 
 if TYPE_CHECKING:

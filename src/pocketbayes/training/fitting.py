@@ -19,10 +19,10 @@ from pocketbayes.base.seeds import seed_generators
 from pocketbayes.data import Info
 from pocketbayes.data.batches import Data, as_source, describe_training
 from pocketbayes.data.validate import check_tables
-from pocketbayes.inference.health import FirstStds
 from pocketbayes.likelihoods import Likelihood
 from pocketbayes.methods import SWAG, Deterministic, Laplace, Method, VariationalMethod
 from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.health import FirstStds
 from pocketbayes.training.checks import Signals, TrainingError
 from pocketbayes.training.posthoc import with_curvature_stds
 from pocketbayes.training.run import FitRun

@@ -29,10 +29,10 @@ from pocketbayes.base.seeds import derive_seed, rank_seed, seed_generators, turn
 from pocketbayes.data import Info
 from pocketbayes.data.batches import batches, size_of, steps_per_epoch
 from pocketbayes.files import network_file as artifact
-from pocketbayes.inference.health import FirstStds, measure_health, tell_health
 from pocketbayes.likelihoods import Likelihood, default_likelihood
 from pocketbayes.methods import Method, Stage
 from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.health import FirstStds, Health, measure_health, tell_health
 from pocketbayes.training import checkpoint
 from pocketbayes.training.averages import Averages
 from pocketbayes.training.checkpoint import Progress, check_optimizer, check_progress, check_random, part
@@ -159,13 +159,15 @@ class FitRun:
             self.at = Progress(stage=number + 1, lines=self.at.lines)
             self.best = None
         self._check_finite(net)
+        each = []
         for network in members(net):
             network.info, network.method = self.info, self.method.name
             network.health = measure_health(network.posterior, network.first_stds)
+            each.append(network.health)
         if self.folder and self.fabric.is_global_zero:
             artifact.save(net, self.folder / MODEL_FILE)
         if self.fabric.is_global_zero:
-            tell_health(net, self.bar.line)
+            tell_health(Health.average(each), self.bar.line)
         return net.eval()
 
     def _rebuild(self, described: Mapping[str, Any]) -> Net:
