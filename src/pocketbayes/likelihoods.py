@@ -258,11 +258,7 @@ def match_target(mean: Tensor, target: Tensor) -> Tensor:
 
 
 def check_target(likelihood: Likelihood | None, shape: Sequence[int], target: Tensor) -> None:
-    """Reject targets of another kind or shape than outputs (n, ...), and labels outside their classes.
-
-    Raises:
-        UserError: With the first label that does not fit, and its place.
-    """
+    """Reject targets of another kind or shape than outputs (n, ...), and labels outside their classes."""
     task = task_of(likelihood)
     if task == "other":
         return
@@ -296,11 +292,7 @@ def check_target(likelihood: Likelihood | None, shape: Sequence[int], target: Te
 
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:
-    """Rebuild the likelihood that `name`, `config()` and the module's tensors describe.
-
-    Raises:
-        UnknownNameError: If no class of that name is defined.
-    """
+    """Rebuild the likelihood that `name`, `config()` and the module's tensors describe."""
     kind = LIKELIHOODS.find(name)
     given = {**config, **{key: value for key, value in tensors.items() if key in inspect.signature(kind).parameters}}
     likelihood = kind(**given)

@@ -13,32 +13,20 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 
 
 def check_seed(seed: Any) -> int:
-    """Return a seed that every random generator accepts.
-
-    Raises:
-        UserError: If it is not a 64-bit integer.
-    """
+    """Return a seed that every random generator accepts."""
     if not isinstance(seed, Integral) or not -(1 << 63) <= int(seed) < 1 << 63:
         raise UserError(f"seed must be a 64-bit integer, not {seed!r}")
     return int(seed)
 
 
 def check_choice(what: str, value: object, known: Collection[str]) -> None:
-    """Reject a value that is none of the known names.
-
-    Raises:
-        UnknownNameError: If it is not; the message lists the known names.
-    """
+    """Reject a value that is none of the known names."""
     if value not in known:
         raise UnknownNameError(what, value, known)
 
 
 def check_path(path: Any, what: str) -> Path:
-    """Return the path of a file or folder.
-
-    Raises:
-        UserError: If it is not a path.
-    """
+    """Return the path of a file or folder."""
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"{what} must be a path, not {path!r}")
     text = os.fsdecode(path)
@@ -48,11 +36,7 @@ def check_path(path: Any, what: str) -> Path:
 
 
 def checked_shares(weights: Sequence[float], count: int) -> tuple[float, ...] | None:
-    """Return the weights of a mixture, or None if they are all equal.
-
-    Raises:
-        UserError: If there is not one non-negative number per network, or if they do not sum to 1.
-    """
+    """Return the weights of a mixture, or None if they are all equal."""
     try:
         values = tuple(float(weight) for weight in weights)
     except (TypeError, ValueError):

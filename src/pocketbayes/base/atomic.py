@@ -42,11 +42,7 @@ def write_atomically(path: str | Path, content: str | bytes | Callable[[Any], ob
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError within the block into a message that names the file and the reason.
-
-    Raises:
-        UserError: If the disk is full, read-only or gone.
-    """
+    """Turn an OSError within the block into a message that names the file and the reason."""
     try:
         yield
     except OSError as error:

@@ -56,11 +56,7 @@ def name_arguments_of(package: str) -> None:
 
 
 def check_fields(instance: Any) -> None:
-    """Reject a dataclass with a value that does not fit its annotation.
-
-    Raises:
-        UserError: With the first such field.
-    """
+    """Reject a dataclass with a value that does not fit its annotation."""
     kind: type = type(instance)
     for name, hint in _hints_of_fields(kind).items():
         if not fits(value := getattr(instance, name), hint):

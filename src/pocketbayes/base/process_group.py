@@ -30,10 +30,6 @@ class ProcessGroup:
     """The group of processes that this one belongs to; by default a group of one.
 
     Every process of the group must call the collective methods in the same order.
-
-    Attributes:
-        rank: The number of this process.
-        size: The number of processes.
     """
 
     rank: int = 0

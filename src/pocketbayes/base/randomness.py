@@ -65,11 +65,7 @@ class Randomness:
 
 
 class Redirection(TorchDispatchMode):
-    """A mode in which operations without a generator argument draw from a `Randomness`.
-
-    Attributes:
-        drew: Whether any operation drew.
-    """
+    """A mode in which operations without a generator argument draw from a `Randomness`."""
 
     def __init__(self, randomness: Randomness) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -21,22 +21,14 @@ class Registry(dict[str, Entry]):
         self.kind = kind
 
     def join(self, name: str, entry: Entry) -> None:
-        """Add an entry; a class that is redefined, as in a notebook, replaces the previous one.
-
-        Raises:
-            UserError: If another class has the name.
-        """
+        """Add an entry; a class that is redefined, as in a notebook, replaces the previous one."""
         known = self.get(name)
         if known is not None and _path(known) != _path(entry):
             raise UserError(f"the {self.kind} name {name!r} is taken by {_path(known)}: give {_path(entry)} another")
         self[name] = entry
 
     def find(self, name: str) -> Entry:
-        """Return the entry of a name.
-
-        Raises:
-            UnknownNameError: If no class has it, or if the module that defines it was not imported.
-        """
+        """Return the entry of a name."""
         if not isinstance(name, str) or name not in self:
             raise UnknownNameError(self.kind, str(name), tuple(self), HINT)
         return self[name]

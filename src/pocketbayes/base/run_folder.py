@@ -42,9 +42,6 @@ def hold(folder: Path) -> Iterator[None]:
 
     The operating system releases the lock when the process ends, even if it is killed. On a file system without locks,
     the text in the lock file decides.
-
-    Raises:
-        UserError: If another run holds the folder; the message names its process and machine.
     """
     with atomic.writing(folder):
         path, holder = folder.resolve() / LOCK_FILE, (os.getpid(), threading.get_ident())

@@ -115,9 +115,6 @@ def import_parts(module: str) -> None:
 
     Args:
         module: A name, looked for in the current folder too, or the path of a file.
-
-    Raises:
-        UserError: If the module is not found or does not run.
     """
     file = Path(module)
     folder, name = (file.parent, file.stem) if file.suffix == ".py" else (Path(), module)

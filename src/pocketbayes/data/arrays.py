@@ -22,11 +22,7 @@ Array = npt.NDArray[Any]
 
 
 def read_csv(path: Path, labelled: bool = True) -> dict[str, npt.NDArray[Any]]:
-    """Return the features `x` and, from the last column, the targets `y`; without labels all columns are features.
-
-    Raises:
-        UserError: If a row has another number of columns than the headings, or a feature is not a number.
-    """
+    """Return the features `x` and, from the last column, the targets `y`; without labels all columns are features."""
     headings, rows = _cells(path)
     features = len(headings) - labelled
     if not rows or features < 1:
@@ -47,9 +43,6 @@ def read_rows(path: Path, info: Info) -> npt.NDArray[np.float64]:
 
     Columns are found by the features' names, in any order, if both the network and the table have names. Otherwise they
     must have the order of the training data, and only the target may follow them.
-
-    Raises:
-        UserError: If a feature is missing, or the table has another number of columns.
     """
     headings, rows = _cells(path)
     features = info.input_shape[0]
@@ -68,11 +61,7 @@ def read_rows(path: Path, info: Info) -> npt.NDArray[np.float64]:
 
 
 def find_columns(headings: Sequence[str], features: Sequence[str], where: str) -> list[int]:
-    """Return the positions of a network's features; warn if their order differs from training or columns are left out.
-
-    Raises:
-        UserError: If a feature is missing.
-    """
+    """Return the positions of a network's features; warn if their order differs or columns are left out."""
     if missing := [name for name in features if name not in headings]:
         raise UserError(
             f"{where}: no column {_listed(missing)}, which the network was trained on; "

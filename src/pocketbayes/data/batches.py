@@ -37,11 +37,7 @@ VALUES_IN_FLIGHT = 32 * 3 * 224 * 224
 
 
 def as_source(value: Any) -> Source:
-    """Convert a data set, a loader or a pair (x, y) of arrays to a source for `batches`.
-
-    Raises:
-        UserError: If it is none of these, or is empty.
-    """
+    """Convert a data set, a loader or a pair (x, y) of arrays to a source for `batches`."""
     if isinstance(value, (tuple, list)) and len(value) == 2:
         x, y = as_input(value[0]), as_tensor(value[1], "the targets")
         if len(x) != len(y):
@@ -117,9 +113,6 @@ def batches(
             so that all processes take the same number of steps (see `share`).
         world: The number of processes.
         workers: Processes that load data.
-
-    Raises:
-        UserError: If a batch does not match its description; the message names the example.
     """
     info = info_of(source)
     if isinstance(source, DataLoader):

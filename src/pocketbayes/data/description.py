@@ -127,11 +127,7 @@ def make_info(
     classes: Iterable[str] | int | None,
     known: Info | None = None,
 ) -> Info:
-    """Build an `Info` from parts; missing ones are taken from `known`.
-
-    Raises:
-        UserError: If no shape is known, or the shape contradicts the transform.
-    """
+    """Build an `Info` from parts; missing ones are taken from `known`."""
     if input_shape is None and prepared is not None and prepared.size is not None:
         input_shape = (
             prepared.channels or max(3 if len(prepared.mean) == 1 else 0, len(prepared.mean)),
@@ -251,9 +247,6 @@ def match_preprocessing(other: Dataset, own: Info) -> Dataset:
 
     Images get the size and normalisation, tables the scale of features and targets. Settings that already match, or
     that `own` does not specify, are unchanged.
-
-    Raises:
-        UserError: If images have another number of channels.
     """
     if isinstance(other, Pictures) and len(own.input_shape) == 3:
         (channels, *size), shape = own.input_shape, other.info.input_shape
@@ -274,11 +267,7 @@ def match_preprocessing(other: Dataset, own: Info) -> Dataset:
 
 
 def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
-    """Relabel image files in the order of the network's class names, of which some may be missing.
-
-    Raises:
-        UserError: If a folder is not named after one of the classes.
-    """
+    """Relabel image files in the order of the network's class names, of which some may be missing."""
     names, known = files.info.class_names, own.class_names
     if names is None or known is None or names == known:
         return files
@@ -293,11 +282,7 @@ def match_classes(files: ImageFiles, own: Info) -> ImageFiles:
 
 
 def match_features(other: Dataset, own: Info) -> Dataset:
-    """Put the columns of a table in the order of the network's features, if both have names.
-
-    Raises:
-        UserError: If a feature is missing.
-    """
+    """Put the columns of a table in the order of the network's features, if both have names."""
     names = other.info.features
     if not isinstance(other, Arrays) or None in (names, own.features) or names == own.features:
         return other

@@ -170,9 +170,6 @@ def find_part(request: Request, root: Path, holds_data: Callable[[Path], bool], 
         root: The tree.
         holds_data: Returns whether a folder contains data.
         layout: The expected contents of such a folder, for error messages.
-
-    Raises:
-        UserError: If the tree contains no data, or not the split.
     """
     if not (root / "train").is_dir():
         if not holds_data(root):

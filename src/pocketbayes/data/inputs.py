@@ -31,9 +31,6 @@ def read_inputs(path: str | Path, info: Info | None) -> Tensor:
     Args:
         path: The file.
         info: The description of the network's data, `net.info`; None leaves arrays unchanged.
-
-    Raises:
-        UserError: If the file is missing, unreadable, or does not fit the network.
     """
     path = Path(path)
     if path.is_dir():

@@ -18,15 +18,7 @@ TARGETS = ("labels", "label", "targets", "target", "y")
 
 
 def as_tensor(value: Any, what: str) -> Tensor:
-    """Convert an array or nested lists of numbers to a tensor of at least one dimension.
-
-    Args:
-        value: The numbers.
-        what: Their name in error messages.
-
-    Raises:
-        UserError: If they are not real numbers, or not a dense tensor in memory.
-    """
+    """Convert an array or nested lists of numbers to a tensor of at least one dimension."""
     if isinstance(value, np.ndarray) and any(stride < 0 for stride in value.strides):
         value = value.copy()  # torch has no negative strides
     try:
@@ -152,9 +144,6 @@ def as_input(value: Any) -> ModelInput:
     """Convert an array, a mapping of names to arrays, or a tuple of tensors to a model's input.
 
     Targets among named inputs are dropped.
-
-    Raises:
-        UserError: If the inputs have different lengths.
     """
     if isinstance(value, Inputs):
         return value
@@ -174,9 +163,6 @@ def split_batch(batch: Any) -> tuple[ModelInput, Tensor]:
     A batch is a pair (x, y), where x may be a mapping or a tuple of tensors; a longer tuple of tensors, the last of
     which is the target; or a mapping with the target under one of the names in `TARGETS`. Labels of any integer type
     become int64.
-
-    Raises:
-        UserError: If there is no recognisable target.
     """
     if isinstance(batch, Mapping):
         name = next((name for name in TARGETS if isinstance(batch.get(name), Tensor)), None)

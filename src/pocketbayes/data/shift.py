@@ -188,11 +188,6 @@ def read_cifar_c(folder: str | Path, name: str, severity: int) -> tuple[NDArray[
     """Return images and labels from the published `.npy` files of CIFAR-10-C or CIFAR-100-C.
 
     The images are memory-mapped.
-
-    Args:
-        folder: contains `<name>.npy` and `labels.npy`.
-        name: one of `CORRUPTIONS`.
-        severity: 1 to 5.
     """
     _check_choice(name, severity)
     images, labels = (_mapped(Path(folder) / f"{stem}.npy") for stem in (name, "labels"))

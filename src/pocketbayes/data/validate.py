@@ -39,12 +39,6 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
     """Reject wrong shapes or types, NaN, infinity, and labels outside `0..classes-1` other than `ignore_index`.
 
     The message names the data set, the example and the value. A valid batch costs one pass over the data.
-
-    Args:
-        x: The inputs.
-        y: The targets.
-        info: Their description.
-        rows: The examples' indices in the data set, if known.
     """
     _check_shapes(x, y, info)
     for values in tensors_of(x):
@@ -170,11 +164,7 @@ def warn_of_picture(image: Image.Image, path: Path, info: Info) -> None:
 
 
 def checked_inputs(x: Any, info: Info | None = None) -> ModelInput:
-    """Return inputs (n, ...) as dense tensors: one, or several by name; warn of values unlike the training data.
-
-    Raises:
-        UserError: If they are not numbers, not a batch, empty, or without values.
-    """
+    """Return inputs (n, ...) as dense tensors: one, or several by name; warn of values unlike the training data."""
     if isinstance(x, (str, Path)):
         raise UserError(f"x is the name {str(x)!r}, not inputs: read a file with pb.data.read_inputs(path, net.info)")
     inputs = as_input(x)

@@ -20,13 +20,7 @@ MAX_DEPTH = 64
 
 
 def write(path: str | Path, tree: Any, kind: str) -> int:
-    """Write a tree of dicts, lists, tuples, numbers, text and tensors; return the file's size in bytes.
-
-    Args:
-        path: The file, replaced atomically: an interrupted write leaves the old file or none.
-        tree: The values.
-        kind: The kind of file, checked on reading.
-    """
+    """Write a tree of dicts, lists, tuples, numbers, text and tensors; return the file's size in bytes."""
     from safetensors.torch import save
 
     tensors: dict[str, Tensor] = {}
@@ -39,11 +33,7 @@ def write(path: str | Path, tree: Any, kind: str) -> int:
 
 
 def read(path: str | Path, kind: str) -> Any:
-    """Read what `write` wrote.
-
-    Raises:
-        UserError: If the file is missing, foreign, of another kind or damaged.
-    """
+    """Read what `write` wrote."""
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)

@@ -67,11 +67,7 @@ def assemble(text: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], dict[str, Buffer]]:
-    """Return the text and the parts of a file.
-
-    Raises:
-        UserError: If the file is missing, foreign or damaged.
-    """
+    """Return the text and the parts of a file."""
     path = Path(path)
     header, size = read_header(path)
     text, places = _understand(path, header, size)  # before reading the rest, since a foreign file may be huge

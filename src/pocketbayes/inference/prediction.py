@@ -100,11 +100,7 @@ def _is_finite(x: ModelInput) -> bool:
 def run_passes(
     net: Net, x: ModelInput, ask: Ask, *, target: Tensor | None = None, on_pass: Callable[[], object] | None = None
 ) -> Passes:
-    """Summarise all passes over one batch; `on_pass` is called after each of them, for progress.
-
-    Raises:
-        UserError: If the network does not accept the inputs.
-    """
+    """Summarise all passes over one batch; `on_pass` is called after each of them, for progress."""
     if ask.adaptive:
         from pocketbayes.inference.adaptive import settle
 
@@ -162,14 +158,7 @@ def scaled(passed: Passed, factor: float) -> Passed:
 
 @dataclass(frozen=True)
 class Turn:
-    """Passes of one network.
-
-    Attributes:
-        network: The network.
-        way: Its propagation.
-        weight: The weight of each pass.
-        numbers: The numbers of the passes, which decide their seeds.
-    """
+    """Passes of one network."""
 
     network: Network
     way: Propagation

@@ -102,12 +102,7 @@ class Ensemble(DerivedMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleMember(Method):
-    """One member of an ensemble, trained alone bit for bit as within it; a mixture of one.
-
-    Attributes:
-        ensemble: The ensemble.
-        number: The index of the member.
-    """
+    """One member of an ensemble, trained alone bit for bit as within it; a mixture of one."""
 
     name = "ensemble"
     ensemble: Ensemble
@@ -135,9 +130,6 @@ def reinitialised(model: nn.Module) -> nn.Module:
     """Return a copy with new initial weights, drawn from a separate generator.
 
     The global generator may be in the state in which the model was made, which would give the same weights.
-
-    Raises:
-        UserError: If a layer's weight does not change because its module has no `reset_parameters`.
     """
     fresh = copy_model(model)
     seed = int(torch.randint(2**62, ()))

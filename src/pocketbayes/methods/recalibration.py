@@ -60,14 +60,7 @@ def recalibrate(net: Net, data: Data, batch_size: int = 256, *, relative_to: Net
 
 
 def correct_statistics(net: Net, own: Statistics, relative_to: Net, old: Statistics) -> None:
-    """Correct the running statistics of `relative_to` by both networks' statistics on the same data.
-
-    Args:
-        net: The network with changed weights.
-        own: Its statistics.
-        relative_to: The original network.
-        old: Its statistics on the same data.
-    """
+    """Correct the running statistics of `relative_to` by both networks' statistics on the same data."""
     for norm, source, (mean, var), (old_mean, old_var) in zip(batch_norms(net), batch_norms(relative_to), own, old):
         running_mean, running_var = _running(source)
         ratio = var.clamp(min=SMALLEST_VARIANCE) / old_var.clamp(min=SMALLEST_VARIANCE)

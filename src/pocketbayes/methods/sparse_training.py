@@ -99,13 +99,7 @@ class SparseTraining(Method):
 
     @abstractmethod
     def added_std(self, posterior: Sparse, kept: Tensor, added: Tensor) -> Tensor | None:
-        """Return the stds of added weights; None for point values.
-
-        Args:
-            posterior: The posterior before the swap.
-            kept: Indices of the weights that stay among the present ones.
-            added: Positions of the added weights.
-        """
+        """Return the stds of added weights; None for point values."""
 
     @abstractmethod
     def make_network(self, start: Start, posterior: Sparse) -> Network:

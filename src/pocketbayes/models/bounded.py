@@ -39,9 +39,6 @@ def build_bounded(name: str, args: Mapping[str, Any], tensors: int, values: int)
     Built-in models are built on the meta device, since all their tensors will be replaced. Other models may compute
     buffers that no file holds, so they are built for real, but each tensor's size is first determined on the meta
     device. A file that claims a huge model therefore costs neither memory nor time.
-
-    Raises:
-        UserError: If the arguments would download something, are too large, or make a model larger than the file.
     """
     if fetching := sorted(FETCHING & args.keys()):
         raise UserError(f"model {name!r}: a file may not set {', '.join(fetching)}")
@@ -94,11 +91,7 @@ class _Budget(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def charge(self, kind: str, amount: int = 1) -> None:
-        """Charge what a builder creates to the budget.
-
-        Raises:
-            UserError: If it exceeds the budget or takes too long.
-        """
+        """Charge what a builder creates to the budget."""
         self.left[kind] -= amount
         if self.left[kind] < 0:
             raise UserError(f"model {self.name!r} has more {kind} than the file: not the same architecture")

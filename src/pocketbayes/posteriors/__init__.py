@@ -58,11 +58,7 @@ from_codes: Callable[..., Posterior] = Coded
 
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:
-    """Rebuild the posterior that its name, layout, tensors and config describe.
-
-    Raises:
-        UserError: If no class of that name is defined, or the tensors do not match its declaration.
-    """
+    """Rebuild the posterior that its name, layout, tensors and config describe."""
     kind = POSTERIORS.find(name)
     kind.check_file(layout, tensors, config)
     return kind.restore(layout, tensors, config)

@@ -91,9 +91,6 @@ def check_tensors(tensors: Mapping[str, Tensor], codings: Mapping[str, Coding], 
         tensors: The storage's tensors by name.
         codings: Their declarations.
         sizes: Known sizes of dimensions; others follow from the first tensor that names them.
-
-    Raises:
-        UserError: If a tensor is missing or has a wrong type, shape or range.
     """
     if missing := [name for name, coding in codings.items() if not coding.optional and name not in tensors]:
         raise UserError(f"no {missing[0]!r}")

@@ -85,11 +85,7 @@ class Ask:
 
 
 def _whole(name: str, value: Any) -> int:
-    """Convert an integer of Python, numpy or torch to Python's.
-
-    Raises:
-        UserError: If it is anything else.
-    """
+    """Convert an integer of Python, numpy or torch to Python's."""
     try:
         if not isinstance(value, bool):
             return int(value.__index__())
@@ -167,11 +163,7 @@ find_propagation = PROPAGATIONS.find
 
 
 def check_output(output: object, examples: int | None = None) -> Tensor:
-    """Return a model's output.
-
-    Raises:
-        UserError: If it is not a tensor but, say, a tuple or another library's container, or not one row per example.
-    """
+    """Return a model's output."""
     if not isinstance(output, Tensor):
         raise UserError(
             f"the model returns a {type(output).__name__}, not a tensor: wrap it in a module whose forward returns the "

@@ -60,11 +60,7 @@ class LinearCall:
 
 
 class LinearRules(RuleTable):
-    """Rule tables for operations that are linear in a Gaussian weight.
-
-    Attributes:
-        randomness: The generators; None for torch's global generator.
-    """
+    """Rule tables for operations that are linear in a Gaussian weight."""
 
     randomness: Randomness | None = None
 

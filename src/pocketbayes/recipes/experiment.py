@@ -35,17 +35,7 @@ RUN_FILES = (RECIPE_FILE, METRICS_FILE, CHECKPOINT_FILE, MODEL_FILE)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run.
-
-    Attributes:
-        recipe: The recipe, including arguments that follow from the data.
-        folder: The run folder.
-        net: The trained network.
-        split: The split that was measured.
-        examples: The number of its examples.
-        measures: Its measures over all processes.
-        seconds: The seconds of training.
-    """
+    """The result of a run."""
 
     recipe: Recipe
     folder: Path
@@ -84,16 +74,7 @@ def census_json(census: Census) -> dict[str, Any]:
 def about(
     network: Path, net: Net, size: int, tested: DataPart, split: str, recipe: Recipe | None = None
 ) -> dict[str, Any]:
-    """Return the description of a network for an evaluation.
-
-    Args:
-        network: The run's folder or the network's file.
-        net: The network.
-        size: The size of its file in bytes.
-        tested: The data of the evaluation.
-        split: Their split.
-        recipe: The recipe of the network, if known.
-    """
+    """Return the description of a network for an evaluation."""
     made = {} if recipe is None else {"method": recipe.method.name, "model": recipe.model.name}
     return {
         "network": str(network),

@@ -131,11 +131,7 @@ class ModelPart(Named):
     def build(
         self, train: data.Dataset, likelihood: Likelihood | None = None, data_dir: str | Path | None = None
     ) -> nn.Module:
-        """Build the model for the data and load its weights.
-
-        Raises:
-            UserError: If the model cannot be built, or its outputs do not fit the data.
-        """
+        """Build the model for the data and load its weights."""
         outputs = _outputs(train, likelihood)
         known = _is_network(self.name)
         model = artifact.load(network_file(self.name)) if known else self._new(train, outputs, data_dir)

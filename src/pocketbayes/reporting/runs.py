@@ -103,11 +103,7 @@ class RunFolder:
 
 
 def read_runs(paths: Paths) -> list[RunFolder]:
-    """Read all runs at the paths: run folders, folders of run folders, .pocket files, evaluations (.json).
-
-    Raises:
-        UserError: If a path is not a run. Missing or broken parts of a run are skipped.
-    """
+    """Read all runs at the paths: run folders, folders of run folders, .pocket files, evaluations (.json)."""
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     found = list(dict.fromkeys(place for path in given for place in _places(Path(path))))
     if not found:

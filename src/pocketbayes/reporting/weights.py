@@ -105,9 +105,6 @@ def tiled(stds: np.ndarray, input_shape: tuple[int, ...] = ()) -> tuple[np.ndarr
 
     A convolution's tile is its kernel; that of a linear layer over images is the image, with channels side by side.
     Other matrices are one tile with a row per unit. Units that would make the picture too large are omitted.
-
-    Returns:
-        The picture, and the number of units it shows.
     """
     units = len(stds)
     if stds.ndim == 2 and len(input_shape) == 3 and stds.shape[1] == math.prod(input_shape):

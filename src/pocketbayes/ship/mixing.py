@@ -123,11 +123,7 @@ def _flat_weights(nets: Sequence[Net], weights: Sequence[float] | None) -> list[
 
 
 def _with_known_data(networks: Sequence[Network], names: Sequence[str]) -> list[Network]:
-    """Give networks without a data description that of the others.
-
-    Raises:
-        UserError: If two descriptions disagree, or likelihoods do.
-    """
+    """Give networks without a data description that of the others."""
     known = [(number, network.info) for number, network in enumerate(networks) if network.info is not None]
     for (first, info), (number, other) in itertools.pairwise(known):
         if (difference := _difference(info, other)) is not None:

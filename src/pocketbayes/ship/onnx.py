@@ -84,18 +84,6 @@ def export_members(
     """Write one graph per member, `NAME-01.onnx`, `NAME-02.onnx`, ..., for running them one after another.
 
     The first graph's description has the members' weights and the rule of `fit_stopping`, if any.
-
-    Args:
-        net: A mixture.
-        path: The name `NAME.onnx`.
-        mode: As in `export_onnx`.
-        samples: As in `export_onnx`, of each member.
-        seed: As in `export_onnx`.
-        example: As in `export_onnx`.
-        readout: As in `export_onnx`.
-
-    Returns:
-        The files.
     """
     if not isinstance(net, Mixture):
         raise UserError("only a mixture has members to export: use export_onnx for a single network")

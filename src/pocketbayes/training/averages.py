@@ -65,11 +65,7 @@ class Averages:
         return {"steps": self.steps, "last": self.last, "values": list(self.values)}
 
     def load(self, state: Mapping[str, Any] | None) -> None:
-        """Continue from a state; from None, in checkpoints of earlier versions, start anew.
-
-        Raises:
-            ValueError: If the state does not fit the parameters.
-        """
+        """Continue from a state; from None, in checkpoints of earlier versions, start anew."""
         if state is None:
             return
         steps, last, values = (state[name] for name in ("steps", "last", "values"))

@@ -29,14 +29,7 @@ PRUNED = 0.9
 
 @dataclass(frozen=True)
 class Trial:
-    """One network of a search after one round.
-
-    Attributes:
-        beta: Its weight of the KL.
-        epochs: The number of epochs trained so far.
-        nll: Its validation NLL.
-        score: The value of the criterion, lower is better.
-    """
+    """One network of a search after one round."""
 
     beta: float
     epochs: int

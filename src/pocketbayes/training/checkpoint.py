@@ -152,11 +152,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Turn errors within the block into a ValueError that names the part of the checkpoint.
-
-    Raises:
-        ValueError: If the block fails.
-    """
+    """Turn errors within the block into a ValueError that names the part of the checkpoint."""
     try:
         yield
     except Exception as error:

@@ -98,11 +98,7 @@ def not_finite_member(net: Net) -> str | None:
 
 
 class Snapshot:
-    """A valid state to roll back to, with half the learning rate.
-
-    Attributes:
-        used: The total number of rollbacks.
-    """
+    """A valid state to roll back to, with half the learning rate."""
 
     def __init__(self, network: Network, optimizer: Any, averages: Averages, at: Progress, used: int = 0) -> None:
         self.weights = copy.deepcopy(network.state_dict())

@@ -74,18 +74,7 @@ def fit_members(
     progress: Show,
     settings: Mapping[str, Any],
 ) -> Mixture:
-    """Train each member of an ensemble as a separate job; the result equals training them one after another.
-
-    Args:
-        fit: `pocketbayes.fit`.
-        method: The ensemble, with its `workers` and `address`.
-        model: As in `fit`.
-        train: As in `fit`.
-        out: As in `fit`; it contains the members' folders.
-        resume: As in `fit`, per member.
-        progress: As in `fit`; one line per trained member.
-        settings: The other arguments of `fit`.
-    """
+    """Train each member of an ensemble as a separate job; the result equals training them one after another."""
     plain = model.to_module() if isinstance(model, Network) else model
     found: dict[int, Network] = {}
     records: dict[int, bytes] = {}

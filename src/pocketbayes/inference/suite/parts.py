@@ -34,15 +34,7 @@ TEMPERED = ("nll", "ece")
 
 @dataclass
 class PredictionStream:
-    """A network's predictions on a data set, batch by batch, with progress per image and pass.
-
-    Attributes:
-        net: The network.
-        source: The data.
-        bar: The progress bar.
-        ask: The settings of the predictions.
-        team: The processes that divide the batches.
-    """
+    """A network's predictions on a data set, batch by batch, with progress per image and pass."""
 
     net: Net
     source: Source

@@ -31,11 +31,7 @@ SCORES = {
 
 
 class PerImage:
-    """A few numbers per image, on the CPU.
-
-    Attributes:
-        classes: The number of classes.
-    """
+    """A few numbers per image, on the CPU."""
 
     def __init__(self) -> None:
         self.classes = 0
@@ -47,13 +43,7 @@ class PerImage:
         return sum(len(found["entropy"]) for found in self._batches.values())
 
     def add(self, start: int, prediction: Prediction, labels: Tensor | None = None) -> None:
-        """Add a batch of predictions (n, classes).
-
-        Args:
-            start: The index of its first image in the data.
-            prediction: The predictions.
-            labels: The labels, if they belong to the network's classes.
-        """
+        """Add a batch of predictions (n, classes)."""
         probs = prediction.mean
         self.classes = probs.shape[1]
         confidence, predicted = probs.max(1)

@@ -31,24 +31,12 @@ _ROWS_IN_PRINT = 16
 
 
 class Store:
-    """The document of one evaluation.
-
-    Attributes:
-        document: The results so far.
-        values: Values per image of the clean data, by name.
-    """
+    """The document of one evaluation."""
 
     def __init__(
         self, path: Path | None, settings: Mapping[str, Any], head: Mapping[str, Any], overwrite: bool = False
     ) -> None:
-        """Resume the evaluation in a file, if it has the same settings.
-
-        Args:
-            path: The file of the document; None writes nothing.
-            settings: The settings that the results depend on.
-            head: The first entries of the document, which are updated.
-            overwrite: Discard an evaluation with other settings.
-        """
+        """Resume the evaluation in a file, if it has the same settings."""
         self.path = path
         self.tag = json.dumps(settings, sort_keys=True)
         self.values: dict[str, Tensor] = {}
@@ -83,11 +71,7 @@ def values_file(path: Path) -> Path:
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
-    """Read the document of an evaluation.
-
-    Raises:
-        UserError: If the file is not an evaluation of this format.
-    """
+    """Read the document of an evaluation."""
     path = Path(path)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -27,12 +27,7 @@ _CONVOLUTIONS = {torch.conv1d: 1, torch.conv2d: 2}
 
 
 class Pass:
-    """One pass at the mean from which per-example gradients can be computed.
-
-    Attributes:
-        output: The model's output, (b, ...).
-        span: Start and end of the weights that `gradient` covers.
-    """
+    """One pass at the mean from which per-example gradients can be computed."""
 
     def __init__(
         self, model: nn.Module, posterior: Posterior, mean: Tensor, x: Tensor, plan: TapPlan, span: tuple[int, int]

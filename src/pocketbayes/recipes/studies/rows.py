@@ -39,15 +39,7 @@ KEPT = (
 
 @dataclass(frozen=True)
 class RowMaker:
-    """Trains and measures rows of a study.
-
-    Attributes:
-        study: The study.
-        quick: Whether to run the short version.
-        work: The folder of runs, one per network.
-        data_dir: The data folder.
-        progress: As in `fit`.
-    """
+    """Trains and measures rows of a study."""
 
     study: Study
     quick: bool

@@ -40,23 +40,6 @@ def reproduce(
 
     On Ray, each network is a job together with the rows that measure it or start from it; all machines must share the
     folder of runs.
-
-    Args:
-        name: The name of the study and its result.
-        study: The study.
-        out: The folder of results.
-        work: The folder of runs, one per network; interrupted ones resume.
-        data_dir: The data folder.
-        quick: Run the short version, with one seed and no shifts; its result is `NAME-quick.json`.
-        seeds: The number of seeds; None for all.
-        rows: Only these rows.
-        workers: Networks to train in parallel on Ray; 0 for one after another in this process.
-        ray: The address of a Ray cluster; None for processes on this machine.
-        progress: As in `fit`.
-        on_row: Called with the row, the seed and its measurements.
-
-    Returns:
-        The written result.
     """
     name = f"{name}-quick" if quick else name
     path, work = Path(out) / f"{name}.json", Path(work) / name

@@ -19,12 +19,7 @@ WIDTH, GAP, LABEL, HEAD = 0.78, 0.04, 0.95, 0.3
 
 
 def contact_sheet(pictures: Mapping[str, Sequence[NDArray[np.uint8]]], original: NDArray[np.uint8]) -> Figure:
-    """Draw two columns of corruptions, with a row of severities each; the original image comes last.
-
-    Args:
-        pictures: For each corruption the image at every severity, (h, w), (h, w, 1) or (h, w, 3).
-        original: The original image.
-    """
+    """Draw two columns of corruptions, with a row of severities each; the original image comes last."""
     severities = max(len(row) for row in pictures.values())
     lines = -(-(len(pictures) + 1) // BLOCKS)
     height = WIDTH * original.shape[0] / original.shape[1]
