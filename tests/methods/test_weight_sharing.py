@@ -123,6 +123,12 @@ def test_weight_sharing_without_gaussians_saves_and_resumes(tmp_path: Path) -> N
     )
 
 
+def test_weight_sharing_trains_all_stages_at_the_rate_of_fit() -> None:
+    stages = pb.WeightSharing().stages(tiny_model())
+    assert [stage.name for stage in stages] == ["deterministic", "mean-field", "shared"]
+    assert not any("lr" in stage.settings for stage in stages)
+
+
 def test_weight_sharing_defaults_learn_the_digits(learning_seed: int) -> None:
     torch.manual_seed(learning_seed)
     train, test = (pb.data.load("digits", split) for split in ("train", "test"))

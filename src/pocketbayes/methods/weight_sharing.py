@@ -29,6 +29,8 @@ from pocketbayes.posteriors.shared import Blend, Draw
 SMALLEST_STD = 1e-8
 RELATIVE_STD = 0.2
 """The initial std of the mean-field network in units of each layer's weights."""
+MEANFIELD_STD_RATE, SHARED_STD_RATE = 1e-3, 1e-4
+"""The default learning rates of the stds, small because these stages are short and the prior is wide."""
 EM_STEPS, EM_GAUSSIANS = 30, 1000
 """The default number of EM steps, and of Gaussians below which there are none."""
 
@@ -99,12 +101,11 @@ class WeightSharing(PlaneOptions, VariationalMethod):
         has_stds = isinstance(model, Network) and model.has_stds
         if not has_stds and self.meanfield_epochs:
             field = self._mean_field()
-            rates = {"lr": 1e-4, "std_lr": 1e-3}
             stages.append(
                 Stage(
                     "mean-field",
                     epochs=self.meanfield_epochs,
-                    settings=rates,
+                    settings={"std_lr": MEANFIELD_STD_RATE},
                     method=field,
                     begin=lambda net, run: field.init(net),
                 )
@@ -112,7 +113,7 @@ class WeightSharing(PlaneOptions, VariationalMethod):
         stages.append(
             Stage(
                 "shared",
-                settings={"lr": 1e-4, "std_lr": 1e-4},
+                settings={"std_lr": SHARED_STD_RATE},
                 begin=self._begin_shared,
                 end=_drop_points,
                 after_epoch=self._refresh,
