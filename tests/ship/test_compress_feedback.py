@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pocketbayes as pb
+from pocketbayes.files import pocket
 from pocketbayes.network import Network
+from pocketbayes.plane import trellis
 from pocketbayes.plane.codes import fit_codebook
 from pocketbayes.ship.compression import measurements
 from pocketbayes.ship.compression.coding import Measured, Recipe, code
-from pocketbayes.ship.compression.feedback import code_with_feedback, error_shares
+from pocketbayes.ship.compression.feedback import Greedy, code_with_feedback, error_shares
 from pocketbayes.ship.compression.measurements import input_moments
 
 
@@ -59,7 +63,7 @@ def test_feedback_lowers_the_error_of_outputs(layer: Callable[[], nn.Module], sh
 
 
 def test_feedback_in_blocks_equals_that_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, "MAX_COLUMNS", 8)
+    monkeypatch.setattr(trellis, "LONGEST_PATH", 8)
     net = network(nn.Sequential(nn.Linear(24, 5)))
     x = correlated(400, 24)
     (moments,) = input_moments(net, [x], len(x))
@@ -74,10 +78,10 @@ def test_feedback_in_blocks_equals_that_of_each_block(monkeypatch: pytest.Monkey
 
     (shares,) = error_shares([moments])
     assert shares is not None
-    whole = code_with_feedback(weight, shares, assign)[0]
+    whole = code_with_feedback(weight, shares, Greedy(assign))[0]
     for block in range(3):
         part = slice(8 * block, 8 * block + 8)
-        alone = code_with_feedback(weight[:, part], shares[block : block + 1], assign)[0]
+        alone = code_with_feedback(weight[:, part], shares[block : block + 1], Greedy(assign))[0]
         torch.testing.assert_close(whole[:, part], alone)
 
 
@@ -130,3 +134,23 @@ def test_calibration_batches_of_large_images_are_small(side: int, expected: list
     x = torch.zeros(1, 3, side, side).expand(200, -1, -1, -1)
     found = measurements.calibration_batches((x, torch.zeros(200, dtype=torch.long)), 0)
     assert [len(batch) for batch in found] == expected
+
+
+def test_trellis_files_omit_the_sides_and_load_the_same_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = network(nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 40), nn.Linear(40, 10)))
+    x = correlated(200, 3, 8, 8)
+    measured = [Measured(error_shares(input_moments(net, [x], len(x))))]
+    sizes = {}
+    for trellis_codes in (False, True):
+        made = code(net, Recipe(0.1, trellis=trellis_codes), measured).net
+        pb.save(made, tmp_path / "made.pocket")
+        again = pb.load(tmp_path / "made.pocket")
+        assert isinstance(made, Network)
+        assert isinstance(again, Network)
+        for own, found in zip(made.posterior.moments(), again.posterior.moments()):
+            torch.testing.assert_close(own, found, rtol=0, atol=0)
+        sizes[trellis_codes] = pocket.sizes(tmp_path / "made.pocket")["posterior.index"]
+        tree = zlib.decompress(pocket.read(tmp_path / "made.pocket")[1]["tree"])
+        assert (b'"as":"trellis"' in tree) == trellis_codes
+    assert sizes[True] < sizes[False]

@@ -26,8 +26,9 @@ from pocketbayes.files.slots import (
     long_slots,
     short_slots,
 )
+from pocketbayes.plane.trellis import drop_sides, restore_sides
 from pocketbayes.posteriors import POSTERIORS
-from pocketbayes.posteriors.coding import PLACES, UNDECLARED
+from pocketbayes.posteriors.coding import PLACES, UNDECLARED, size_of_codebook
 
 LEVELS = ("lossless", "float32", "bfloat16", *(f"int{bits}" for bits in range(8, 1, -1)))
 """Precisions of floats, finest first; intN is 2^N steps between a layer's smallest and largest value."""
@@ -214,7 +215,8 @@ class _Packer:
             nodes[name], found = self.index(name, tensors[name], kind.runs(tensors), edges)
             spans = spans or found
         for name in (name for name, coding in codings.items() if coding.role == "codes"):
-            nodes[name] = self.codes(f"posterior.{name}", tensors[name], [slot["shape"] for slot in slots])
+            entries = size_of_codebook(name, tensors, codings)
+            nodes[name] = self.codes(f"posterior.{name}", tensors[name], [slot["shape"] for slot in slots], entries)
         for name, tensor in tensors.items():
             if name not in nodes:
                 level = self.precision.stds if codings[name].role == "std" else self.precision.means
@@ -239,14 +241,18 @@ class _Packer:
         data = codec.pack_ints(values if folded is None else folded, segments)
         return self.node(f"posterior.{name}", index, "ints", data, by=by, **kept), None
 
-    def codes(self, name: str, tensor: Tensor, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Code under models by context or by layer, whichever is smaller."""
+    def codes(self, name: str, tensor: Tensor, shapes: Sequence[Sequence[int]], entries: int) -> dict[str, Any]:
+        """Code under models by context or by layer, whichever is smaller; omit the sides of codes on a trellis."""
         values = tensor.detach().cpu().reshape(-1).numpy().astype(np.int64)
+        half = None
+        if entries and entries % 2 == 0 and (kept := drop_sides(values, entries // 2, shapes)) is not None:
+            values, half = kept, entries // 2
         by_layer = codec.pack_ints(values, [math.prod(shape) for shape in shapes])
         by_context = codec.pack_codes(values, shapes)
-        if len(by_layer) <= len(by_context):
-            return self.node(name, tensor, "ints", by_layer, by="layers")
-        return self.node(name, tensor, "codes", by_context)
+        layered = len(by_layer) <= len(by_context)
+        data, by = (by_layer, "layers") if layered else (by_context, None)
+        how = "trellis" if half else "ints" if layered else "codes"
+        return self.node(name, tensor, how, data, by=by, half=half)
 
     def tensor(
         self, name: str, tensor: Tensor, level: str, segments: Sequence[int] | None = None, by: str | None = None
@@ -333,9 +339,9 @@ class _Unpacker:
         values: Any
         if how == "positions":
             values = codec.unpack_positions(data, count, edges_of(slots))
-        elif how == "codes":
+        elif how == "codes" or (how == "trellis" and segments is None):
             values = codec.unpack_codes(data, count, [slot["shape"] for slot in slots])
-        elif how == "ints":
+        elif how in ("ints", "trellis"):
             values = codec.unpack_ints(data, count, segments)
             if runs := [(checked_size(first), checked_size(number)) for first, number in node.get("runs", ())]:
                 values = codec.unfold(values, runs)
@@ -345,6 +351,8 @@ class _Unpacker:
             kept, own = DTYPES[how], segments if node.get("by") else None
             rows = codec.unpack_exactly(data, count, kept.itemsize, own, deflate=node.get("coder") == "deflate")
             return torch.from_numpy(rows).view(-1).view(kept).to(dtype).view(shape)
+        if how == "trellis":
+            values = restore_sides(values, checked_size(node["half"]), [slot["shape"] for slot in slots])
         return torch.from_numpy(values).to(dtype).view(shape)
 
 

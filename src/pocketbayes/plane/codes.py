@@ -117,17 +117,17 @@ def fit_codebook(values: Tensor, lam: float, *, rounds: int = ROUNDS) -> Codeboo
             units of the values.
         rounds: Updates of the codebook.
     """
-    line = _Line(_some(values.detach().flatten()))
+    line = Line(sample_values(values.detach().flatten(), MAX_FITTED))
     spread = max(line.std, 1e-30)
     lam = lam * spread**2
-    centres = _first_centres(line, spread, lam)
+    centres = first_centres(line, spread, math.sqrt(6 * lam / math.log(2)))
     codebook = Codebook(centres, torch.full_like(centres, math.log2(max(len(centres), 2))), lam)
     for _ in range(rounds):
         codebook = line.renew(codebook)
     return Codebook(codebook.centres.to(values), codebook.bits.to(values), lam)
 
 
-class _Line:
+class Line:
     """Sorted values with prefix sums, so that counts and sums between boundaries take two searches."""
 
     def __init__(self, values: Tensor) -> None:
@@ -137,26 +137,27 @@ class _Line:
         self.std = float(self.sorted.square().mean().sqrt()) if self.size else 0.0
 
     def renew(self, codebook: Codebook) -> Codebook:
+        """Return the centres and code lengths that follow from a codebook's assignment."""
         counts, sums = self.between(codebook.boundaries()[1])
         taken = counts > 0
         return Codebook(sums[taken] / counts[taken], -torch.log2(counts[taken] / self.size), codebook.lam)
 
     def between(self, edges: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the counts and sums of the values between edges."""
         inner = torch.searchsorted(self.sorted, edges)
         places = torch.cat([inner.new_zeros(1), inner, inner.new_full((1,), self.size)])
         return places.diff().double(), self.sums[places].diff()
 
 
-def _some(values: Tensor) -> Tensor:
-    """Return the values, or a sample of many that includes the smallest and the largest."""
-    if len(values) <= MAX_FITTED:
+def sample_values(values: Tensor, most: int) -> Tensor:
+    """Return the values, or a sample of about `most` that includes the smallest and the largest."""
+    if len(values) <= most:
         return values
-    return torch.cat([values[:: -(-len(values) // MAX_FITTED)], *(end[None] for end in values.aminmax())])
+    return torch.cat([values[:: -(-len(values) // most)], *(end[None] for end in values.aminmax())])
 
 
-def _first_centres(line: _Line, spread: float, lam: float) -> Tensor:
+def first_centres(line: Line, spread: float, step: float) -> Tensor:
     """Place centres at equal distances, optimal for a smooth density, and wider apart in the tails."""
-    step = math.sqrt(6 * lam / math.log(2))
     reach = float(line.sorted.abs().max()) if line.size else 0.0
     inside = torch.arange(1, math.ceil(min(reach, DENSE_RADIUS * spread) / step) + 1, dtype=torch.float64) * step
     far = float(inside[-1]) if len(inside) else 0.0

@@ -84,6 +84,16 @@ def positions(*shape: str, optional: bool = False) -> Coding:
     return Coding("positions", shape, low=0, below=("weights",), optional=optional)
 
 
+def size_of_codebook(name: str, tensors: Mapping[str, Tensor], codings: Mapping[str, Coding]) -> int:
+    """Return the number of entries to which the codes in a tensor refer, by the tensors that share their dimension."""
+    sizes = {
+        dimension: size
+        for other, tensor in tensors.items()
+        for dimension, size in zip(codings[other].shape or (), tensor.shape)
+    }
+    return sum(sizes.get(dimension, 0) for dimension in codings[name].below)
+
+
 def check_tensors(tensors: Mapping[str, Tensor], codings: Mapping[str, Coding], sizes: Mapping[str, int]) -> None:
     """Reject tensors that a storage cannot have written.
 

@@ -22,9 +22,10 @@ from pocketbayes.plane.codes import (
     fit_plane_codebook,
     importance_of,
 )
+from pocketbayes.plane.trellis import LARGEST_HALF, Search, TrellisCodebook, TrellisSearch, fit_trellis
 from pocketbayes.posteriors import Posterior, from_codes
 from pocketbayes.posteriors.coded import StdUnits, Units, unit_counts, unit_sizes
-from pocketbayes.ship.compression.feedback import code_with_feedback
+from pocketbayes.ship.compression.feedback import Greedy, code_with_feedback
 
 CODED_PRECISION = Precision("bfloat16", "bfloat16", "bfloat16")
 """The precision of files of coded networks; lossless, since `code` has rounded the values to it."""
@@ -43,7 +44,7 @@ SENSITIVITY_POWER = 0.5
 at two to four bits per weight they are not, and 0.5 was better for networks with and without depthwise convolutions."""
 
 Shares = Sequence[Tensor | None]
-AnyCodebook = Codebook | PlaneCodebook
+AnyCodebook = Codebook | PlaneCodebook | TrellisCodebook
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class Recipe:
         std_units: The storage of stds: per layer or filter, per code, or none.
         balanced: Whether layers or filters are scaled by their sensitivity too, so that sensitive layers take more
             bits.
+        trellis: Whether two mirrored codebooks take turns. Codes in the plane of means and stds always have one.
     """
 
     lam: float
     units: Units = "network"
     std_units: StdUnits = "none"
     balanced: bool = False
+    trellis: bool = True
 
     @property
     def point_bits(self) -> int:
@@ -133,7 +136,8 @@ def _fit(weights: Sequence[Weights], recipe: Recipe, most: int | None = None) ->
     stride = 1 if most is None else max(1, -(-len(means) // most))
     lam = recipe.lam * _typical_variance(weights) / max(float(means.square().mean()), 1e-30) if len(means) else 1.0
     if recipe.std_units != "code":
-        return fit_codebook(means[::stride], lam)
+        codebook = fit_trellis(means[::stride], lam) if recipe.trellis else None
+        return fit_codebook(means[::stride], lam) if codebook is None or codebook.half > LARGEST_HALF else codebook
     stds, importance = (torch.cat(each) for each in zip(*((own.scaled_std, own.importance) for own in weights)))
     return fit_plane_codebook(means[::stride], stds[::stride], importance[::stride], lam)
 
@@ -221,17 +225,30 @@ class Weights:
         """The factor of each weight's distance from its code."""
         return importance_of(self.scaled_std)
 
-    def choose(self, codebook: AnyCodebook, values: Tensor, places: Tensor) -> Tensor:
+    def choose(self, codebook: Codebook | PlaneCodebook, values: Tensor, places: Tensor) -> Tensor:
         """Return the codes of the weights at `places`, with these values in units of the codebook."""
         if isinstance(codebook, Codebook):
             return codebook.assign(values)
         return codebook.assign(values, self.scaled_std[places], self.importance[places])
+
+    def search(self, codebook: AnyCodebook, start: int) -> Search:
+        """Return the search for the codes of a slot that starts at this position."""
+        if isinstance(codebook, TrellisCodebook):
+            return TrellisSearch(codebook, lambda places: self.factor[start + places])
+
+        def assign(values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+            factor = self.factor[start + places]
+            codes = self.choose(codebook, values / factor, start + places)
+            return codes, codebook.centres[codes] * factor
+
+        return Greedy(assign)
 
     def code(
         self,
         codebook: AnyCodebook,
         values: Tensor | None = None,
         share: tuple[float, float] = (0.0, 1.0),
+        index: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Code the weights with error feedback.
 
@@ -239,27 +256,30 @@ class Weights:
             codebook: The codebook.
             values: Values (n,) to code instead of the means; columns before `share` are unchanged.
             share: The range of columns of each slot to code, as fractions.
+            index: The codes (n,) so far.
 
         Returns:
-            Codes (n,), -1 outside of `share`, and the coded values, which include the errors fed back.
+            Codes (n,), and the values of the weights: decoded, or with the errors fed back where there is no code yet.
         """
         layout = self.network.layout
-        index, coded = [], []
-        for slot, weight, own in zip(layout.slots, layout.views(self.mean if values is None else values), self.shares):
-
-            def assign(values: Tensor, places: Tensor, start: int = slot.start) -> tuple[Tensor, Tensor]:
-                factor = self.factor[start + places]
-                codes = self.choose(codebook, values / factor, start + places)
-                return codes, codebook.centres[codes] * factor
-
-            codes, fed = code_with_feedback(weight, own, assign, share)
-            index.append(codes.flatten())
-            coded.append(fed.flatten())
-        return torch.cat(index), torch.cat(coded)
+        whole = torch.full(self.mean.shape, -1, device=self.mean.device) if index is None else index
+        parts = zip(
+            layout.slots, layout.views(self.mean if values is None else values), self.shares, layout.views(whole)
+        )
+        found = [
+            code_with_feedback(weight, shares, self.search(codebook, slot.start), share, known)
+            for slot, weight, shares, known in parts
+        ]
+        codes, coded = (torch.cat([part.flatten() for part in each]) for each in zip(*found))
+        return codes, coded
 
     def build(self, codebook: AnyCodebook, index: Tensor) -> Network:
         """Return a copy of the network with these codes, without unused entries of the codebook."""
-        codes, index = torch.unique(index, return_inverse=True)
+        if isinstance(codebook, TrellisCodebook):
+            codebook, index = codebook.trim(index)
+            codes = torch.arange(len(codebook), device=index.device)
+        else:
+            codes, index = torch.unique(index, return_inverse=True)
         units, std_units = self.recipe.units, self.recipe.std_units
         std = codebook.stds[codes] if isinstance(codebook, PlaneCodebook) else None
         if std_units in ("layer", "filter"):
@@ -303,9 +323,10 @@ def round_points(net: Net, bits: int = POINT_BITS) -> None:
 
 @torch.no_grad()
 def estimate_bytes(net: Net, recipe: Recipe, measured: Sequence[Measured] = ()) -> float:
-    """Estimate the bytes of codes and scales from the entropy of each layer's codes, without feedback."""
+    """Estimate the bytes of codes and scales from the entropy of each layer's codes, without feedback or trellis."""
     weights = weights_of(net, recipe, measured)
-    codebook = _fit(weights, recipe, ESTIMATE_FITTED)
+    codebook = _fit(weights, replace(recipe, trellis=False), ESTIMATE_FITTED)
+    assert not isinstance(codebook, TrellisCodebook)
     total = 0.0
     for own in weights:
         for slot in own.network.layout.slots:

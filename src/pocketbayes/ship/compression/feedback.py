@@ -3,88 +3,105 @@
 For a layer with inputs of second moment H, the output error of codes Q is tr((W - Q) H (W - Q)^T). Columns are coded
 one after another, each by the codebook's rate and distortion; the error of a column is then spread over later columns
 so that the output error is minimal given the codes so far (Frantar et al. 2022, Optimal Brain Compression and GPTQ,
-with a rate term). Without inputs nothing is spread, and the result is the codebook's own assignment.
+with a rate term). On a trellis every row has four candidates, each with errors of its own. Without inputs nothing is
+spread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from pocketbayes.plane.trellis import Search, code_paths, path_length, path_order
 
 DAMPING = 0.01
 """Addition to the diagonal of H, relative to its mean, for columns that the inputs never use."""
 BLOCK = 128
 """Number of columns whose errors are spread together over the rest."""
 
-GOLDEN_RATIO = 0.6180339887498949
-
 Assign = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""A function from weights (g, r) and their positions in the slot (g, r) to codes and decoded values."""
+"""A function from weights (b, r) and their positions in the slot (b, r) to codes and decoded values."""
+
+
+@dataclass
+class Greedy:
+    """A search in which every weight takes its own best code."""
+
+    assign: Assign
+    survivors: ClassVar[int] = 1
+
+    def start(self, before: Tensor) -> None:
+        """Do nothing: codes do not depend on earlier ones."""
+
+    def extend(self, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Code the next weight."""
+        codes, decoded = self.assign(values[..., 0], places)
+        return codes[..., None], decoded[..., None], None
+
+    def best(self, shape: Sequence[int]) -> Tensor:
+        """Return the only candidate."""
+        return torch.zeros(*shape, 1, dtype=torch.long)
 
 
 def code_with_feedback(
-    weight: Tensor, shares: Tensor | None, assign: Assign, share: tuple[float, float] = (0.0, 1.0)
+    weight: Tensor,
+    shares: Tensor | None,
+    search: Search,
+    share: tuple[float, float] = (0.0, 1.0),
+    index: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Code one slot, or a range of its columns.
 
     Args:
         weight: The slot's weights in their shape; columns before `share` are already coded and unchanged.
         shares: The slot's entry of `error_shares`; None for no feedback.
-        assign: The choice of codes.
+        search: The choice of codes.
         share: The range of columns to code, as fractions.
+        index: The codes so far, in the weight's shape.
 
     Returns:
-        Codes in the weight's shape, -1 outside of `share`, and the values of all weights with the errors fed back.
+        Codes in the weight's shape, and its values: those decoded, and for the rest those with the errors fed back.
     """
     places = torch.arange(weight.numel(), device=weight.device).view(weight.shape)
-    if shares is None:
-        blocks, columns = 1, weight.numel() // max(weight.shape[0], 1) if weight.ndim else 1
-    else:
-        blocks, columns = shares.shape[0], shares.shape[1]
+    if not weight.numel():
+        return places, weight
+    rows = weight.shape[0] if weight.ndim else 1
+    columns = path_length(weight.numel() // rows)
+    blocks = weight.numel() // (columns * rows) if shares is None else shares.shape[0]
     first, last = (round(end * columns) for end in share)
-    order = _spread_order(columns).to(weight.device)
-    values, where = (_as_blocks(each, blocks, columns)[:, :, order] for each in (weight, places))
-    codes = torch.full_like(where, -1)
-    if shares is None:
-        codes[:, :, first:last] = assign(values[:, :, first:last], where[:, :, first:last])[0]
-    else:
-        _code_columns(values, codes, where, shares.to(weight.dtype), assign, range(first, last))
-    index = torch.empty_like(places).flatten()
-    coded = torch.empty_like(weight).flatten()
-    index[where.flatten()] = codes.flatten()
+    order = _order(columns).to(weight.device)
+    known = torch.full_like(places, -1) if index is None else index
+    values, where, codes = (_as_blocks(each, blocks, columns)[:, :, order] for each in (weight, places, known))
+    own = None if shares is None else shares.to(weight.dtype)
+    for start in range(first, last, BLOCK):
+        part = slice(start, min(start + BLOCK, last))
+        search.start(codes[:, :, :start])
+        inside = None if own is None else own[:, part, part]
+        codes[:, :, part], values[:, :, part], errors = code_paths(
+            values[:, :, part], where[:, :, part], inside, search
+        )
+        if own is not None and part.stop < columns:
+            values[:, :, part.stop :].baddbmm_(errors, own[:, part, part.stop :], alpha=-1)
+    found, coded = torch.empty_like(places).flatten(), torch.empty_like(weight).flatten()
+    found[where.flatten()] = codes.flatten()
     coded[where.flatten()] = values.flatten()
-    return index.view(weight.shape), coded.view(weight.shape)
-
-
-def _code_columns(values: Tensor, codes: Tensor, where: Tensor, share: Tensor, assign: Assign, columns: range) -> None:
-    """Code these columns one after another, changing codes and the values of later columns in place."""
-    for start in range(columns.start, columns.stop, BLOCK):
-        stop = min(start + BLOCK, columns.stop)
-        errors = torch.empty_like(values[:, :, start:stop])
-        for column in range(start, stop):
-            codes[:, :, column], decoded = assign(values[:, :, column], where[:, :, column])
-            error = values[:, :, column] - decoded
-            errors[:, :, column - start] = error
-            if column + 1 < stop:
-                ahead = share[:, None, column, column + 1 : stop]
-                values[:, :, column + 1 : stop].addcmul_(error[:, :, None], ahead, value=-1)
-        if stop < values.shape[2]:
-            values[:, :, stop:].baddbmm_(errors, share[:, start:stop, stop:], alpha=-1)
+    return found.view(weight.shape), coded.view(weight.shape)
 
 
 def _as_blocks(tensor: Tensor, blocks: int, columns: int) -> Tensor:
     """View a weight as (blocks, rows, columns): blocks are groups of a convolution or ranges of input channels."""
-    matrix = tensor.reshape(tensor.shape[0], -1)
+    matrix = tensor.reshape(tensor.shape[0] if tensor.ndim else 1, -1)
     cuts = matrix.shape[1] // columns
     groups = blocks // cuts
     return matrix.reshape(groups, -1, cuts, columns).transpose(1, 2).reshape(blocks, -1, columns)
 
 
-def _spread_order(columns: int) -> Tensor:
-    """Return the order in which columns are coded, whose every part is spread evenly over all columns."""
-    return (torch.arange(columns, dtype=torch.float64) * GOLDEN_RATIO).frac().argsort()
+def _order(columns: int) -> Tensor:
+    return torch.from_numpy(path_order(columns))
 
 
 def error_shares(moments: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -97,7 +114,7 @@ def error_shares(moments: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def _shares(moments: Tensor) -> Tensor:
-    order = _spread_order(moments.shape[1]).to(moments.device)
+    order = _order(moments.shape[1]).to(moments.device)
     h = moments[:, order][:, :, order].double()
     scale = h.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
     h = h / scale[:, None, None] + DAMPING * torch.eye(h.shape[1], dtype=h.dtype, device=h.device)

@@ -18,13 +18,12 @@ from pocketbayes.data.batches import as_source, batch_size_for, batches, size_of
 from pocketbayes.data.model_inputs import ModelInput, tensors_of
 from pocketbayes.methods.curvature import diagonal_curvature
 from pocketbayes.network import Network
+from pocketbayes.plane.trellis import path_length
 from pocketbayes.posteriors.layout import evaluating, weights_in_place
 from pocketbayes.posteriors.model_call import call_model
 
 INPUTS_PER_LAYER = 8192
 """Inputs per layer over which moments are averaged: a few times the columns of a usual layer."""
-MAX_COLUMNS = 2304
-"""Largest number of inputs of a block; a layer with more is split into blocks of input channels."""
 CALIBRATION_VALUES = 1 << 22
 CALIBRATION_EXAMPLES = (128, 1024)
 """Input values for measuring moments and batch norm, and the smallest and largest number of examples."""
@@ -116,12 +115,10 @@ class _Watch(TorchFunctionMode):
 
 
 def _cut(rows: Tensor) -> Tensor:
-    """Cut (groups, n, columns) into equal blocks of at most `MAX_COLUMNS` columns: (groups x blocks, n, columns)."""
+    """Cut (groups, n, columns) into blocks of the columns of a path: (groups x blocks, n, path)."""
     groups, n, columns = rows.shape
-    blocks = -(-columns // MAX_COLUMNS)
-    while columns % blocks:
-        blocks += 1
-    return rows.view(groups, n, blocks, columns // blocks).transpose(1, 2).reshape(groups * blocks, n, -1)
+    length = path_length(columns)
+    return rows.view(groups, n, -1, length).transpose(1, 2).reshape(-1, n, length)
 
 
 def _patches(

@@ -178,11 +178,8 @@ class _Student:
     def code_more(self, codebook: AnyCodebook) -> None:
         """Code the columns of the next stage."""
         share = (CODED_FRACTIONS[self.stage - 1] if self.stage else 0.0, CODED_FRACTIONS[self.stage])
-        codes, values = self.weights.code(codebook, self.latent, share)
-        new = codes >= 0
-        self.index = torch.where(new, codes, self.index)
-        decoded = codebook.centres[codes.clamp(min=0)] * self.weights.factor
-        self.latent.copy_(torch.where(new, decoded, torch.where(self.index >= 0, self.latent, values)))
+        self.index, values = self.weights.code(codebook, self.latent, share, self.index)
+        self.latent.copy_(values)
         self.stage += 1
 
     @torch.no_grad()
