@@ -145,7 +145,7 @@ def test_trellis_files_omit_the_sides_and_load_the_same_weights(tmp_path: Path) 
     for trellis_codes in (False, True):
         made = code(net, Recipe(0.1, trellis=trellis_codes), measured).net
         pb.save(made, tmp_path / "made.pocket")
-        again = pb.load(tmp_path / "made.pocket")
+        again = pb.load(tmp_path / "made.pocket", net.to_module())
         assert isinstance(made, Network)
         assert isinstance(again, Network)
         for own, found in zip(made.posterior.moments(), again.posterior.moments()):
