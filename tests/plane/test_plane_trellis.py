@@ -122,15 +122,18 @@ def test_sides_are_restored(shapes: list[list[int]], half: int, seed: int) -> No
     codes = np.random.default_rng(seed).integers(0, half, size)
     whole = restore_sides(codes, half, shapes)
     np.testing.assert_array_equal(whole % half, codes)
-    kept = drop_sides(whole, half, shapes)
-    assert kept is not None
+    kept, found = drop_sides(whole, 2 * half, shapes)
+    assert found == half
     np.testing.assert_array_equal(kept, codes)
 
 
 def test_sides_that_are_not_determined_are_kept() -> None:
     codes = restore_sides(np.arange(24) % 4, 4, [(3, 8)])
     codes[0] = (codes[0] + 4) % 8
-    assert drop_sides(codes, 4, [(3, 8)]) is None
+    kept, half = drop_sides(codes, 8, [(3, 8)])
+    assert half is None
+    np.testing.assert_array_equal(kept, codes)
+    assert drop_sides(np.arange(6) % 3, 3, [(2, 3)])[1] is None
 
 
 def test_long_rows_are_cut_into_paths(monkeypatch: pytest.MonkeyPatch) -> None:

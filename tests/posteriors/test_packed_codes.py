@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import pocketbayes as pb
 from pocketbayes.network import Network
-from pocketbayes.posteriors.packed_codes import PackedCodes, packed_bits
+from pocketbayes.plane.trellis import restore_sides
+from pocketbayes.posteriors.packed_codes import PackedCodes, PackedPaths, packed_bits
 from pocketbayes.ship.compression.coding import CODED_PRECISION, Recipe, code
 
 
@@ -29,6 +32,14 @@ def test_onnx_packs_extreme_codes(values: torch.Tensor) -> None:
     index = values.to(torch.uint8)
     for widths in ((8,), (1, 8), (1, 2, 8)):
         assert torch.equal(PackedCodes(index, widths)(), index.int())
+
+
+def test_onnx_packed_paths_return_the_sides() -> None:
+    shapes = [(8, 3, 3, 3), (5,), (0, 4), (6, 1), (4, 10)]
+    codes = np.random.default_rng(0).integers(0, 7, sum(math.prod(shape) for shape in shapes))
+    wanted = restore_sides(codes, 7, shapes)
+    found = PackedPaths(torch.from_numpy(codes), 7, shapes)()
+    np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 def test_onnx_graph_of_a_coded_network_is_small_and_agrees(tmp_path: Path) -> None:

@@ -244,9 +244,7 @@ class _Packer:
     def codes(self, name: str, tensor: Tensor, shapes: Sequence[Sequence[int]], entries: int) -> dict[str, Any]:
         """Code under models by context or by layer, whichever is smaller; omit the sides of codes on a trellis."""
         values = tensor.detach().cpu().reshape(-1).numpy().astype(np.int64)
-        half = None
-        if entries and entries % 2 == 0 and (kept := drop_sides(values, entries // 2, shapes)) is not None:
-            values, half = kept, entries // 2
+        values, half = drop_sides(values, entries, shapes)
         by_layer = codec.pack_ints(values, [math.prod(shape) for shape in shapes])
         by_context = codec.pack_codes(values, shapes)
         layered = len(by_layer) <= len(by_context)

@@ -33,7 +33,7 @@ STATES = 4
 STEP = 1.125
 """Distance of the first centres of one codebook, relative to those of codes on a line at the same lambda."""
 ROUNDS = 10
-MAX_FITTED = 1 << 17
+MAX_FITTED = 1 << 16
 FITTED_PATH = 128
 """Largest number of weights a codebook is fitted to, and the length of their paths."""
 LARGEST_HALF = 128
@@ -74,13 +74,21 @@ def _paths(values: Ints, shapes: Sequence[Sequence[int]]) -> Iterator[tuple[Ints
         start += size
 
 
-def drop_sides(codes: Ints, half: int, shapes: Sequence[Sequence[int]]) -> Ints | None:
-    """Return the codes modulo `half`, or None if the earlier codes do not determine the sides."""
-    kept = codes % half
-    for (own, order), (whole, _) in zip(_paths(kept, shapes), _paths(codes // half, shapes)):
-        if not np.array_equal(sides_of(own[:, order] & 1), whole[:, order]):
-            return None
-    return kept
+def drop_sides(codes: Ints, entries: int, shapes: Sequence[Sequence[int]]) -> tuple[Ints, int | None]:
+    """Return the codes without their sides, and K; codes that are not on a trellis, and None.
+
+    Args:
+        codes: (n,), entries of the codebook.
+        entries: The number of entries, 2K for codes on a trellis.
+        shapes: The shapes of the layers.
+    """
+    half = max(entries // 2, 1)
+    kept, sides = codes % half, codes // half
+    on_trellis = entries % 2 == 0 and all(
+        np.array_equal(sides_of(own[:, order] & 1), found[:, order])
+        for (own, order), (found, _) in zip(_paths(kept, shapes), _paths(sides, shapes))
+    )
+    return (kept, half) if on_trellis else (codes, None)
 
 
 def restore_sides(codes: Ints, half: int, shapes: Sequence[Sequence[int]]) -> Ints:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.codes import entropy_bits
+from pocketbayes.plane.trellis import drop_sides
 from pocketbayes.posteriors.base import Posterior
 from pocketbayes.posteriors.coding import Coding
 from pocketbayes.posteriors.layout import Layout
-from pocketbayes.posteriors.packed_codes import MAX_CODES, PackedCodes, pack_codes
+from pocketbayes.posteriors.packed_codes import MAX_CODES, PackedCodes, PackedPaths, pack_codes
 
 Units = Literal["network", "layer", "filter"]
 StdUnits = Literal["none", "layer", "filter", "code"]
@@ -62,7 +64,7 @@ class Coded(Posterior):
         """Reject unknown units."""
         for value, kinds in ((self.units, Units), (self.std_units, StdUnits)):
             check_choice("unit", value, get_args(kinds))
-        self._packed: PackedCodes | None = None
+        self._packed: PackedCodes | PackedPaths | None = None
 
     @classmethod
     def dimensions(cls, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, int]:
@@ -102,14 +104,23 @@ class Coded(Posterior):
         return self.held_moments()[0] if self.std_units == "none" else super().sample(noise)
 
     def code_bits(self) -> dict[str, float]:
-        """Return the entropy of each slot's codes."""
-        slots = self.layout.slots
-        return {slot.name: entropy_bits(torch.bincount(self.index[slot.start : slot.stop])) for slot in slots}
+        """Return the entropy of each slot's codes, without the sides of codes on a trellis."""
+        codes, _ = self._without_sides()
+        return {slot.name: entropy_bits(torch.bincount(codes[slot.start : slot.stop])) for slot in self.layout.slots}
+
+    def _without_sides(self) -> tuple[Tensor, int | None]:
+        codes, half = drop_sides(self.index.cpu().numpy().astype(np.int64), len(self.centres), self._shapes)
+        return torch.from_numpy(codes), half
+
+    @property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return [slot.shape for slot in self.layout.slots]
 
     def pack_for_graph(self) -> None:
         """Hold up to `MAX_CODES` different codes as tokens of a few bits."""
         if len(self.centres) <= MAX_CODES:
-            self._packed = pack_codes(self.index)
+            codes, half = self._without_sides()
+            self._packed = pack_codes(codes) if half is None else PackedPaths(codes, half, self._shapes)
             self.index = self.index[:0]
 
     @property

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pocketbayes.plane.trellis import path_length, path_order
 from pocketbayes.posteriors.quantized import pack, unpack
 
 WIDTHS = (1, 2, 4, 8)
@@ -52,6 +55,33 @@ class PackedCodes(nn.Module):
         is_escape = (tokens == self.escape).int()
         place = (torch.cumsum(is_escape, 0) - 1).clamp(min=0).int()
         return torch.where(is_escape.bool(), self.rest().index_select(0, place), codes)
+
+
+class PackedPaths(nn.Module):
+    """Codes on a trellis as packed codes without sides, which are derived from the parities (see `plane.trellis`)."""
+
+    def __init__(self, codes: Tensor, half: int, shapes: Sequence[Sequence[int]]) -> None:
+        """Take the codes (n,) without sides, the number of entries of a side, and the shapes of the layers."""
+        super().__init__()
+        self.codes, self.entries = pack_codes(codes), half
+        self.sizes = [math.prod(shape) for shape in shapes]
+        self.lengths = [path_length(size // shape[0]) if size else 0 for size, shape in zip(self.sizes, shapes)]
+        for length in set(self.lengths) - {0}:
+            order = torch.from_numpy(path_order(length))
+            self.register_buffer(f"order{length}", order.short())
+            self.register_buffer(f"rank{length}", order.argsort().short())
+
+    def forward(self) -> Tensor:
+        """Return the entries of the codebook (n,), int32."""
+        codes: Tensor = self.codes()
+        sides = [self._sides(part % 2, length) for part, length in zip(codes.split(self.sizes), self.lengths) if length]
+        return codes + self.entries * torch.cat(sides)
+
+    def _sides(self, parity: Tensor, length: int) -> Tensor:
+        order, rank = (getattr(self, f"{name}{length}").int() for name in ("order", "rank"))
+        parity = F.pad(parity.view(-1, length).index_select(1, order), (0, length % 2))
+        total = parity.view(len(parity), -1, 2).cumsum(1).view(len(parity), -1).int()
+        return (F.pad(total, (1, 0)).index_select(1, rank) % 2).flatten()
 
 
 def packed_bits(counts: Tensor, widths: Sequence[int]) -> float:

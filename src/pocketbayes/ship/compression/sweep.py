@@ -37,7 +37,7 @@ from pocketbayes.ship.compression.members import Agreement, Loss, look_like_trai
 from pocketbayes.ship.compression.retraining import retrain
 from pocketbayes.ship.compression.trials import NLL_NOISE, Budget, Store, Trial, choose, fits_budget
 
-LAMBDAS = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.45)
+LAMBDAS = (0.003, 0.01, 0.03, 0.07, 0.13, 0.23, 0.4)
 LAMBDAS_LARGE = (0.01, 0.03, 0.1, 0.2)
 FURTHER_FACTOR, FURTHER_FACTOR_LARGE = 1.6, 2.5
 """Factor between the lambdas of further points, as long as the budget requires or allows smaller files."""
