@@ -29,12 +29,6 @@ def layer_counts(
 
     The total over layers that are not `dense` is exactly round(density n), n their weights; every layer has at least
     one.
-
-    Args:
-        shapes: The layers' shapes.
-        density: The fraction of present weights, in (0, 1].
-        distribution: The distribution over layers.
-        dense: Layers that keep all weights, outside the count.
     """
     if not 0 < density <= 1:
         raise UserError(f"density must lie above 0 and not above 1, not {density}")

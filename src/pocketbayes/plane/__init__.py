@@ -1,9 +1,9 @@
 """The plane of 2DGBNN: weights as points (mean, std), covered by a few Gaussians. Pure functions, no networks.
 
-In the order of the data flow: ``surveying`` runs stage 2 and finds outliers; ``histogram`` summarises millions of
-points in cells; ``centres`` is K-means, ``mixture`` EM on ``blocks`` of cells and the choice of K; ``search``
-assigns every point exactly; ``merging`` reduces the number of Gaussians; ``ellipses`` blends points that fit none.
-``gaussians`` has the closed forms, ``chunks`` parallelism with bitwise equal results.
+In the order of the data flow: `surveying` runs stage 2 and finds outliers; `histogram` summarises millions of
+points in cells; `centres` is K-means, `mixture` EM on `blocks` of cells and the choice of K; `search`
+assigns every point exactly; `merging` reduces the number of Gaussians; `ellipses` blends points that fit none.
+`gaussians` has the closed forms, `chunks` parallelism with bitwise equal results.
 """
 
 from pocketbayes.plane.centres import kmeans

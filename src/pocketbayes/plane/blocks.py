@@ -30,7 +30,7 @@ NO_WIDTH = 1e-12
 
 @dataclass(frozen=True)
 class Components:
-    """Scores ``constant - |W (x - mean)|^2 / 2``: log densities, or minus half the squared distances.
+    """Scores `constant - |W (x - mean)|^2 / 2`: log densities, or minus half the squared distances.
 
     Attributes:
         mean: (..., K, 2).
@@ -59,7 +59,7 @@ class Components:
 def bounds(low: Tensor, high: Tensor, components: Components) -> tuple[Tensor, Tensor]:
     """Bound the score of every Gaussian in every box from above and below, (..., K) each.
 
-    By the triangle inequality: ``|W (x - m)|`` differs from ``|W (centre - m)|`` by at most ``max |W (x - centre)|``.
+    By the triangle inequality: `|W (x - m)|` differs from `|W (centre - m)|` by at most `max |W (x - centre)|`.
 
     Args:
         low: lower corners, (..., 2).
@@ -81,9 +81,9 @@ def bounds(low: Tensor, high: Tensor, components: Components) -> tuple[Tensor, T
 
 
 def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: float) -> tuple[Tensor, Tensor]:
-    """Return upper bounds per box, (..., K), and how many Gaussians may be among the ``k`` best in it, (...).
+    """Return upper bounds per box, (..., K), and how many Gaussians may be among the `k` best in it, (...).
 
-    A Gaussian is ruled out if ``k`` others are better everywhere in the box by more than ``slack``.
+    A Gaussian is ruled out if `k` others are better everywhere in the box by more than `slack`.
     """
     highest, lowest = bounds(low, high, components)
     bar = lowest.amax(-1, keepdim=True) if k == 1 else lowest.topk(k, -1).values[..., -1:]
@@ -91,7 +91,7 @@ def shortlist(low: Tensor, high: Tensor, components: Components, k: int, slack: 
 
 
 def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Group points into compact tiles of at most ``size`` by halving along the wider side.
+    """Group points into compact tiles of at most `size` by halving along the wider side.
 
     Consecutive tiles are close to each other.
 
@@ -115,14 +115,14 @@ def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def narrow(
     low: Tensor, high: Tensor, components: Components, k: int, slack: float, width: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Find the candidates of boxes in the order of :func:`tile`, first for groups of boxes, then for each one.
+    """Find the candidates of boxes in the order of `tile`, first for groups of boxes, then for each one.
 
     Args:
         low: lower corners, (boxes, 2).
         high: upper corners, (boxes, 2).
         components: K scores.
         k: how many best Gaussians are wanted.
-        slack: see :func:`shortlist`.
+        slack: see `shortlist`.
         width: smallest number of candidates per box (or all K).
 
     Yields:
@@ -188,7 +188,7 @@ class Blocks:
         return groups
 
     def start(self, centres: Tensor) -> Tensor:
-        """Return the sums of an M step, as :meth:`sweep` does, with each cell assigned to its nearest centre."""
+        """Return the sums of an M step, as `sweep` does, with each cell assigned to its nearest centre."""
         features = self.features.flatten(0, 1)
         tiles = self.centre.repeat_interleave(self.weight.shape[1], 0)
         index = nearest(tiles + features[:, 1:3], centres)[1][:, 0]
@@ -201,10 +201,10 @@ class Blocks:
 
         Args:
             components: the current Gaussians.
-            candidates: from :meth:`candidates`, of these Gaussians or slightly older ones.
+            candidates: from `candidates`, of these Gaussians or slightly older ones.
 
         Returns:
-            Sums ``(1, dx, dy, dx^2, dx dy, dy^2, vx, vy)`` about each Gaussian's mean, (K, 8), where ``vx, vy`` are
+            Sums `(1, dx, dy, dx^2, dx dy, dy^2, vx, vy)` about each Gaussian's mean, (K, 8), where `vx, vy` are
             logarithms of squared widths of cells; and the mean log density over points.
         """
 
@@ -262,7 +262,7 @@ def _coefficients(gap: Tensor, components: Components) -> Tensor:
 
 
 def _shift(moments: Tensor, gap: Tensor) -> Tensor:
-    """Convert moments about the tile's centre, (..., 6), to moments about the point at ``-gap`` from it."""
+    """Convert moments about the tile's centre, (..., 6), to moments about the point at `-gap` from it."""
     n, x, y, xx, xy, yy = moments.unbind(-1)
     gx, gy = gap.unbind(-1)
     shifted = (

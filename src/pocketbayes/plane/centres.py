@@ -20,11 +20,11 @@ TOLERANCE = 1e-4
 
 
 def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
-    """Return squared distances and positions of the ``k`` nearest centres, (n, k) each, by a k-d tree on a CPU.
+    """Return squared distances and positions of the `k` nearest centres, (n, k) each, by a k-d tree on a CPU.
 
     Args:
         points: (n, 2), float64.
-        centres: (m, 2), float64, ``m >= k``.
+        centres: (m, 2), float64, `m >= k`.
         k: how many.
     """
     if points.device.type == "cpu":
@@ -36,7 +36,7 @@ def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor
 
 
 def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Do the same as :func:`nearest` from all distances, for devices without k-d trees."""
+    """Do the same as `nearest` from all distances, for devices without k-d trees."""
     pieces = [
         torch.cdist(points[part], centres, compute_mode="donot_use_mm_for_euclid_dist").topk(k, largest=False)
         for part in slices(len(points), max(1, DISTANCES // len(centres)))
@@ -45,7 +45,7 @@ def nearest_by_matrix(points: Tensor, centres: Tensor, k: int) -> tuple[Tensor, 
 
 
 def kmeans(weight: Tensor, points: Tensor, k: int, seed: int = 0, iterations: int = 20) -> Tensor:
-    """Find centres that reduce ``sum_i weight_i min_k |x_i - c_k|^2``.
+    """Find centres that reduce `sum_i weight_i min_k |x_i - c_k|^2`.
 
     Args:
         weight: (m,), float64.
@@ -83,7 +83,7 @@ def _lloyd(weight: Tensor, points: Tensor, centres: Tensor) -> tuple[Tensor, Ten
 
 
 def _seed(weight: Tensor, points: Tensor, k: int, seed: int) -> Tensor:
-    """Draw at most ``k`` distinct points in batches, systematically in proportion to the cost so far."""
+    """Draw at most `k` distinct points in batches, systematically in proportion to the cost so far."""
     generator = torch.Generator().manual_seed(seed)
     heaviest = int(weight.argmax())
     chosen = points[heaviest : heaviest + 1]
@@ -101,7 +101,7 @@ def _seed(weight: Tensor, points: Tensor, k: int, seed: int) -> Tensor:
 
 
 def _unite(centres: Tensor, counts: Tensor, k: int) -> Tensor:
-    """Unite the cheapest pairs of mutually best partners by Ward's cost ``n1 n2 / (n1 + n2) |c1 - c2|^2``."""
+    """Unite the cheapest pairs of mutually best partners by Ward's cost `n1 n2 / (n1 + n2) |c1 - c2|^2`."""
     if len(centres) <= k:
         return centres
     distance, index = nearest(centres, centres, min(8, len(centres)))

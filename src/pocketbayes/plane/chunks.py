@@ -24,7 +24,7 @@ _workers: ContextVar[int | None] = ContextVar("_workers", default=None)
 
 @contextmanager
 def fixed_order() -> Iterator[None]:
-    """Run torch's operations on one thread each within the block and leave the threads to :func:`ordered_map`."""
+    """Run torch's operations on one thread each within the block and leave the threads to `ordered_map`."""
     if _workers.get() is not None:
         yield
         return
@@ -40,7 +40,7 @@ def fixed_order() -> Iterator[None]:
 
 
 def workers() -> int:
-    """Return how many threads the caller had when it entered :func:`fixed_order`."""
+    """Return how many threads the caller had when it entered `fixed_order`."""
     return _workers.get() or 1
 
 
@@ -67,5 +67,5 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], devic
 
 
 def slices(n: int, size: int) -> list[slice]:
-    """Return consecutive slices of at most ``size`` that cover ``range(n)``."""
+    """Return consecutive slices of at most `size` that cover `range(n)`."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]

@@ -26,16 +26,16 @@ def ellipse_points(
     mode: EllipseMode = "nearest",
     index: Tensor | None = None,
 ) -> Tensor:
-    """Return the points with ``(x - m)^T S^(-1) (x - m) > chi2`` for every Gaussian or for their own.
+    """Return the points with `(x - m)^T S^(-1) (x - m) > chi2` for every Gaussian or for their own.
 
-    A true Gaussian has 5 % of its points outside 5.991, so ``own`` returns about that many by construction.
+    A true Gaussian has 5 % of its points outside 5.991, so `own` returns about that many by construction.
 
     Args:
         points: (n, 2).
         mixture: K Gaussians.
         chi2: squared Mahalanobis distance of the ellipse.
-        mode: ``nearest`` for all Gaussians, ``own`` for the point's own.
-        index: the Gaussian of every point, -1 for points to skip; by default from :meth:`PlaneMixture.assign`.
+        mode: `nearest` for all Gaussians, `own` for the point's own.
+        index: the Gaussian of every point, -1 for points to skip; by default from `PlaneMixture.assign`.
 
     Returns:
         Positions, ascending, int64.
@@ -62,11 +62,11 @@ def ellipse_points(
 
 @fixed_order()
 def blend(points: Tensor, mixture: PlaneMixture, k: int = 5, keep: int | None = None) -> tuple[Tensor, Tensor]:
-    """Compute ``alpha_j = N(x; j) / sum_i N(x; i)`` over the ``k`` Gaussians nearest by Mahalanobis distance.
+    """Compute `alpha_j = N(x; j) / sum_i N(x; i)` over the `k` Gaussians nearest by Mahalanobis distance.
 
     Args:
         points: (p, 2).
-        mixture: K Gaussians; all are used if there are fewer than ``k``.
+        mixture: K Gaussians; all are used if there are fewer than `k`.
         k: number of Gaussians per point.
         keep: number of them to keep, the best by density (2 in the authors' code).
 

@@ -36,11 +36,11 @@ def _outer(v: Tensor) -> Tensor:
 
 
 def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
-    """Compute ``A^(1/2) = (A + sqrt(det A) I) / sqrt(tr A + 2 sqrt(det A))`` for 2x2 ``A`` with eigenvalues >= 0.
+    """Compute `A^(1/2) = (A + sqrt(det A) I) / sqrt(tr A + 2 sqrt(det A))` for 2x2 `A` with eigenvalues >= 0.
 
     Args:
         A: matrices of shape (..., 2, 2).
-        root_det: ``sqrt(det A)`` if it is known more precisely than from ``A``.
+        root_det: `sqrt(det A)` if it is known more precisely than from `A`.
     """
     root = _root_det(A) if root_det is None else root_det
     scale = (_trace(A) + 2 * root).clamp_min(0).sqrt()
@@ -51,9 +51,9 @@ def sqrt2x2(A: Tensor, root_det: Tensor | None = None) -> Tensor:
 def w2_squared(m1: Tensor, S1: Tensor, m2: Tensor, S2: Tensor) -> Tensor:
     """Compute the squared 2-Wasserstein distance of Gaussians.
 
-    It is ``|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))``. In two dimensions the trace of
-    ``(S1^(1/2) S2 S1^(1/2))^(1/2)`` needs no matrix root: for eigenvalues a, b of a 2x2 matrix, ``(sqrt a + sqrt b)^2 =
-    tr + 2 sqrt(det)``.
+    It is `|m1 - m2|^2 + tr S1 + tr S2 - 2 sqrt(tr(S1 S2) + 2 sqrt(det S1 det S2))`. In two dimensions the trace of
+    `(S1^(1/2) S2 S1^(1/2))^(1/2)` needs no matrix root: for eigenvalues a, b of a 2x2 matrix, `(sqrt a + sqrt b)^2 =
+    tr + 2 sqrt(det)`.
 
     Args:
         m1: means, (..., 2).
@@ -81,15 +81,15 @@ def merge(
     n2: Tensor | float,
     how: MergeRule = "moments",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace two Gaussians of ``n1`` and ``n2`` weights by one.
+    """Replace two Gaussians of `n1` and `n2` weights by one.
 
-    With ``w = n / (n1 + n2)`` and ``d = m1 - m2``:
+    With `w = n / (n1 + n2)` and `d = m1 - m2`:
 
-    - ``moments``: ``S = w1 S1 + w2 S2 + w1 w2 d d^T``: the exact mean and covariance of the united cloud.
-    - ``barycenter``: ``S = w1^2 S1 + w2^2 S2 + w1 w2 (R + R^T)`` with ``R = (S1 S2)^(1/2)``: the W2 barycenter, which
+    - `moments`: `S = w1 S1 + w2 S2 + w1 w2 d d^T`: the exact mean and covariance of the united cloud.
+    - `barycenter`: `S = w1^2 S1 + w2^2 S2 + w1 w2 (R + R^T)` with `R = (S1 S2)^(1/2)`: the W2 barycenter, which
       lies on the geodesic between the two and ignores their distance.
-    - ``paper`` (2DGBNN Eqs. 5, 6, as printed): ``m = (m1 + m2)/2`` and
-      ``S = (S1 + S2)/2 + d d^T/8 + (S1^(1/2) S2 S1^(1/2))^(1/2)/2``. It ignores the counts and is not
+    - `paper` (2DGBNN Eqs. 5, 6, as printed): `m = (m1 + m2)/2` and
+      `S = (S1 + S2)/2 + d d^T/8 + (S1^(1/2) S2 S1^(1/2))^(1/2)/2`. It ignores the counts and is not
       idempotent: two equal Gaussians become one with 1.5 times the covariance.
 
     Args:
@@ -102,7 +102,7 @@ def merge(
         how: the rule.
 
     Returns:
-        Means, covariances and counts ``n1 + n2`` of the merged Gaussians.
+        Means, covariances and counts `n1 + n2` of the merged Gaussians.
     """
     dtype = m1.dtype
     m1, S1, m2, S2 = _doubles(m1, S1, m2, S2)
@@ -129,13 +129,13 @@ def merge(
 
 
 def whitening(covs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``W = L^(-1)`` with ``S = L L^T``, and ``log det W``.
+    """Compute `W = L^(-1)` with `S = L L^T`, and `log det W`.
 
     Args:
         covs: positive definite covariances, (..., 2, 2).
 
     Returns:
-        The lower triangles ``(w11, w21, w22)`` stacked to (..., 3) in float64, and the log determinants (...).
+        The lower triangles `(w11, w21, w22)` stacked to (..., 3) in float64, and the log determinants (...).
     """
     covs = covs.detach().to(torch.float64)
     l11 = covs[..., 0, 0].sqrt()
@@ -146,7 +146,7 @@ def whitening(covs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mahalanobis_squared(points: Tensor, means: Tensor, covs: Tensor, candidates: Tensor | None = None) -> Tensor:
-    """Compute ``(x - m)^T S^(-1) (x - m)``.
+    """Compute `(x - m)^T S^(-1) (x - m)`.
 
     Args:
         points: (n, 2).
@@ -168,12 +168,12 @@ def mahalanobis_squared(points: Tensor, means: Tensor, covs: Tensor, candidates:
 
 
 def whitened_norm_squared(gap: Tensor, W: Tensor) -> Tensor:
-    """Compute ``|W gap|^2`` for gaps (..., 2) and lower triangles (..., 3) from :func:`whitening`."""
+    """Compute `|W gap|^2` for gaps (..., 2) and lower triangles (..., 3) from `whitening`."""
     first = gap[..., 0] * W[..., 0]
     second = gap[..., 0] * W[..., 1] + gap[..., 1] * W[..., 2]
     return first.square() + second.square()
 
 
 def log_peak(covs: Tensor) -> Tensor:
-    """Compute ``-log(2 pi) - log det S / 2``, the log density of each Gaussian at its centre."""
+    """Compute `-log(2 pi) - log det S / 2`, the log density of each Gaussian at its centre."""
     return whitening(covs)[1] - math.log(2 * math.pi)

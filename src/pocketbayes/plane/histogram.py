@@ -44,7 +44,7 @@ class Axis:
 
     @classmethod
     def fit(cls, values: Tensor, extent: Tensor) -> Axis:
-        """Allocate half of the levels by each piece's share of the values, half by its width relative to ``extent``."""
+        """Allocate half of the levels by each piece's share of the values, half by its width relative to `extent`."""
         pieces = torch.arange(1 << BITS, dtype=torch.int32, device=values.device) - (1 << (BITS - 1))
         bits = pieces << BITS
         left = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32).double()
@@ -115,7 +115,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Sums ``(1, dx, dy, dx^2, dx dy, dy^2)`` over the points of each cell, (cells, 6), about the grid's anchors."""
+    """Sums `(1, dx, dy, dx^2, dx dy, dy^2)` over the points of each cell, (cells, 6), about the grid's anchors."""
 
     grid: Grid
     sums: Tensor
@@ -144,7 +144,7 @@ class Histogram:
 
 @fixed_order()
 def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
-    """Fit a grid of about ``cells`` cells to the cloud (at most 1.5 times as many that hold points).
+    """Fit a grid of about `cells` cells to the cloud (at most 1.5 times as many that hold points).
 
     Args:
         points: (n, 2); of more than a million, a random sample is used.
@@ -180,7 +180,7 @@ def make_histogram(points: Tensor, grid: Grid, weights: Tensor | None = None) ->
 
     Args:
         points: (n, 2).
-        grid: from :func:`make_grid`.
+        grid: from `make_grid`.
         weights: weight of each point, (n,); 1 by default.
     """
 

@@ -23,7 +23,7 @@ NEIGHBOURS = 8
 
 
 def dissolve(mixture: PlaneMixture, counts: Tensor, n_min: int) -> tuple[PlaneMixture, Tensor]:
-    """Drop the Gaussians with fewer than ``n_min`` weights.
+    """Drop the Gaussians with fewer than `n_min` weights.
 
     Args:
         mixture: K Gaussians.
@@ -49,24 +49,24 @@ def merge_all(
     how: MergeRule = "moments",
     reading: Reading = "value",
 ) -> tuple[PlaneMixture, Tensor, Tensor]:
-    """Merge neighbours with ``W2^2 < tau_d``, ``Delta_g < tau_g`` and ``Delta_v < tau_v`` until no such pair is left.
+    """Merge neighbours with `W2^2 < tau_d`, `Delta_g < tau_g` and `Delta_v < tau_v` until no such pair is left.
 
     Each Gaussian is compared with its eight nearest by centre. Each round merges the pairs that are mutually closest,
-    which always include the closest pair of all. ``Delta_g`` compares the mean absolute gradient over a Gaussian's
-    weights, ``Delta_v`` the trace of its covariance.
+    which always include the closest pair of all. `Delta_g` compares the mean absolute gradient over a Gaussian's
+    weights, `Delta_v` the trace of its covariance.
 
     Args:
         mixture: K Gaussians.
         counts: weights assigned to each, (K,).
-        gradients: mean absolute gradient over the weights of each, (K,); without them ``tau_g`` is ignored.
+        gradients: mean absolute gradient over the weights of each, (K,); without them `tau_g` is ignored.
         tau_d: largest squared distance. The paper's two values differ by five orders of magnitude, since they scale
             with the cloud; the default is 1e-4 times the trace of the cloud's covariance (count-weighted, within and
             between Gaussians), which is independent of the scale of the weights.
         tau_g: largest gradient; by default twice the mean over the weights. The paper's 0.15 excluded no pair in our
             networks.
         tau_v: largest variance; by default 1e-2 times that of the cloud. The paper's 1e-3 excluded none either.
-        how: the rule of :func:`pocketbayes.plane.merge`.
-        reading: ``value``: both Gaussians lie below the thresholds (the paper's text); ``difference``: the difference
+        how: the rule of `merge`.
+        reading: `value`: both Gaussians lie below the thresholds (the paper's text); `difference`: the difference
             between them does (its algorithm).
 
     Returns:

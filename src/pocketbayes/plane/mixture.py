@@ -34,10 +34,10 @@ ABSOLUTE_FLOOR = 1e-24
 
 @dataclass(frozen=True)
 class PlaneMixture:
-    """Mixture ``p(x) = sum_k weights_k N(x; means_k, covs_k)`` in the plane, all float64.
+    """Mixture `p(x) = sum_k weights_k N(x; means_k, covs_k)` in the plane, all float64.
 
     Attributes:
-        means: centres ``(mean, std)``, (K, 2).
+        means: centres `(mean, std)`, (K, 2).
         covs: positive definite covariances, (K, 2, 2).
         weights: shares that sum to 1, (K,).
         log_likelihood: mean log density of the fitted points, a lower bound by Jensen within each cell; NaN if the
@@ -58,13 +58,13 @@ class PlaneMixture:
         return PlaneMixture(self.means[kept], self.covs[kept], weights / weights.sum())
 
     def components(self, weighted: bool = True) -> Components:
-        """Score ``log weights_k + log N(x; k)``, or, unweighted, minus half the squared Mahalanobis distance."""
+        """Score `log weights_k + log N(x; k)`, or, unweighted, minus half the squared Mahalanobis distance."""
         whiteners, _ = whitening(self.covs)
         constant = self.weights.log() + log_peak(self.covs) if weighted else torch.zeros_like(self.weights)
         return Components(self.means, whiteners, constant)
 
     def assign(self, points: Tensor, grid: Grid | None = None) -> Tensor:
-        """Compute ``argmax_k weights_k N(x; k)`` of every point, exactly and in bounded memory.
+        """Compute `argmax_k weights_k N(x; k)` of every point, exactly and in bounded memory.
 
         Args:
             points: (n, 2).
@@ -79,7 +79,7 @@ class PlaneMixture:
 
     @fixed_order()
     def log_density(self, points: Tensor) -> Tensor:
-        """Compute ``log p(x)`` for every point, (n,) float64, over all K Gaussians."""
+        """Compute `log p(x)` for every point, (n,) float64, over all K Gaussians."""
         parts = self.components()
 
         def chunk(part: slice) -> Tensor:
@@ -91,7 +91,7 @@ class PlaneMixture:
 
 
 def default_bins(k: int) -> int:
-    """Return the number of cells for a fit of ``k`` Gaussians."""
+    """Return the number of cells for a fit of `k` Gaussians."""
     return min(max(CELLS_PER_GAUSSIAN * k, CELLS[0]), CELLS[1])
 
 
@@ -105,7 +105,7 @@ def fit_mixture(
     bins: int | None = None,
     iterations: int = 30,
 ) -> PlaneMixture:
-    """Maximise ``sum_i log sum_k pi_k N(x_i; m_k, S_k)`` over the histogram (2DGBNN Eq. 3; its sign is a misprint).
+    """Maximise `sum_i log sum_k pi_k N(x_i; m_k, S_k)` over the histogram (2DGBNN Eq. 3; its sign is a misprint).
 
     On a CPU the result depends on the seed, not on the number of threads.
 
@@ -168,9 +168,9 @@ def _maximise(means: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 30) -> PlaneMixture:
-    """Fit the largest mixture whose weights have an entropy of at most ``bits`` (within 0.05), in at most four fits.
+    """Fit the largest mixture whose weights have an entropy of at most `bits` (within 0.05), in at most four fits.
 
-    ``2^bits`` Gaussians never exceed it; unequal weights allow more.
+    `2^bits` Gaussians never exceed it; unequal weights allow more.
     """
     k = min(max(1, math.floor(2**bits)), MAX_GAUSSIANS)
     fitted = trial = fit_mixture(cloud, k, seed=seed, iterations=iterations)
@@ -186,7 +186,7 @@ def fit_by_bits(cloud: Histogram, bits: float, seed: int = 0, iterations: int = 
 
 
 def fit_by_bic(cloud: Histogram, seed: int = 0, iterations: int = 30) -> PlaneMixture:
-    """Minimise ``-2 log-likelihood + (6 K - 1) log n`` over K = 1, 2, 4, 8, ... until it rises."""
+    """Minimise `-2 log-likelihood + (6 K - 1) log n` over K = 1, 2, 4, 8, ... until it rises."""
     n = float(cloud.sums[:, 0].sum())
 
     def criterion(mixture: PlaneMixture) -> float:

@@ -28,7 +28,7 @@ SLACK = 1e-9
 
 @fixed_order()
 def best(points: Tensor, components: Components, k: int = 1, grid: Grid | None = None) -> Tensor:
-    """Compute ``argtop-k_j score_j(x)`` for every point, best first.
+    """Compute `argtop-k_j score_j(x)` for every point, best first.
 
     Args:
         points: (n, 2).

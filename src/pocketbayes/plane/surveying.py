@@ -86,7 +86,7 @@ class PlaneSettings(PlaneOptions):
     Attributes:
         chi2: squared Mahalanobis distance of the ellipse; 5.991 holds 95 % of a Gaussian in the plane.
         seed: of all draws.
-        bins: cells of the histogram; see :func:`fit_mixture`.
+        bins: cells of the histogram; see `fit_mixture`.
     """
 
     chi2: float = 5.991
@@ -174,7 +174,7 @@ class Plane:
 def outliers(
     mean: Tensor, gradient: Tensor | None, tau_w: float | None = 0.2, gradient_fraction: float = 0.01
 ) -> dict[str, Tensor]:
-    """Find weights that keep their own mean and std: ``|mean_i| > tau_w``, or ``|gradient_i|`` among the largest.
+    """Find weights that keep their own mean and std: `|mean_i| > tau_w`, or `|gradient_i|` among the largest.
 
     Args:
         mean: (n,).
@@ -183,7 +183,7 @@ def outliers(
         gradient_fraction: share of all weights; 0 for none. Ties at the threshold are not outliers.
 
     Returns:
-        Masks ``value`` and ``gradient``, (n,) each; they may overlap.
+        Masks `value` and `gradient`, (n,) each; they may overlap.
     """
     nothing = torch.zeros(len(mean), dtype=torch.bool, device=mean.device)
     value = nothing if tau_w is None else mean.detach().abs() > tau_w

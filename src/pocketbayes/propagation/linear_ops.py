@@ -31,12 +31,7 @@ LINEAR_OPS: dict[Any, int] = {
 class LinearCall:
     """A call op(input, weight, bias) with its other arguments bound.
 
-    Attributes:
-        run: The operation.
-        input: Its input.
-        weight: Its weight.
-        bias: Its bias.
-        feature_axis: The axis of features in input and output, counted from the end; any axis before it is a batch.
+    `feature_axis` counts from the end, in input and output; any axis before it is a batch.
     """
 
     run: Callable[[Tensor, Tensor, Tensor | None], Tensor]

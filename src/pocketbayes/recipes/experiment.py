@@ -104,16 +104,8 @@ def run(
     Errors in the recipe are found before the folder is touched, and a run that fails before its first checkpoint leaves
     no files.
 
-    Args:
-        recipe: The recipe.
-        out: The folder for `recipe.yaml`, `metrics.jsonl`, the checkpoint and `model.pocket`.
-        data_dir: The data folder.
-        resume: Resume the run in the folder.
-        overwrite: Replace a run in the folder.
-        measured: Whether to measure the network.
-        workers: Members of an ensemble to train in parallel on Ray.
-        ray: The address of a Ray cluster; None for processes on this machine.
-        progress: As in `fit`.
+    The folder `out` gets `recipe.yaml`, `metrics.jsonl`, the checkpoint and `model.pocket`. The other arguments are the
+    options of `pocketbayes train`; `measured=False` skips the measurement.
     """
     folder = Path(out)
     if resume and recipe.search is not None and (folder / RECIPE_FILE).is_file():  # it has the search's result

@@ -48,15 +48,7 @@ def with_curvature_stds(
 ) -> Network:
     """Build the network of a method with `std = 1 / sqrt(N h + delta)`, h the diagonal Fisher information.
 
-    Args:
-        method: A method with mean-field, row-wise, partial, sparse or shared storage.
-        model: A trained model or Network.
-        data: A few hundred examples like the training data.
-        val: Data for choosing delta by NLL; None for `data`.
-        examples: N, the number of examples that the model was trained on; None for the size of `data`.
-        delta: The prior precision; None for the best of a grid by NLL.
-        seed: Seed of drawn labels and weights.
-        progress: As in `fit`.
+    The arguments are those of `bayesianize`; the method's storage is mean-field, row-wise, partial, sparse or shared.
     """
     source = as_source(data)
     count = float(size_of(source)) if examples is None else float(examples)
