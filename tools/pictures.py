@@ -30,22 +30,23 @@ FOLDER = ROOT / "docs" / "figures"
 RESULTS = ROOT / "benchmarks" / "results"
 STUDIES = ("mnist-lenet300", "mnist-lenet5", "cifar10-resnet20")
 STORAGES = {
-    "point": "a value a weight",
-    "mean-field": "a mean and a std a weight",
-    "partial": "a mean each, a std for few",
-    "sparse": "few weights, 0 elsewhere",
-    "shared": "few Gaussians, an index a weight",
-    "low-rank": "a mean, few directions",
-    "dropped": "a mean and a rate",
-    "quantized": "whole numbers and steps",
+    "point": "one value per weight",
+    "mean-field": "a mean and a std per weight",
+    "partial": "all means, few stds",
+    "sparse": "few weights, the others are 0",
+    "shared": "few Gaussians, an index per weight",
+    "rank-1": "values, random factors per unit",
+    "low-rank": "means, correlated deviations",
+    "dropped": "values and a dropout rate",
+    "quantized": "integers with scales",
 }
 PROPAGATIONS = {
-    "mean": "run at\nthe mean",
-    "sample": "draw\nweights",
-    "local": "draw pre-\nactivations",
-    "flipout": "flip shared\nnoise",
+    "mean": "run at the\nposterior mean",
+    "sample": "draw all\nweights once",
+    "local": "draw noise\nper example",
+    "flipout": "flip signs\nper example",
     "moments": "carry mean\nand variance",
-    "linear": "first order, all\ncorrelations",
+    "linear": "linearise at\nthe mean",
 }
 SAME = {
     **{"trajectory": "low-rank", "kronecker": "low-rank", "row-stds": "mean-field"},
@@ -70,7 +71,7 @@ def places() -> dict[tuple[str, str], list[str]]:
 
 def grid(found: dict[tuple[str, str], list[str]]) -> Figure:
     """Draw storages down and propagations across; cells with a name are what a method trains with."""
-    figure, axes = figures.canvas(size=(9.2, 4.4))
+    figure, axes = figures.canvas(size=(9.2, 4.95))
     panel = axes[0, 0]
     panel.grid(visible=False)
     panel.spines[:].set_visible(False)

@@ -278,7 +278,7 @@ def check_target(likelihood: Likelihood | None, shape: Sequence[int], target: Te
             f"labels of shape {tuple(target.shape)} do not fit outputs of shape {tuple(shape)}: give one label per "
             f"{'pixel' if len(shape) > 2 else 'example'}, {wanted}"
         )
-    labels, ignored = target.long(), likelihood.ignore_index if isinstance(likelihood, Likelihood) else None
+    labels, ignored = target.long(), likelihood.ignore_index if likelihood else None
     wrong = (labels < 0) | (labels >= shape[1])
     if ignored is not None:
         wrong &= labels != ignored
@@ -302,7 +302,7 @@ def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor])
 
 def task_of(likelihood: Likelihood | None) -> Task:
     """Return the task of a network's outputs; a network without a likelihood is a classifier."""
-    return likelihood.task if isinstance(likelihood, Likelihood) else "classification"
+    return likelihood.task if likelihood else "classification"
 
 
 def default_likelihood(source: Source, info: Info | None = None) -> Likelihood:

@@ -156,6 +156,34 @@ def test_nan_becomes_null_in_one_module() -> None:
     assert [*nulls_for_nan(ast.parse("x = None if nll == float('inf') else nll"))] != []
 
 
+def fields_of(node: ast.ClassDef) -> set[str]:
+    return {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+
+
+def test_settings_of_a_question_are_one_class() -> None:
+    found = {
+        node.name
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and {"samples", "propagation", "seed", "batch_size"} <= fields_of(node)
+    }
+    assert found == {"Ask"}
+
+
+def test_stage_hooks_are_called_by_the_loop_alone() -> None:
+    """Other rooms pass hooks on, as an ensemble does to its members."""
+    hooks = {"begin", "end", "step", "after_step", "after_epoch"}
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in modules("methods")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in hooks and ast.unparse(node.value).endswith("stage")
+    }
+    assert found == {"training/loop.py", "training/run.py"}
+
+
 def test_import_contract_covers_every_module() -> None:
     contract = (
         (PACKAGE.parents[1] / "pyproject.toml")

@@ -13,7 +13,7 @@ from pocketbayes import models
 from pocketbayes.base.allocation import keep_freed_activations
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import load_for
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, Json, Seed
 from pocketbayes.cli.output import log, show, show_json
 from pocketbayes.data import Dataset, Info
 from pocketbayes.data.description import read_transform
@@ -77,7 +77,7 @@ def adapt(
     size: Annotated[
         int | None, typer.Option("--size", min=1, help="Side of the images in pixels, if the network does not know it.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of all random draws.")] = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:

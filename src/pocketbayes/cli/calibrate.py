@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, DataSettings, Json, Seed
 from pocketbayes.cli.output import show, show_json, styled
 from pocketbayes.files.network_file import load, save
 from pocketbayes.inference.adaptive import fit_stopping
@@ -40,11 +40,9 @@ def calibrate(
     max_rise: Annotated[
         float, typer.Option("--max-rise", min=0, help="For --adaptive: the relative increase of the NLL to accept.")
     ] = 0.005,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change an option of the data: data.key=value.")
-    ] = None,
+    settings: DataSettings = None,
     json: Json = False,
 ) -> None:
     """Fit a temperature or variance scale, and prediction sets or intervals, on held-out data; store them in the file.

@@ -13,7 +13,7 @@ from pocketbayes.base.allocation import keep_freed_activations
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, DataSettings, Json, Overwrite, OwnData, Seed
 from pocketbayes.cli.output import log, note, show, show_json
 from pocketbayes.files.network_file import load
 from pocketbayes.files.packing import Precision
@@ -62,17 +62,11 @@ def compress(
     ] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Skip training, whatever --steps says.")] = False,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Weight samples per measurement.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="A data set or an .npz file; by default the network's own data."),
-    ] = None,
+    seed: Seed = 0,
+    data: OwnData = None,
     data_dir: DataDir = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    settings: DataSettings = None,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Compress a trained network to a given size, or as far as a given loss of quality allows.

@@ -9,7 +9,7 @@ import typer
 
 from pocketbayes.base.errors import UserError
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, Json, Overwrite
 from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.files.network_file import load, save
 from pocketbayes.files.packing import Precision
@@ -36,7 +36,7 @@ def ensemble(
     split: Annotated[str, typer.Option("--split", help="The split of --data: val or test.")] = "val",
     data_dir: DataDir = None,
     precision: Annotated[str, typer.Option("--precision", help="lossless, bfloat16 or int8.")] = "lossless",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """Combine trained networks into one file, an ensemble that averages their predictions.

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from pocketbayes.base.allocation import keep_freed_activations
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UnknownNameError
 from pocketbayes.base.process_group import ProcessGroup, joined
 from pocketbayes.base.run_folder import EVALUATION_FILE, MODEL_FILE
 from pocketbayes.cli.datasets import check_fit, data_of, load_for, recipe_beside
-from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
+from pocketbayes.cli.options import Adaptive, DataDir, Json, OwnData, Propagation, Samples, Seed
 from pocketbayes.cli.output import note, show, show_json
 from pocketbayes.cli.verdicts import seeds_table, sentences, shift_tables, summary_table
 from pocketbayes.data import Dataset, folder_of
 from pocketbayes.data.formats import read_npy
-from pocketbayes.data.request import choose
+from pocketbayes.data.request import Split, choose
 from pocketbayes.data.shift import PUBLISHED
 from pocketbayes.files.network_file import load
 from pocketbayes.inference.suite import SHIFTS, compare, evaluate_suite, over_seeds, read_values
@@ -30,10 +31,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     nets: Annotated[list[Path], typer.Argument(metavar="NET...", help=".pocket files or run folders.")],
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="A data set or an .npz file; by default the network's own data."),
-    ] = None,
+    data: OwnData = None,
     split: Annotated[str, typer.Option("--split", help="The split: train, val or test.")] = "test",
     ood: Annotated[
         str, typer.Option("--ood", help="Out-of-distribution data, such as svhn,cifar100 or an .npz file.")
@@ -51,7 +49,7 @@ def evaluate(
     samples: Samples = None,
     propagation: Propagation = None,
     adaptive: Adaptive = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     settings: Annotated[
         list[str] | None,
@@ -80,8 +78,7 @@ def evaluate(
     from pocketbayes.recipes import load_like, network_file
     from pocketbayes.recipes.experiment import about
 
-    if split not in ("train", "val", "test"):
-        raise UnknownNameError("split", split, ("train", "val", "test"))
+    check_choice("split", split, get_args(Split))
     if propagation is not None:
         find_propagation(propagation)
     shifts = _names(shift)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pocketbayes import models
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.cli.options import Json
 from pocketbayes.cli.output import show, show_json, styled
 from pocketbayes.data.registry import COMMON, LOADERS
@@ -26,8 +26,7 @@ def list_(
 ) -> None:
     """List methods, models, data sets, recipes, or the settings of training."""
     kinds = {"methods": _methods, "models": _models, "data": _data, "recipes": _recipes, "training": _training}
-    if what not in kinds:
-        raise UnknownNameError("kind to list", what, kinds)
+    check_choice("kind to list", what, kinds)
     rows = kinds[what]()
     if json:
         show_json({what: rows})

@@ -12,6 +12,15 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="The data folder; by default $POCKETBAYES_DATA, then ./data."),
 ]
+OwnData = Annotated[
+    str | None, typer.Option("--data", help="A data set or an .npz file; by default the network's own data.")
+]
+DataSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")]
 Samples = Annotated[
     int | None,
     typer.Option("--samples", min=1, max=100_000, help="Weight samples; by default the run's number, or 30."),

@@ -7,20 +7,22 @@ import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import torch
 import typer
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.calibration import check_level
-from pocketbayes.base.errors import UnknownNameError, UserError, collecting_warnings, warn
+from pocketbayes.base.errors import UserError, collecting_warnings, warn
 from pocketbayes.base.progress import display
 from pocketbayes.cli.datasets import data_of, load_for, recipe_beside
-from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples
+from pocketbayes.cli.options import Adaptive, DataDir, Json, Propagation, Samples, Seed
 from pocketbayes.cli.output import show, show_json
 from pocketbayes.data import Info, read_inputs
 from pocketbayes.data.folders import require
+from pocketbayes.data.request import Split
 from pocketbayes.files.network_file import load
 from pocketbayes.inference.answer import Prediction
 from pocketbayes.inference.evaluation import stream
@@ -49,7 +51,7 @@ def predict(
     samples: Samples = None,
     propagation: Propagation = None,
     adaptive: Adaptive = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")] = 0,
+    seed: Seed = 0,
     abstain_above: Annotated[
         float | None, typer.Option("--abstain-above", min=0, help="Abstain if the entropy exceeds this many nats.")
     ] = None,
@@ -166,8 +168,7 @@ def _chosen(
     ask: Ask,
 ) -> dict[str, Any]:
     """Choose the threshold of total uncertainty for a risk on validation data, and return its results there."""
-    if split not in ("train", "val", "test"):
-        raise UnknownNameError("split", split, ("train", "val", "test"))
+    check_choice("split", split, get_args(Split))
     try:
         dataset = load_for(file, net, part, split, data_dir)
     except UserError as error:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pocketbayes.base.errors import UnknownNameError
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.cli.options import DataDir, Json, Ray, Workers
 from pocketbayes.cli.output import log, note, show, show_json
 from pocketbayes.reporting.table import table
@@ -58,8 +58,7 @@ def reproduce(
     for name in studies.names() if what == "all" else [what]:
         study = studies.read(name)
         for row in rows or ():
-            if row not in study.rows:
-                raise UnknownNameError(f"row of study {name!r}", row, study.rows)
+            check_choice(f"row of study {name!r}", row, study.rows)
         note(f"{name}: {study.about}")
         result = studies.reproduce(
             name, study, out, work, data_dir, quick=quick, seeds=seeds, rows=tuple(rows) if rows else None,

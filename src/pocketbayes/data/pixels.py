@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UnknownNameError, UserError
 
 Stats = tuple[tuple[float, ...], tuple[float, ...]]
@@ -95,8 +96,7 @@ class CropFlip:
         """Reject an unknown padding."""
         if self.pad < 0:
             raise UserError(f"pad={self.pad}: must not be negative")
-        if self.pad_mode not in get_args(PadMode):
-            raise UnknownNameError("padding", self.pad_mode, get_args(PadMode))
+        check_choice("padding", self.pad_mode, get_args(PadMode))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Augment a batch `(n, channels, height, width)`; shape and type are kept."""

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import NoSplitError, UnknownNameError, UserError
 from pocketbayes.base.naming import naming_arguments
 from pocketbayes.data.arrays import npz
@@ -78,8 +79,7 @@ def load(
     """
     if name not in LOADERS:
         raise unknown(name)
-    if split not in get_args(Split):
-        raise UnknownNameError("split", split, get_args(Split))
+    check_choice("split", split, get_args(Split))
     if not 0 <= val_fraction < 1:
         raise UserError(f"val_fraction={val_fraction}: must be at least 0 and below 1")
     if seed < 0:

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError, refusing
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.seeds import image_generator
 from pocketbayes.data.corruptions.severities import PARAMETERS, parameters
 from pocketbayes.data.dataset import Dataset, Images, Info, Pictures
@@ -209,8 +210,7 @@ def _mapped(path: Path) -> NDArray[Any]:
 
 
 def _check_choice(name: str, severity: int) -> None:
-    if name not in CORRUPTIONS:
-        raise UnknownNameError("corruption", name, CORRUPTIONS)
+    check_choice("corruption", name, CORRUPTIONS)
     if severity not in SEVERITIES:
         raise UserError(f"severity must be one of 1, 2, 3, 4, 5, not {severity!r}")
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pocketbayes.base.errors import UnknownNameError, UserError, refusing
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError, refusing
 from pocketbayes.base.seeds import split_seed
 from pocketbayes.data.dataset import Arrays, Dataset, Info
 from pocketbayes.data.request import TEST_SEED, Request
@@ -30,8 +31,7 @@ def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
     """
     base = request.root("uci/UCI_Datasets", "")
     known = sorted(path.parent.name for path in base.glob("*/data"))
-    if set not in known:
-        raise UnknownNameError(f"set in {base}", set, known)
+    check_choice(f"set in {base}", set, known)
     folder = base / set / "data"
     splits = len(list(folder.glob("index_train_*.txt")))
     if not 0 <= index < splits:

@@ -8,7 +8,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.model_lock import copy_model
 from pocketbayes.data.batches import Data
 from pocketbayes.data.dataset import Pictures
@@ -25,8 +26,7 @@ DECIBELS = (-6.0, 0.0, 6.0, 10.0, 15.0, 20.0)
 
 def importance(mean: Tensor, std: Tensor, by: Criterion = "magnitude") -> Tensor:
     """Compute |mean| (global L1), or the signal-to-noise ratio |mean| / std, infinite for a point other than 0."""
-    if by not in get_args(Criterion):
-        raise UnknownNameError("pruning criterion", by, get_args(Criterion))
+    check_choice("pruning criterion", by, get_args(Criterion))
     size = mean.abs()
     return size if by == "magnitude" else torch.where(size > 0, size / std, 0)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from pocketbayes.base.batch_norm import frozen_batch_norm
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.randomness import forked
-from pocketbayes.likelihoods import Likelihood
 from pocketbayes.network import Network
 from pocketbayes.posteriors.csr import SparseMatrix
 
@@ -71,7 +70,7 @@ class DenseGradients:
     def _of_batch(self, group: Sequence[int], batch: Batch) -> tuple[list[Tensor], float]:
         """Return the gradient of a batch's mean NLL, summed over its parts, and this NLL."""
         net, likelihood = self.net, self.net.likelihood
-        assert isinstance(likelihood, Likelihood)
+        assert likelihood is not None
         dtype = next(net.posterior.parameters()).dtype
         parts = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batch]
         with torch.no_grad(), frozen_batch_norm(net.model), net.using(self.at):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.naming import check_fields
@@ -262,8 +263,7 @@ class VariationalMethod(Method):
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         self.kl_weight(0.0)
-        if self.prior not in (known := ("empirical", "normal", "pretrained", "scale-mixture")):
-            raise UnknownNameError("prior", self.prior, known)
+        check_choice("prior", self.prior, ("empirical", "normal", "pretrained", "scale-mixture"))
         if not (beta >= 0 and resolved["prior_std"] > 0):
             raise UserError(
                 f"beta must not be negative and prior_std must be positive, not {self.beta} and {self.prior_std}"

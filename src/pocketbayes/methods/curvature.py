@@ -41,7 +41,7 @@ def diagonal_curvature(
         seed: Seed of the labels.
         on_chunk: Called with the number of examples after each backward pass, for progress.
     """
-    likelihood = network.likelihood if isinstance(network.likelihood, Likelihood) else Categorical()
+    likelihood = network.likelihood or Categorical()
     with torch.no_grad():
         mean = network.posterior.moments()[0].clone()
     total, examples = torch.zeros_like(mean), 0

@@ -11,7 +11,7 @@ from torch import nn
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
-from pocketbayes.likelihoods import GaussianLoss, Likelihood
+from pocketbayes.likelihoods import GaussianLoss
 from pocketbayes.methods.base import Stage, Start, TrainingContext, VariationalMethod
 from pocketbayes.methods.meanfield import StdInit, check_std_init, first_std, stds_at_begin
 from pocketbayes.network import Net, Network, members
@@ -76,7 +76,7 @@ class DensityPropagation(VariationalMethod):
 
     def _set_loss(self, net: Net) -> Net:
         for network in members(net):
-            assert isinstance(network.likelihood, Likelihood)
+            assert network.likelihood is not None
             network.likelihood.gaussian_loss = self.loss
         return net
 

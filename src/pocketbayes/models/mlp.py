@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.models.layers import dropout_or_none, named
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -21,8 +22,7 @@ def mlp(
     activation: str = "relu",
 ) -> nn.Sequential:
     """Build linear layers with activations between; inputs of any shape are flattened to `in_features`."""
-    if activation not in ACTIVATIONS:
-        raise UnknownNameError("activation", activation, ACTIVATIONS)
+    check_choice("activation", activation, ACTIVATIONS)
     if isinstance(hidden, int):
         raise UserError(f"hidden is a list of widths, such as [{hidden}], not {hidden}")
     layers: dict[str, nn.Module | None] = {"flatten": nn.Flatten()}

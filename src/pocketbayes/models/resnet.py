@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.models.layers import conv, dropout_or_none, named
 
 Shortcut = Callable[[int, int, int], nn.Module]
@@ -146,8 +147,7 @@ def resnet(
     `stem="imagenet"` is the original: 7x7, stride 2, max-pool. For 32x32 images, `"cifar"`: 3x3, stride 1, no pool, and
     `"pbn"`: 7x7, stride 1, no pool, as in the PBN paper.
     """
-    if stem not in STEMS:
-        raise UnknownNameError("stem", stem, STEMS)
+    check_choice("stem", stem, STEMS)
     kernel, stride, pooled = STEMS[stem]
     return residual_network(
         conv(in_channels, 64, kernel, stride),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pocketbayes import models
-from pocketbayes.base.arguments import check_path
+from pocketbayes.base.arguments import check_choice, check_path
 from pocketbayes.base.atomic import write_atomically
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, made_up, tensors_of
@@ -144,8 +144,7 @@ def _check(mode: str, samples: int, readout: str) -> None:
             f"mode={mode!r} cannot be exported: torch's exporter does not support per-example gradients; use "
             "'moments', or 'sample' where correlations between positions matter"
         )
-    if mode not in get_args(Mode):
-        raise UnknownNameError("mode", mode, get_args(Mode))
+    check_choice("mode", mode, get_args(Mode))
     if not isinstance(samples, int) or samples < 1:
         raise UserError(f"samples must be a whole number of at least 1, not {samples!r}")
     if readout not in ("probit", "taylor"):

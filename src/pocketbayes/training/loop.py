@@ -21,7 +21,7 @@ from pocketbayes.base.seeds import derive_seed
 from pocketbayes.data.batches import batches, share, steps_per_epoch
 from pocketbayes.files import network_file as artifact
 from pocketbayes.inference.evaluation import evaluate, loss_of
-from pocketbayes.likelihoods import Categorical, Likelihood, check_target
+from pocketbayes.likelihoods import Categorical, check_target
 from pocketbayes.methods import Method
 from pocketbayes.network import Net, Network
 from pocketbayes.propagation.base import check_output
@@ -224,7 +224,7 @@ class Loop:
 
     def _nll(self, output: Tensor, target: Tensor) -> Tensor:
         likelihood = self.network.likelihood
-        assert isinstance(likelihood, Likelihood)
+        assert likelihood is not None
         shape = tuple(output.shape)
         if not shape or shape[0] != len(target) or (isinstance(likelihood, Categorical) and len(shape) < 2):
             wanted = "(batch, classes, ...)" if isinstance(likelihood, Categorical) else "(batch, ...)"

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from pocketbayes import models
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.arguments import check_choice
+from pocketbayes.base.errors import UserError
 from pocketbayes.base.process_group import ALONE, ProcessGroup
 from pocketbayes.base.progress import Show, display
 from pocketbayes.data.batches import Data, Source, as_source, info_of, size_of
@@ -160,8 +161,7 @@ SHIFTS: dict[str, Callable[[Source, Corrupted | None], list[Part]]] = {
 def _check(net: Net, source: Source, ood: Mapping[str, Any], shift: Sequence[str]) -> None:
     """Reject invalid arguments before the first pass."""
     for name in shift:
-        if name not in SHIFTS:
-            raise UnknownNameError("shift", name, SHIFTS)
+        check_choice("shift", name, SHIFTS)
     info, likelihood = info_of(source), likelihood_of(net)
     whole = info is None or info.task == "classification"
     if (ood or shift) and not (whole and task_of(likelihood) == "classification"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.recipes import Recipe, check, override
 from pocketbayes.recipes.files import parse_yaml
@@ -124,8 +125,7 @@ def names() -> list[str]:
 def read(name: str) -> Study:
     """Read a study by name."""
     trees = _trees()
-    if name not in trees:
-        raise UnknownNameError("study", name, trees)
+    check_choice("study", name, trees)
     try:
         return Study.model_validate(trees[name])
     except ValidationError as found:
