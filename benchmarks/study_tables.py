@@ -120,6 +120,6 @@ def ratio(seeds: Seeds, reference: Seeds, key: str) -> str:
 
 
 TABLES: Tables = {
-    **{name: (name, study) for name in ("digits", "mnist-lenet300", "mnist-lenet5", "cifar10-resnet20", "camvid")},
+    **{name: (name, study) for name in ("digits", "mnist-lenet300", "cifar10-resnet20", "camvid")},
     "uci": ("uci-*", regression),
 }
