@@ -293,7 +293,7 @@ def check_target(likelihood: Likelihood | None, shape: Sequence[int], target: Te
 
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Likelihood:
     """Rebuild the likelihood that `name`, `config()` and the module's tensors describe."""
-    kind = LIKELIHOODS.find(name)
+    kind = LIKELIHOODS[name]
     given = {**config, **{key: value for key, value in tensors.items() if key in inspect.signature(kind).parameters}}
     likelihood = kind(**given)
     likelihood.load_state_dict(dict(tensors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from pocketbayes.methods.base import kl_weight
 from pocketbayes.posteriors import MeanField, Point
 from pocketbayes.posteriors.base import softplus_inverse
 from pocketbayes.posteriors.layout import Layout
-from pocketbayes.posteriors.priors import Normal, ScaleMixture
+from pocketbayes.posteriors.priors import PRIORS, Normal, Prior, ScaleMixture
 from pocketbayes.posteriors.priors import restore as restore_prior
 
 # -- categorical ------------------------------------------------------------------------------------------------------
@@ -349,3 +350,26 @@ def test_likelihood_names_an_output_that_is_not_a_tensor() -> None:
     for likelihood, target in ((pb.Categorical(), torch.zeros(2).long()), (pb.GaussianNoise(), torch.zeros(2))):
         with pytest.raises(pb.UserError, match="returns a tuple, not a tensor: wrap it"):
             likelihood.nll((torch.zeros(2, 3), None), target)  # type: ignore[arg-type]
+
+
+def test_own_prior_is_saved_and_loaded(tmp_path: Path) -> None:
+    class Laplace(Prior):
+        name = "test-laplace"
+
+        def __init__(self, scale: float = 1.0) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+            return (mean.abs() / self.scale).log1p() + std
+
+    try:
+        net = pb.bayesianize(nn.Linear(3, 2), "bbb")
+        net.prior = Laplace(2.0)
+        pb.save(net, tmp_path / "net.pocket")
+        again = pb.load(tmp_path / "net.pocket", nn.Linear(3, 2))
+        assert torch.equal(pb.kl(again), pb.kl(net))
+    finally:
+        del PRIORS["test-laplace"]
+    with pytest.raises(UserError, match="unknown prior 'test-laplace'"):
+        pb.load(tmp_path / "net.pocket", nn.Linear(3, 2))

@@ -27,11 +27,9 @@ class Registry(dict[str, Entry]):
             raise UserError(f"the {self.kind} name {name!r} is taken by {_path(known)}: give {_path(entry)} another")
         self[name] = entry
 
-    def find(self, name: str) -> Entry:
-        """Return the entry of a name."""
-        if not isinstance(name, str) or name not in self:
-            raise UnknownNameError(self.kind, str(name), tuple(self), HINT)
-        return self[name]
+    def __missing__(self, name: str) -> Entry:
+        """Reject an unknown name, perhaps one whose module was not imported."""
+        raise UnknownNameError(self.kind, str(name), tuple(self), HINT)
 
 
 def _path(entry: object) -> str:

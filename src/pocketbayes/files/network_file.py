@@ -192,33 +192,33 @@ def posterior_in(network: Mapping[str, Any]) -> Posterior:
 
 
 def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) -> Network:
-    posterior, prior, likelihood = posterior_in(tree), tree["prior"], tree["likelihood"]
+    posterior = posterior_in(tree)
     try:
         posterior.check()
     except UserError as error:
         raise UserError(f"{source} has {error}") from error
-    for part in (tree["state"], prior["tensors"], likelihood["tensors"] if likelihood else {}):
-        _refuse_nan(part, source)
+    prior = priors.restore(**tree["prior"])
+    likelihood = None if tree["likelihood"] is None else objective.restore(**tree["likelihood"])
+    info = None if tree.get("data") is None else Info.from_json(tree["data"])
+    for tensors in (tree["state"], prior.state_dict(), likelihood.state_dict() if likelihood else {}):
+        _refuse_nan(tensors, source)
     module = _module_for(tree, model, source).to(_float_type(posterior))
-    posterior.layout.check(module)
+    posterior.layout.fill(module, tree["state"], source)
     net = Network(
         module,
         posterior,
-        prior=priors.restore(prior["name"], prior["config"], prior["tensors"]),
-        likelihood=None
-        if likelihood is None
-        else objective.restore(likelihood["name"], likelihood["config"], likelihood["tensors"]),
+        prior=prior,
+        likelihood=likelihood,
         propagation=tree["propagation"],
         input_var=tree.get("input_var", 0.0),
     )
     net.method = None if tree.get("method") is None else str(tree["method"])
-    net.info = None if tree.get("data") is None else Info.from_json(tree["data"])
+    net.info = info
     net.calibration = None if tree.get("calibration") is None else Calibration(**tree["calibration"])
     net.conformal = None if tree.get("conformal") is None else Conformal.from_json(tree["conformal"])
     net.stopping = tree.get("stopping")
     net.health = None if tree.get("health") is None else Health(**tree["health"])
     net.first_stds = None if tree.get("first_stds") is None else FirstStds(**tree["first_stds"])
-    _load_points(net.model, tree["state"], source)
     return net.to(net.device).eval()  # a given model may be on another device
 
 
@@ -267,15 +267,3 @@ def _refuse_nan(tensors: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
             raise UserError(f"{source} has NaN in {name!r}: get another copy, or train again")
-
-
-def _load_points(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    own = model.state_dict()
-    for name in [*own, *state]:
-        if name not in state or name not in own:
-            raise UserError(f"{name!r} is in {'the model' if name in own else source} only: not the same architecture")
-        if own[name].shape != state[name].shape:
-            raise UserError(
-                f"{name!r} has shape {tuple(own[name].shape)} in the model, {tuple(state[name].shape)} in {source}"
-            )
-    model.load_state_dict(dict(state))

@@ -79,6 +79,7 @@ class Precision:
 
 
 PRECISIONS = {
+    "lossless": Precision(),
     "bfloat16": Precision("bfloat16", "int8", "bfloat16"),
     "int8": Precision("int8", "int4", "bfloat16"),
 }

@@ -91,7 +91,7 @@ __all__ = [
 
 def make(name: str, **settings: Any) -> Method:
     """Return the method of that registry name with these settings."""
-    kind = METHODS.find(name)
+    kind = METHODS[name]
     try:
         method: Method = kind(**settings)
     except TypeError as error:

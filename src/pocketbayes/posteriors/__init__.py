@@ -59,6 +59,6 @@ from_codes: Callable[..., Posterior] = Coded
 
 def restore(name: str, layout: Layout, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Posterior:
     """Rebuild the posterior that its name, layout, tensors and config describe."""
-    kind = POSTERIORS.find(name)
+    kind = POSTERIORS[name]
     kind.check_file(layout, tensors, config)
     return kind.restore(layout, tensors, config)

@@ -187,6 +187,21 @@ class Layout:
                 if shape != slot.shape:
                     raise UserError(f"{site!r} has shape {shape} in the model, {slot.shape} in the layout")
 
+    def fill(self, model: nn.Module, points: Mapping[str, Tensor], source: str) -> None:
+        """Take the selected weights out of a model and load all other tensors from a source."""
+        self.check(model)
+        self.strip(model)
+        own = model.state_dict()
+        for name in [*own, *points]:
+            if name not in points or name not in own:
+                where = "the model" if name in own else source
+                raise UserError(f"{name!r} is in {where} only: not the same architecture")
+            if own[name].shape != points[name].shape:
+                raise UserError(
+                    f"{name!r} has shape {tuple(own[name].shape)} in the model, {tuple(points[name].shape)} in {source}"
+                )
+        model.load_state_dict(dict(points))
+
     def to_json(self) -> dict[str, Any]:
         """Return the layout as plain JSON values."""
         return {

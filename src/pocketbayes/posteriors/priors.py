@@ -10,14 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.registry import Registry
 from pocketbayes.posteriors.coding import Described
 from pocketbayes.posteriors.fused import NormalKL, normal_kl, wide_type
+
+PRIORS: Registry[type[Prior]] = Registry("prior")
+"""Every prior by name; subclasses of `Prior` with a `name` are registered when they are defined."""
 
 
 class Prior(Described, ABC):
     """A distribution over n independent weights."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in vars(cls):
+            PRIORS.join(cls.name, cls)
 
     @abstractmethod
     def kl(self, mean: Tensor, std: Tensor) -> Tensor:
@@ -203,10 +211,6 @@ class LogUniform(Prior):
         return 0.63576 * torch.sigmoid(-(1.87320 + 1.48695 * log_alpha)) + 0.5 * nn.functional.softplus(-log_alpha)
 
 
-PRIORS: dict[str, type[Prior]] = {prior.name: prior for prior in (Normal, ScaleMixture, Empirical, LogUniform)}
-
-
 def restore(name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Prior:
     """Return the prior that `name`, `config()` and the module's tensors describe."""
-    check_choice("prior", name, PRIORS)
     return PRIORS[name](**config, **tensors)

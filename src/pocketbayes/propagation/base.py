@@ -159,7 +159,7 @@ PROPAGATIONS: Registry[Propagation] = Registry("propagation")
 """Every propagation by name, including those of users."""
 
 
-find_propagation = PROPAGATIONS.find
+find_propagation = PROPAGATIONS.__getitem__
 
 
 def check_output(output: object, examples: int | None = None) -> Tensor:

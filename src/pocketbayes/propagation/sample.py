@@ -84,10 +84,6 @@ class Head:
         return noise
 
 
-if TYPE_CHECKING:
-    from pocketbayes.network import Network
-
-
 class PlainWeights(WeightPropagation):
     """Propagations with plain or sparse weights."""
 
@@ -120,11 +116,10 @@ class Sample(PlainWeights):
 
     def passes(self, net: Network, x: ModelInput, ask: Ask, numbers: Sequence[int]) -> Iterator[Tensor]:
         """Yield the outputs of one draw per pass; if only the last layer is random, the others run once."""
-        seeds = [pass_seed(ask.seed, number) for number in numbers]
-        if len(seeds) > 1 and (head := Head.find(net, x)) is not None:
-            yield from head.draws(seeds)
+        if len(numbers) > 1 and (head := Head.find(net, x)) is not None:
+            yield from head.draws([pass_seed(ask.seed, number) for number in numbers])
             return
-        for number, noise in zip(numbers, KEPT.noise(net, seeds)):
+        for number, noise in zip(numbers, KEPT.noise(net, ask.seed, numbers)):
             yield self._in_parts(net, x, replace(ask, noise=noise), number)[None]
 
 
@@ -139,12 +134,13 @@ class KeptNoise:
     def __init__(self) -> None:
         self._kept: tuple[tuple[object, ...], dict[int, Tensor]] = ((), {})  # replaced as a whole, for thread safety
 
-    def noise(self, net: Network, seeds: Sequence[int]) -> Sequence[Tensor | None]:
-        """Return the noise of each pass; None for a pass that draws its own."""
+    def noise(self, net: Network, seed: int, numbers: Sequence[int]) -> Sequence[Tensor | None]:
+        """Return the noise of each numbered pass; None for a pass that draws its own."""
         size = net.posterior.noise_size
         # A model that draws random numbers itself uses the pass's generator after the noise.
-        if size * len(seeds) > MAX_KEPT or not net.draws_nothing("sample"):
-            return [None] * len(seeds)
+        if size * len(numbers) > MAX_KEPT or not net.draws_nothing("sample"):
+            return [None] * len(numbers)
+        seeds = [pass_seed(seed, number) for number in numbers]
         like = net.posterior.weight_means()
         key = (type(net.posterior), size, like.dtype, like.device, *seeds)
         before, values = self._kept

@@ -58,7 +58,7 @@ class MethodPart(Named):
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Build the method to check its settings."""
-        settings = check_types(f"method {name!r}", settings, types_of(METHODS.find(name)))
+        settings = check_types(f"method {name!r}", settings, types_of(METHODS[name]))
         make(name, **settings)
         return {"name": name, **settings}
 
@@ -73,7 +73,7 @@ class LikelihoodPart(Named):
     @classmethod
     def checked(cls, name: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Build the likelihood to check its settings."""
-        known = types_of(LIKELIHOODS.find(name).__init__, drop=("raw",))
+        known = types_of(LIKELIHOODS[name].__init__, drop=("raw",))
         if "class_weights" in known:
             known["class_weights"] = list[float] | Literal["frequency"]
         return {"name": name, **check_types(f"likelihood {name!r}", settings, known)}
