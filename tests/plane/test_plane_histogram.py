@@ -98,7 +98,7 @@ def test_histogram_levels_grow_far_outside_the_sample(dtype: torch.dtype) -> Non
     grid = make_grid(points, 100)
     far = torch.tensor([-1e30, -1.0, -0.0, 0.0, 1e-30, 1.0, 1e30], dtype=dtype)
     values = torch.cat((points[:, 0], far)).sort().values
-    levels = grid.x.level(values)
+    levels = grid.curve.x.level(values)
     assert bool((levels.diff() >= 0).all())
     assert (int(levels[0]), int(levels[-1])) == (0, 65535)
 

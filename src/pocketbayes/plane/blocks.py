@@ -8,7 +8,6 @@ about the tile's centre, so E and M steps are small matrix products.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,10 +111,8 @@ def tile(points: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return rows.clamp_max(len(points) - 1), rows < len(points)
 
 
-def narrow(
-    low: Tensor, high: Tensor, components: Components, k: int, slack: float, width: int
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Find the candidates of boxes in the order of `tile`, first for groups of boxes, then for each one.
+def narrow(low: Tensor, high: Tensor, components: Components, k: int, slack: float) -> list[tuple[Tensor, Tensor]]:
+    """Find the candidates of boxes, of which consecutive ones are close, first for groups of boxes, then for each one.
 
     Args:
         low: lower corners, (boxes, 2).
@@ -123,29 +120,52 @@ def narrow(
         components: K scores.
         k: how many best Gaussians are wanted.
         slack: see `shortlist`.
-        width: smallest number of candidates per box (or all K).
 
-    Yields:
-        A slice of boxes, their candidates with the highest bounds first, (b, w), and how many of them are needed,
-        (b,).
+    Returns:
+        Boxes, (b,), and their candidates with the highest bounds first, (b, w), by ascending `w`, which is at most
+        half as many again as needed.
     """
-    total, width = len(components), min(width, len(components))
+    total, last = len(components), len(low) - 1
+    if len(low) * total <= CHUNK:
+        branch, groups = len(low), [(low.new_zeros(1, dtype=torch.int64), torch.arange(total, device=low.device)[None])]
+    else:
+        branch = GROUP
+        # The last group repeats the last box.
+        boxes = torch.arange(-(-len(low) // branch) * branch, device=low.device).clamp_max(last).reshape(-1, branch)
+        groups = narrow(low[boxes].amin(1), high[boxes].amax(1), components, k, slack)
 
-    def chunk(part: slice) -> tuple[slice, Tensor, Tensor]:
-        # The last group repeats its last box.
-        boxes = torch.arange(part.start, part.stop + (part.start - part.stop) % GROUP, device=low.device)
-        boxes = boxes.clamp_max(part.stop - 1).reshape(-1, GROUP)
-        few_low, few_high = low[boxes], high[boxes]
-        highest, needed = shortlist(few_low.amin(1), few_high.amax(1), components, k, slack)
-        chosen = highest.topk(min(max(int(needed.max()), width), total), -1, sorted=False).indices
-        highest, needed = shortlist(few_low, few_high, components.take(chosen[:, None]), k, slack)
-        top = highest.topk(max(int(needed.max()), width), -1).indices
-        candidates = chosen[:, None].expand(-1, GROUP, -1).gather(2, top)
-        count = part.stop - part.start
-        return part, candidates.flatten(0, 1)[:count], needed.flatten()[:count]
+    def chunk(group: tuple[Tensor, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        rows, chosen = group
+        boxes = rows[:, None] * branch + torch.arange(branch, device=rows.device)
+        inside = boxes.clamp_max(last)
+        highest, needed = shortlist(low[inside], high[inside], components.take(chosen[:, None]), k, slack)
+        needed = torch.where(boxes <= last, needed, 0)
+        found, done = [], 0
+        for width in _widths(chosen.shape[1]):
+            row, child = ((needed > done) & (needed <= width)).nonzero().unbind(1)
+            top = highest[row, child].topk(width, -1).indices
+            found.append((boxes[row, child], chosen[row].gather(1, top)))
+            done = width
+        return found
 
-    step = GROUP * max(1, CHUNK // total)
-    return ordered_map(chunk, slices(len(low), step), low.device)
+    size = max(1, CHUNK // branch)
+    pieces = [
+        (rows[part], chosen[part])
+        for rows, chosen in groups
+        for part in slices(len(rows), max(1, size // chosen.shape[1]))
+    ]
+    by_width: dict[int, list[tuple[Tensor, Tensor]]] = {width: [] for width in _widths(total)}
+    for found in ordered_map(chunk, pieces, low.device):
+        for rows, chosen in found:
+            by_width[chosen.shape[1]].append((rows, chosen))
+    together = ([torch.cat(column) for column in zip(*found, strict=True)] for found in by_width.values() if found)
+    return [(rows, chosen) for rows, chosen in together if len(rows)]
+
+
+def _widths(most: int) -> list[int]:
+    """Return numbers of candidates that differ by at most half: 1, 2, 3, 4, 6, 8, 12, ... and `most`."""
+    widths = sorted({step << power for power in range(most.bit_length()) for step in (1, 3)})
+    return [width for width in widths if width < most] + [most]
 
 
 class Blocks:
@@ -173,19 +193,12 @@ class Blocks:
 
     def candidates(self, components: Components) -> list[tuple[Tensor, Tensor]]:
         """Return tiles, (t,), and their relevant Gaussians, (t, c), grouped by the number of Gaussians."""
-        groups = []
-        for part, chosen, needed in narrow(self.low, self.high, components, 1, NEGLIGIBLE_NATS, 1):
-            needed, order = needed.clamp_max(CANDIDATES).sort(stable=True)
-            start = 0
-            while start < len(order):
-                # No tile evaluates more than 1.5 times the candidates that it needs.
-                width = int(1.5 * int(needed[start]))
-                like = int(torch.searchsorted(needed, width, right=True))
-                stop = min(like, start + max(1, CHUNK // (width * self.weight.shape[1])))
-                rows = order[start:stop]
-                groups.append((rows + int(part.start), chosen[rows, : int(needed[stop - 1])]))
-                start = stop
-        return groups
+        found = narrow(self.low, self.high, components, 1, NEGLIGIBLE_NATS)
+        return [
+            (rows[part], chosen[part, :CANDIDATES])
+            for rows, chosen in found
+            for part in slices(len(rows), max(1, CHUNK // (min(chosen.shape[1], CANDIDATES) * self.weight.shape[1])))
+        ]
 
     def start(self, centres: Tensor) -> Tensor:
         """Return the sums of an M step, as `sweep` does, with each cell assigned to its nearest centre."""

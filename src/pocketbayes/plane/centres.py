@@ -16,7 +16,7 @@ DISTANCES = 1 << 24
 OVERSEEDING = 2
 # Largest share of the centres that is united in one round, so that costs stay valid while neighbours change.
 UNITED_PER_ROUND = 0.1
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 
 
 def nearest(points: Tensor, centres: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pocketbayes.base.arguments import check_choice
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
-from pocketbayes.plane.gaussians import log_peak, mahalanobis_squared
+from pocketbayes.plane.gaussians import log_peak, mahalanobis_squared, whitened_norm_squared
 from pocketbayes.plane.mixture import PlaneMixture
 from pocketbayes.plane.search import best
 
@@ -45,9 +45,11 @@ def ellipse_points(
         return torch.empty(0, dtype=torch.int64, device=points.device)
     owner = mixture.assign(points) if index is None else index
 
+    components = mixture.components(weighted=False)
+
     def outside(few: Tensor, own: Tensor) -> Tensor:
-        few = few.detach().to(torch.float64)
-        return mahalanobis_squared(few, mixture.means, mixture.covs, own.clamp_min(0)[:, None])[:, 0] > chi2
+        nearest = components.take(own.clamp_min(0))
+        return whitened_norm_squared(few.detach().to(torch.float64) - nearest.mean, nearest.whitener) > chi2
 
     def chunk(part: slice) -> Tensor:
         own = owner[part]
@@ -55,8 +57,8 @@ def ellipse_points(
 
     rows = torch.cat(list(ordered_map(chunk, slices(len(points), CHUNK), points.device)))
     if mode == "nearest":
-        nearest = best(points[rows], mixture.components(weighted=False))[:, 0]
-        rows = rows[outside(points[rows], nearest)]
+        few = points[rows]
+        rows = rows[outside(few, best(few, components)[:, 0])]
     return rows
 
 

@@ -22,7 +22,9 @@ CHUNK = 1 << 18
 BITS = 16
 # A large table is only worthwhile for many points.
 TABLE_BITS = (16, 22)
-SAMPLE = 1 << 20
+MANY = 1 << 20
+# Points that curves and grids are fitted to.
+SAMPLE = 1 << 18
 MOST_TILT = 4
 
 
@@ -73,18 +75,15 @@ def _piece(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The positions of the cells, made once (on one machine) and used for every part of the cloud.
+class Curve:
+    """A Morton curve through the warped plane, along which points that are close to each other are close.
 
     Attributes:
         x: levels of the first axis.
         y: levels of the second axis.
         x_code: contribution of each level of the first axis to a Morton code, (2^16,).
         y_code: contribution of each level of the second axis.
-        span: number of codes.
-        starts: first code of each cell, (cells,), ascending from 0.
-        anchors: a point in or near each cell, (cells, 2), as the origin of its sums, which avoids cancellation.
-        table: the cell of every prefix of a code, -1 if it has several, (2^16,) or (2^22,) int32.
+        span: number of codes, at most 2^32.
     """
 
     x: Axis
@@ -92,6 +91,36 @@ class Grid:
     x_code: Tensor
     y_code: Tensor
     span: int
+
+    def code(self, points: Tensor) -> Tensor:
+        """Return Morton codes: the bits of both levels interleaved."""
+        x, y = points.detach().unbind(1)
+        return self.x_code.index_select(0, self.x.level(x)) + self.y_code.index_select(0, self.y.level(y))
+
+    def order(self, points: Tensor) -> Tensor:
+        """Return the positions of the points along the curve, (n,) int64."""
+        codes = torch.empty(len(points), dtype=torch.int32, device=points.device)
+
+        def chunk(part: slice) -> None:
+            codes[part] = self.code(points[part]) - (1 << 31)
+
+        for _ in ordered_map(chunk, slices(len(points), CHUNK), points.device):
+            pass
+        return codes.argsort(stable=True)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The positions of the cells, made once (on one machine) and used for every part of the cloud.
+
+    Attributes:
+        curve: cells are ranges of its codes.
+        starts: first code of each cell, (cells,), ascending from 0.
+        anchors: a point in or near each cell, (cells, 2), as the origin of its sums, which avoids cancellation.
+        table: the cell of every prefix of a code, -1 if it has several, (2^16,) or (2^22,) int32.
+    """
+
+    curve: Curve
     starts: Tensor
     anchors: Tensor
     table: Tensor
@@ -99,15 +128,10 @@ class Grid:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def code(self, points: Tensor) -> Tensor:
-        """Return Morton codes: the bits of both levels interleaved."""
-        x, y = points.detach().unbind(1)
-        return self.x_code.index_select(0, self.x.level(x)) + self.y_code.index_select(0, self.y.level(y))
-
     def locate(self, points: Tensor) -> Tensor:
         """Return the cell of every point, (n,) int64; call it on chunks to limit memory."""
-        code = self.code(points)
-        cell = self.table.index_select(0, code // (self.span // len(self.table))).to(torch.int64)
+        code = self.curve.code(points)
+        cell = self.table.index_select(0, code // (self.curve.span // len(self.table))).to(torch.int64)
         rows = (cell < 0).nonzero()[:, 0]
         cell[rows] = torch.searchsorted(self.starts, code[rows], right=True) - 1
         return cell
@@ -143,35 +167,49 @@ class Histogram:
 
 
 @fixed_order()
+def make_curve(points: Tensor, size: int = SAMPLE, seed: int = 0) -> Curve:
+    """Fit a curve to (a sample of at most `size` of) the points, (n, 2)."""
+    return _curve(_sample(points.detach(), size, seed))
+
+
+@fixed_order()
 def make_grid(points: Tensor, cells: int, seed: int = 0) -> Grid:
     """Fit a grid of about `cells` cells to the cloud (at most 1.5 times as many that hold points).
 
     Args:
-        points: (n, 2); of more than a million, a random sample is used.
+        points: (n, 2); of very many, a random sample is used.
         cells: number of cells; with as many cells as points, nearly every distinct point gets its own.
         seed: of the sample.
     """
-    points, total = points.detach(), len(points)
-    if total > SAMPLE:
-        generator = torch.Generator().manual_seed(seed)
-        points = points[torch.randint(total, (SAMPLE,), generator=generator).to(points.device)]
-    points = points.to(torch.float64)
+    total = len(points)
+    points = _sample(points.detach(), max(SAMPLE, cells), seed)
     if total == 0 or not bool(torch.isfinite(points).all()):
         raise UserError("cannot fit a grid: there must be points, and means and stds must be finite")
-    # The same even steps on both axes make cells in the tails square.
-    extent = (points.amax(0) - points.amin(0)).amax()
-    x, y = Axis.fit(points[:, 0], extent), Axis.fit(points[:, 1], extent)
-    i, j = x.level(points[:, 0]), y.level(points[:, 1])
-    x_code, y_code, span = _interleaving(points)
-    codes, order = (x_code[i] + y_code[j]).sort()
-    starts, first = _split(codes, span, torch.stack((i, j), 1)[order], _even_levels(points)[order], cells)
+    curve = _curve(points)
+    codes, order = curve.code(points).sort()
+    points = points[order]
+    levels = torch.stack((curve.x.level(points[:, 0]), curve.y.level(points[:, 1])), 1)
+    starts, first = _split(codes, curve.span, levels, _even_levels(points), cells)
     # The number of cells that start up to the first and up to the last code of each prefix.
-    prefixes = 1 << TABLE_BITS[total >= SAMPLE]
-    unit = span // prefixes
+    prefixes = 1 << TABLE_BITS[total >= MANY]
+    unit = curve.span // prefixes
     lowest = torch.bincount((starts + unit - 1) // unit, minlength=prefixes)[:prefixes].cumsum(0) - 1
     highest = torch.bincount(starts // unit, minlength=prefixes).cumsum(0) - 1
     table = torch.where(lowest == highest, lowest, -1).to(torch.int32)
-    return Grid(x, y, x_code, y_code, span, starts, points[order[first]], table)
+    return Grid(curve, starts, points[first], table)
+
+
+def _sample(points: Tensor, size: int, seed: int) -> Tensor:
+    if len(points) > size:
+        generator = torch.Generator().manual_seed(seed)
+        points = points[torch.randint(len(points), (size,), generator=generator).to(points.device)]
+    return points.to(torch.float64)
+
+
+def _curve(points: Tensor) -> Curve:
+    # The same even steps on both axes make cells in the tails square.
+    extent = (points.amax(0) - points.amin(0)).amax()
+    return Curve(Axis.fit(points[:, 0], extent), Axis.fit(points[:, 1], extent), *_interleaving(points))
 
 
 @fixed_order()

@@ -14,7 +14,7 @@ from pocketbayes.plane.centres import kmeans
 from pocketbayes.plane.chunks import fixed_order, ordered_map, slices
 from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.gaussians import log_peak, whitened_norm_squared, whitening
-from pocketbayes.plane.histogram import Grid, Histogram, make_grid, make_histogram
+from pocketbayes.plane.histogram import Histogram, make_grid, make_histogram
 from pocketbayes.plane.search import best
 
 # Enough cells to resolve the shape of each Gaussian.
@@ -22,7 +22,7 @@ CELLS_PER_GAUSSIAN = 64
 CELLS = (1 << 15, 1 << 18)
 CELL_FLOOR = 0.1
 KMEANS_ITERATIONS = 20
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Smallest gain in mean log-likelihood for which EM continues."""
 MAX_GAUSSIANS = 8192
 """Largest number of Gaussians to try."""
@@ -63,19 +63,18 @@ class PlaneMixture:
         constant = self.weights.log() + log_peak(self.covs) if weighted else torch.zeros_like(self.weights)
         return Components(self.means, whiteners, constant)
 
-    def assign(self, points: Tensor, grid: Grid | None = None) -> Tensor:
+    def assign(self, points: Tensor) -> Tensor:
         """Compute `argmax_k weights_k N(x; k)` of every point, exactly and in bounded memory.
 
         Args:
             points: (n, 2).
-            grid: cells that fit the points, if known.
 
         Returns:
             Numbers, (n,) int64; -1 if there are no Gaussians.
         """
         if len(self) == 0:
             return torch.full((len(points),), -1, dtype=torch.int64, device=points.device)
-        return best(points, self.components(), grid=grid)[:, 0]
+        return best(points, self.components())[:, 0]
 
     @fixed_order()
     def log_density(self, points: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from pocketbayes.plane.chunks import fixed_order, slices
 from pocketbayes.plane.codes import entropy_bits
 from pocketbayes.plane.ellipses import MODES, EllipseMode, blend, ellipse_points
 from pocketbayes.plane.gaussians import MERGE_RULES, MergeRule
-from pocketbayes.plane.histogram import Grid, make_grid, make_histogram
+from pocketbayes.plane.histogram import make_grid, make_histogram
 from pocketbayes.plane.merging import READINGS, Reading, dissolve, merge_all
 from pocketbayes.plane.mixture import PlaneMixture, default_bins, fit_by_bic, fit_by_bits, fit_mixture
 
@@ -225,13 +225,13 @@ def survey(
     timings: dict[str, float] = {}
     with _timed(timings, "outliers", mean.device):
         masks = outliers(mean, gradient, settings.tau_w, settings.gradient_fraction)
-        inside = ~(masks["value"] | masks["gradient"])
-        points = torch.stack((mean[inside], std[inside]), 1)
+        positions = (~(masks["value"] | masks["gradient"])).nonzero()[:, 0]
+        points = torch.stack((mean.index_select(0, positions), std.index_select(0, positions)), 1)
     with _timed(timings, "fit", mean.device):
-        mixture, grid = _fit(points, settings, team)
+        mixture = _fit(points, settings, team)
         k_fitted = len(mixture)
     with _timed(timings, "assign", mean.device):
-        index = mixture.assign(points, grid)
+        index = mixture.assign(points)
         counts = torch.bincount(index, minlength=k_fitted)
     with _timed(timings, "dissolve", mean.device):
         mixture, mapping = dissolve(mixture, counts, max(settings.n_min, 1))
@@ -250,7 +250,7 @@ def survey(
             warnings.warn(why, stacklevel=3)  # past the decorator
     with _timed(timings, "merge", mean.device):
         if settings.merge is not None and k_before > 1:
-            sizes = None if gradient is None else _mean_size(gradient.detach(), inside, index, counts)
+            sizes = None if gradient is None else _mean_size(gradient.detach(), positions, index, counts)
             mixture, counts, mapping = merge_all(
                 mixture,
                 counts,
@@ -267,7 +267,6 @@ def survey(
         if settings.ellipse is not None:
             rows = ellipse_points(points, mixture, settings.chi2, settings.ellipse, index)
         blend_index, blend_alpha = blend(points[rows], mixture, settings.neighbours, settings.keep)
-    positions = inside.nonzero()[:, 0]
     numbers = torch.full((len(mean),), -1, dtype=torch.int64, device=mean.device)
     numbers[positions] = index
     return Plane(
@@ -287,10 +286,10 @@ def survey(
     )
 
 
-def _fit(points: Tensor, settings: PlaneSettings, team: ProcessGroup) -> tuple[PlaneMixture, Grid | None]:
+def _fit(points: Tensor, settings: PlaneSettings, team: ProcessGroup) -> PlaneMixture:
     if len(points) == 0:
         nothing = points.new_zeros(0, dtype=torch.float64)
-        return PlaneMixture(nothing.reshape(0, 2), nothing.reshape(0, 2, 2), nothing), None
+        return PlaneMixture(nothing.reshape(0, 2), nothing.reshape(0, 2, 2), nothing)
     if settings.bits_per_weight is not None:
         expected = round(2**settings.bits_per_weight)
     else:
@@ -299,10 +298,10 @@ def _fit(points: Tensor, settings: PlaneSettings, team: ProcessGroup) -> tuple[P
     cloud = make_histogram(points[team.part(len(points))], grid)
     team.sum(cloud.sums)
     if settings.bits_per_weight is not None:
-        return fit_by_bits(cloud, settings.bits_per_weight, settings.seed, settings.iterations), grid
+        return fit_by_bits(cloud, settings.bits_per_weight, settings.seed, settings.iterations)
     if settings.k == "bic":
-        return fit_by_bic(cloud, settings.seed, settings.iterations), grid
-    return fit_mixture(cloud, expected, seed=settings.seed, iterations=settings.iterations), grid
+        return fit_by_bic(cloud, settings.seed, settings.iterations)
+    return fit_mixture(cloud, expected, seed=settings.seed, iterations=settings.iterations)
 
 
 def _renumber(index: Tensor, mapping: Tensor) -> None:
@@ -311,12 +310,12 @@ def _renumber(index: Tensor, mapping: Tensor) -> None:
         index[part] = torch.where(index[part] >= 0, mapping.index_select(0, index[part].clamp_min(0)), -1)
 
 
-def _mean_size(gradient: Tensor, inside: Tensor, index: Tensor, counts: Tensor) -> Tensor:
+def _mean_size(gradient: Tensor, positions: Tensor, index: Tensor, counts: Tensor) -> Tensor:
     """Return the mean absolute gradient over the weights of each Gaussian, (K,)."""
-    gradient = gradient[inside]
     sums = torch.zeros(len(counts) + 1, dtype=torch.float64, device=gradient.device)
     for part in slices(len(index), CHUNK):
-        sums += torch.bincount(index[part] + 1, gradient[part].abs().to(torch.float64), len(sums))
+        size = gradient.index_select(0, positions[part]).abs().to(torch.float64)
+        sums += torch.bincount(index[part] + 1, size, len(sums))
     return sums[1:] / counts.clamp_min(1)
 
 
