@@ -21,6 +21,8 @@ from pocketbayes.propagation.linear.taps import NotTappedError, TapPlan, make_pl
 
 _MEMORY = 1 << 26
 """Largest number of values in memory: 256 MB in single precision."""
+_ACTIVATIONS = 1 << 23
+"""Largest number of layer inputs and outputs among them; the graph between layers takes several times as much."""
 
 _PLANS: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], TapPlan | None]] = WeakKeyDictionary()
 
@@ -108,8 +110,9 @@ def _chunk(
     gradients = 0 if plan and independent else 1
     if classes == "covariance":
         gradients = posterior.layout.run(model, mean, x[:1])[0].numel()
-    per_example = plan.size + gradients * (span[1] - span[0]) if plan else gradients * posterior.layout.size
-    x = x[: max(1, _MEMORY // max(per_example, 1))]
+    size = plan.size if plan else 0
+    per_example = size + gradients * (span[1] - span[0] if plan else posterior.layout.size)
+    x = x[: max(1, min(_MEMORY // max(per_example, 1), _ACTIVATIONS // max(size, 1)))]
     state: Pass | None = None
     if plan is not None:
         with suppress(NotTappedError):
