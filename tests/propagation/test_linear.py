@@ -182,11 +182,12 @@ def test_linear_computes_only_what_is_requested() -> None:
 def test_linear_is_independent_of_the_chunk_size(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     net = network_of(pb.models.build("lenet5"))
     x = torch.randn(5, 1, 28, 28)
+    passes: list[int] = []
+    net.model.register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
     for classes in ("top-2", "covariance"):
         whole = net.linear(x, classes)
         monkeypatch.setattr(linear, limit, 2 * net.layout.size if limit == "_MEMORY" else 1)
-        passes: list[int] = []
-        net.model.register_forward_pre_hook(lambda _, given: passes.append(len(given[0])))
+        passes.clear()
         parts = net.linear(x, classes)
         monkeypatch.undo()
         assert limit == "_MEMORY" or max(passes) == 1
