@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -123,3 +125,11 @@ def test_data_set_slice_is_a_batch() -> None:
     some, labels = digits[3:9:2]
     assert torch.equal(some, torch.stack([digits[index][0] for index in (3, 5, 7)]))
     assert torch.equal(labels, y[[3, 5, 7]])
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_npz_split_is_independent_of_simulated_values(tmp_path: Path, split: str) -> None:
+    x = np.random.default_rng(0).uniform(size=(1000, 1))  # the generator and seed with which most people simulate
+    np.savez(tmp_path / "simulated.npz", x=x, y=x[:, 0])
+    part = data.load("npz", split, path=str(tmp_path / "simulated.npz"), test_fraction=0.1, seed=0)
+    assert 0.4 < float(part[:][0].mean()) < 0.6  # the smallest tenth would have a mean of 0.05

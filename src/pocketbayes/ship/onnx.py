@@ -339,6 +339,8 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # A pass puts weights into the model and takes them out again.
             warnings.filterwarnings("ignore", "While compiling, we found certain side effects", UserWarning)
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own call
             yield
     finally:
         for logger, level in zip(loggers, levels):
