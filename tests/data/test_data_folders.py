@@ -218,3 +218,10 @@ def test_require_explains_a_torchvision_that_does_not_match(monkeypatch: pytest.
     monkeypatch.setattr("importlib.import_module", broken)
     with pytest.raises(UserError, match=r"torchvision does not work with this torch .* from the same index"):
         folders.require("torchvision.transforms.v2")
+
+
+def test_require_names_the_index_of_cpu_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setattr("torch.__version__", "2.13.0+cpu")
+    with pytest.raises(UserError, match=r"torchvision --index-url \S+/cpu, then pip install 'pocketbayes\[vision\]'"):
+        folders.require("torchvision")

@@ -92,3 +92,18 @@ def test_prediction_prints_as_table() -> None:
     assert "green" in text
     assert "tensor(" not in text
     assert text.endswith("... and 4 more")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_calibrate_runs_the_network_once(is_kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, val = pb.bayesianize(overconfident().to_module(), "bbb"), labelled(600, 2)
+    expected = pb.calibrate(net, val, samples=3, seed=1)
+    if not is_kept:
+        monkeypatch.setattr("pocketbayes.inference.calibration.MAX_KEPT_VALUES", 1000)
+    seen: list[int] = []
+    net.model.register_forward_hook(lambda _, inputs, output: seen.append(len(inputs[0])))
+    calibrated = pb.calibrate(net, val, samples=3, seed=1)
+    assert calibrated.conformal == expected.conformal
+    assert calibrated.calibration == expected.calibration
+    rows = sum(count for count in seen if count > 2)  # two examples tell the kind of output
+    assert rows == (600 if is_kept else 1200)  # all draws of a linear layer run as one

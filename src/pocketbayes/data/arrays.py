@@ -202,7 +202,9 @@ def npz(
         normalise = normalisation("none", images.shape[1], mean, std)
         info = Info("npz", kind, classes, class_names, images.shape[1:], normalise.mean, normalise.std)
         augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
-        return request.carve(Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction, FILE_SEED_OFFSET)
+        return request.carve(
+            Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction, FILE_SEED_OFFSET
+        )
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x contains {x.dtype}, but only numbers are supported")
     names = feature_names(file, labelled) if is_csv else None

@@ -27,6 +27,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MOST_PIXELS, FREE_PIXELS, PIXELS_A_BYTE = 1 << 26, 1 << 22, 1 << 13
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
 USUAL_SIZE = 224
 LOOKED_AT = 50
 """Number of images whose size is read before all are assumed to have it."""
@@ -208,11 +210,13 @@ def require(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UserError(f"this needs {name}: pip install 'pocketbayes[vision]'") from None
+        # The torchvision of PyPI does not work with a CPU build of torch.
+        before = f"pip install torchvision --index-url {CPU_INDEX}, then " if "+cpu" in torch.__version__ else ""
+        raise UserError(f"this needs {name}: {before}pip install 'pocketbayes[vision]'") from None
     except RuntimeError as error:  # torchvision's for a build that does not match torch's
         raise UserError(
             f"{name} does not work with this torch ({error}): install torch and torchvision from the same index, such "
-            "as https://download.pytorch.org/whl/cpu"
+            f"as {CPU_INDEX}"
         ) from None
 
 

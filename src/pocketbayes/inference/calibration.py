@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +15,9 @@ from pocketbayes.base.calibration import Calibration, Conformal
 from pocketbayes.base.errors import UserError, warn
 from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, size_of
-from pocketbayes.inference.evaluation import stream
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
-from pocketbayes.inference.prediction import likelihood_of, outputs_of, passes_for, scaled
+from pocketbayes.inference.prediction import likelihood_of, outputs_of, passes_for, scaled, summarise
 from pocketbayes.likelihoods import check_target, match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
@@ -25,6 +25,8 @@ from pocketbayes.propagation import Ask
 from pocketbayes.propagation.readout import Readout
 
 FACTORS = (1e-3, 1e3)
+MAX_KEPT_VALUES = 1 << 26
+"""Largest number of output values kept between the fits of a temperature and of prediction sets."""
 
 
 def calibrate(
@@ -70,14 +72,14 @@ def _calibrate(
     x, _ = next(iter(batches(as_source(val), 2)))
     ask = replace(ask, batch_size=batch_size_for(x.shape[1:], batch_size))
     output = next(iter(outputs_of(plain, x, ask))).output
-    gaussian = isinstance(output, Gaussian)
+    gaussian, held_out = isinstance(output, Gaussian), _HeldOut(plain, val, ask)
     if gaussian:
         used = propagation or first.propagation
         factor = fit_variance_scale(plain, val, propagation=used, samples=samples, batch_size=ask.batch_size, seed=seed)
         count = sum(len(y) for _, y in batches(as_source(val), ask.batch_size))
         calibration: Calibration | None = replace(before, variance_scale=factor, examples=count)
     elif task_of(first.likelihood) == "classification":
-        calibration = _fit_temperature(plain, val, ask, before, bar)
+        calibration = _fit_temperature(held_out, before, bar)
     elif task_of(first.likelihood) == "regression":
         calibration = first.calibration  # for draws of real numbers, only the intervals are corrected
     else:
@@ -87,20 +89,50 @@ def _calibrate(
     if output.ndim > (2 if gaussian else 3):  # predictions per pixel have no sets
         return plain
     bar.begin("prediction sets" if calibration else "intervals", size_of(as_source(val)))
-    return fit_conformal(plain, val, samples=samples, propagation=propagation, batch_size=batch_size, seed=seed)
+    return _fit_conformal(held_out, samples, propagation)
 
 
-def _fit_temperature(net: Net, val: Data, ask: Ask, before: Calibration, bar: Display) -> Calibration:
-    likelihood, device = likelihood_of(net), members(net)[0].device
+class _HeldOut:
+    """Held-out data with the network's outputs, which are kept for the next iteration if they are few."""
+
+    def __init__(self, net: Net, val: Data, ask: Ask) -> None:
+        self.net, self.val, self.ask = net, val, ask
+        self.device = members(net)[0].device
+        self.kept: list[tuple[list[Passed], Tensor]] = []
+        self.complete, self.values = False, 0
+
+    def __iter__(self) -> Iterator[tuple[Iterable[Passed], Tensor]]:
+        if self.complete:
+            yield from self.kept
+            return
+        self.kept, self.values = [], 0
+        for x, y in batches(as_source(self.val), self.ask.batch_size):
+            self.kept.append(([], y))
+            yield self._outputs(x), y
+        self.complete = self.values <= MAX_KEPT_VALUES
+
+    def _outputs(self, x: Any) -> Iterator[Passed]:
+        for passed in outputs_of(self.net, x, self.ask):
+            output = passed.output.variance if isinstance(passed.output, Gaussian) else passed.output
+            self.values += output.numel()
+            if self.values <= MAX_KEPT_VALUES:
+                self.kept[-1][0].append(passed)
+            else:
+                self.kept = []
+            yield passed
+
+
+def _fit_temperature(held_out: _HeldOut, before: Calibration, bar: Display) -> Calibration:
+    likelihood = likelihood_of(held_out.net)
     ignore = None if likelihood is None else likelihood.ignore_index
     curves, labels, classes = [], [], 0
-    bar.begin("temperature", size_of(as_source(val)))
-    for x, y in batches(as_source(val), ask.batch_size):
+    bar.begin("temperature", size_of(as_source(held_out.val)))
+    for outputs, y in held_out:
         places = chosen_labels(y, ignore)
-        curve, classes = _nll_by_temperature(net, x, y.to(device), places.to(device), ask)
+        curve, classes = _nll_by_temperature(outputs, y.to(held_out.device), places.to(held_out.device))
         labels.append(y.flatten()[places])
         curves.append(curve)
-        bar.advance(len(x))
+        bar.advance(len(y))
     nll, seen = torch.cat(curves, 1).cpu(), torch.cat(labels).unique()
     if len(seen) < 2:
         raise UserError(f"calibration needs examples of two classes or more, not {nll.shape[1]} of {len(seen)}")
@@ -118,10 +150,10 @@ def _fit_temperature(net: Net, val: Data, ask: Ask, before: Calibration, bar: Di
     return replace(before, temperature=fit.value, temperature_interval=(fit.low, fit.high), examples=count)
 
 
-def _nll_by_temperature(net: Net, x: Any, y: Tensor, places: Tensor, ask: Ask) -> tuple[Tensor, int]:
+def _nll_by_temperature(outputs: Iterable[Passed], y: Tensor, places: Tensor) -> tuple[Tensor, int]:
     """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and chosen place, and the number of classes."""
     total, weights, classes = torch.zeros(()), 0.0, 0
-    for passed in outputs_of(net, x, ask):
+    for passed in outputs:
         output = passed.output
         assert not isinstance(output, Gaussian)
         classes = output.shape[2]
@@ -155,10 +187,17 @@ def fit_conformal(
     Returns:
         The same network.
     """
-    scores: list[torch.Tensor] = []
-    kind = "classes"
-    for passes, y in stream(net, val, Ask(samples, propagation, seed, batch_size)):
-        answer = passes.summary()
+    ask = Ask(samples, propagation, seed, batch_size).checked()
+    x, _ = next(iter(batches(as_source(val), 1)))
+    ask = replace(ask, batch_size=batch_size_for(x.shape[1:], batch_size))
+    return _fit_conformal(_HeldOut(net, val, ask), samples, propagation)
+
+
+def _fit_conformal(held_out: _HeldOut, samples: int, propagation: str | None) -> Net:
+    net, scores, kind = held_out.net, list[Tensor](), "classes"
+    for outputs, y in held_out:
+        y = y.to(held_out.device)
+        answer = summarise(net, outputs, held_out.ask).summary()
         if answer.probs is None or answer.probs.ndim == 2:
             check_target(likelihood_of(net), answer.mean.shape, y)
         if answer.probs is None:

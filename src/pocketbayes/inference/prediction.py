@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,8 +105,20 @@ def run_passes(
         from pocketbayes.inference.adaptive import settle
 
         return settle(net, x, ask)
+    return summarise(net, outputs_of(net, x, ask), ask, target=target, on_pass=on_pass)
+
+
+def summarise(
+    net: Net,
+    outputs: Iterable[Passed],
+    ask: Ask,
+    *,
+    target: Tensor | None = None,
+    on_pass: Callable[[], object] | None = None,
+) -> Passes:
+    """Summarise the outputs of all passes over one batch, calibrated as the network is."""
     passes = passes_for(members(net)[0], ask)
-    for passed in outputs_of(net, x, ask):
+    for passed in outputs:
         before = passes.count
         passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration), target)
         if on_pass is not None:
