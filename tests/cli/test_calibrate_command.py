@@ -58,3 +58,16 @@ def test_predict_command_takes_adaptive_passes(tmp_path: Path) -> None:
     answered = run(app, ["predict", file, str(images), "--adaptive", "--json"])
     assert answered.exit_code == 0, answered.output
     assert {row["passes"] for row in json.loads(answered.stdout)["predictions"]} <= {1, 2, 3}
+
+
+def test_calibrate_command_prints_only_what_changed(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("x,y\n" + "".join(f"{i},{i / 2}\n" for i in range(100)))
+    model = pb.models.build("mlp", in_features=1, hidden=[4], out_features=1)
+    net = pb.fit("map", model, pb.data.load("npz", "train", path=str(table)), epochs=1, progress=False)
+    pb.save(net, tmp_path / "net.pocket")
+    command = ["calibrate", str(tmp_path / "net.pocket"), "--data", str(table)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.stderr
+    assert "intervals from" in result.stdout  # draws of a regression have no other calibration
+    assert "before" not in result.stdout

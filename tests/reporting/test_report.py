@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.cli import app
 from pocketbayes.reporting import drawing
 from pocketbayes.reporting.build import as_data, document, gather, render
-from pocketbayes.reporting.leaderboard import leaderboard
+from pocketbayes.reporting.leaderboard import leaderboard, made_by
 from pocketbayes.reporting.runs import PARTS, RunFolder, read_runs
 from pocketbayes.reporting.weights import GAP, POINT, codes_of, plane_of, tiled
 
@@ -384,6 +385,12 @@ def test_report_row_states_its_evidence(runs_dir: Path) -> None:
     assert len(set(columns)) == len(columns)
     assert all("examples" in row["data"] for row in rows)
     assert all("passes" in row["by"] and "epoch" in row["by"] and "seed" in row["by"] for row in rows)
+
+
+def test_report_row_names_a_run_that_was_not_evaluated() -> None:
+    trained = RunFolder("a", Path("a"), epochs=[{"nll": 2.0}, {"nll": 1.0}])
+    assert made_by(trained) == "not evaluated, 2 epochs"
+    assert "not evaluated" not in made_by(replace(trained, evaluation={"measures": {"nll": 1.0}, "samples": 30}))
 
 
 def test_report_row_states_whether_stds_learned(runs_dir: Path) -> None:

@@ -36,7 +36,7 @@ HELD_OUT, MAX_HELD_OUT_FRACTION = 100, 0.3
 """Images for validation and for testing, of folders with few: nothing is trained, so they are worth more there than
 among the training images. A network of ours keeps the split of its training, which must not leak into the test."""
 USUAL_FRACTION = 0.1
-SWEEP_SAMPLES = 3
+SWEEP_SAMPLES = 2
 """Weight samples per measurement of a candidate file, at most: all candidates see the same noise."""
 
 

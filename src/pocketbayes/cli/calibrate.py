@@ -82,7 +82,8 @@ def calibrate(
     if conformal is not None:
         what = "sets of classes" if conformal.kind == "classes" else "intervals"
         show(styled("bold", target, f" {what} from {conformal.count} examples ({split}): predict --level 0.9"))
-    for name in sorted(rows["before"].keys() & {"nll", "ece", "log_likelihood", "coverage95"}):
+    changed = {"nll", "ece", "log_likelihood", "coverage95"} if calibration is not None else set[str]()
+    for name in sorted(rows["before"].keys() & changed):
         show(f"{name}: {rows['before'][name]:.4f} before, {rows['after'][name]:.4f} after, on the same data")
     if rule is not None:
         show(f"adaptive: {rule.passes:.2f} of {rule.steps[-1]} passes on average, NLL {rule.measured_rise:+.1%} here")

@@ -98,7 +98,8 @@ def made_by(run: RunFolder) -> str:
         words.append(f"seed {seed}")
     if isinstance(learned := run.weights.get("learned"), bool):
         words.append("stds learned" if learned else "stds not learned")
-    return ", ".join(["unfinished", *words] if run.is_unfinished else words)
+    state = {"unfinished": run.is_unfinished, "not evaluated": not run.measures}
+    return ", ".join([name for name, holds in state.items() if holds] + words)
 
 
 def _ordered(keys: set[str]) -> list[str]:

@@ -61,7 +61,7 @@ FINER_FACTOR, FINER_POINTS = 3.0, 3
 """Factor of lambda between points finer than the usual ones, and the largest number of them."""
 COARSER_FACTOR = 1.4
 """Factor of lambda between two trained networks, as long as the loss allows it."""
-CHECK_SAMPLES, CHECK_EXAMPLES = 30, 16
+CHECK_SAMPLES, CHECK_EXAMPLES = 30, 4
 """Draws and examples for which the chosen file's outputs must be finite, since wide stds may overflow occasionally."""
 
 
