@@ -407,6 +407,14 @@ def test_model_of_timm_is_recognised(tmp_path: Path) -> None:
     assert models.spec_of(model) is None, "the user's model stays as it is"
     pb.save(net, tmp_path / "net.pocket")
     torch.testing.assert_close(pb.load(tmp_path / "net.pocket")(x), net(x))
+    trained = pb.fit(
+        "bbb",
+        timm.create_model("resnet10t", num_classes=2),
+        (torch.randn(2, 3, 32, 32), torch.tensor([0, 1])),
+        epochs=1,
+        progress=False,
+    )
+    assert models.spec_of(trained.model) == models.ModelSpec("timm:resnet10t", {"classes": 2})
     changed = timm.create_model("resnet10t", num_classes=3)
     changed.act1 = nn.GELU()
     assert models.spec_of(pb.bayesianize(changed, "map").model) is None

@@ -94,7 +94,7 @@ class Redirection(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()) or _device(args, kwargs).type == "meta":
             return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         if "dropout_p" in names and _argument(func, "dropout_p", args, kwargs) == 0:  # attention without dropout

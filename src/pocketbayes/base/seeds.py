@@ -16,6 +16,9 @@ MASK = 0x7FFFFFFF
 """Seeds lie in [0, 2^31), which every generator takes."""
 TURN = 1_000_003
 RANK = 7919
+FILE_OFFSET = 1 << 32
+"""NumPy simulates data with the generator of our splits. With equal seeds, often 0, the rows of a simulated file would
+be split by the values of a column."""
 
 
 def derive_seed(*numbers: int) -> int:
@@ -46,6 +49,11 @@ def repeat_seed(seed: int, number: int) -> int:
 def split_seed(seed: int, split: str) -> int:
     """Return the seed of the drawn rows of a split, "train" or "val", different from those of other seeds."""
     return 3 * seed + (1 if split == "train" else 2)
+
+
+def file_seed(seed: int) -> int:
+    """Return the seed of the split of a user's file."""
+    return seed + FILE_OFFSET
 
 
 def image_generator(seed: int, corruption: str, severity: int, index: int) -> np.random.Generator:

@@ -15,7 +15,7 @@ from pocketbayes.base.errors import UserError, refusing, warn
 from pocketbayes.data.dataset import Arrays, Dataset, Images, Info, Task
 from pocketbayes.data.formats import read_npz
 from pocketbayes.data.pixels import CropFlip, PadMode, StatsOption, normalisation
-from pocketbayes.data.request import FILE_SEED_OFFSET, Request
+from pocketbayes.data.request import Request
 from pocketbayes.data.validate import look_continuous, warn_of_odd_targets
 
 Array = npt.NDArray[Any]
@@ -203,7 +203,7 @@ def npz(
         info = Info("npz", kind, classes, class_names, images.shape[1:], normalise.mean, normalise.std)
         augment = CropFlip(pad, pad_mode, flip) if request.augmented else None
         return request.carve(
-            Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction, FILE_SEED_OFFSET
+            Images(torch.from_numpy(images), labels, info, normalise, augment), test_fraction, is_file=True
         )
     if x.dtype.kind not in "biuf":
         raise UserError(f"{file}: x contains {x.dtype}, but only numbers are supported")
@@ -219,12 +219,12 @@ def npz(
         scale = normalisation("none", x.shape[1], mean, std)
         table = table.scaled(scale.mean, scale.std)
     elif standardise or (standardise is None and is_csv):
-        known = request.kept(len(table), test_fraction, FILE_SEED_OFFSET)
+        known = request.kept(len(table), test_fraction, is_file=True)
         if len(known):
             table = table.standardised(known)
         elif standardise:
             raise UserError(f"{file}: standardise= has no training rows, all are test rows: give mean= and std=")
-    return request.carve(table, test_fraction, FILE_SEED_OFFSET)
+    return request.carve(table, test_fraction, is_file=True)
 
 
 def _targets(y: Array, file: Path, task: Task | None) -> tuple[Task, Array]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from pocketbayes.base.errors import NoSplitError, UserError, refusing, warn
 from pocketbayes.data.dataset import Dataset, Info, Pictures
 from pocketbayes.data.pixels import Normalise, StatsOption, normalisation
-from pocketbayes.data.request import FILE_SEED_OFFSET, Request
+from pocketbayes.data.request import Request
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -123,7 +123,7 @@ def image_folder(
     if enlarged is not None:
         _warn_of_enlarging(enlarged)
     files = ImageFiles(root, paths, labels, info, transform, normalise)
-    return files if own else request.carve(files, test_fraction if part == root else None, FILE_SEED_OFFSET)
+    return files if own else request.carve(files, test_fraction if part == root else None, is_file=True)
 
 
 def _common_size(paths: Sequence[Path]) -> int | None:

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from pocketbayes.base.errors import UserError
+from pocketbayes.base.seeds import file_seed
 from pocketbayes.data.dataset import Dataset
 
 Split = Literal["train", "val", "test"]
 # A test split that we choose ourselves must not depend on the seed of a run.
 TEST_SEED = 0
-FILE_SEED_OFFSET = 1 << 32
-"""Addition to the seeds of splits of a user's files. NumPy simulates data with the same generator, so with equal seeds
-(often 0) the order of rows would follow a simulated column."""
 
 
 def permutation(n: int, seed: int) -> Tensor:
@@ -41,6 +39,11 @@ def hold_out(n: int, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
     order = permutation(n, seed)
     count = round(fraction * n)
     return order[count:].sort().values, order[:count].sort().values
+
+
+def seed_of_test(is_file: bool) -> int:
+    """Return the seed of a test split that we choose ourselves."""
+    return file_seed(TEST_SEED) if is_file else TEST_SEED
 
 
 def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
@@ -73,14 +76,14 @@ class Request:
         """Whether to augment, which only applies to the training split."""
         return self.augment and self.split == "train"
 
-    def carve(self, pool: Dataset, test_fraction: float | None = None, offset: int = 0) -> Dataset:
+    def carve(self, pool: Dataset, test_fraction: float | None = None, is_file: bool = False) -> Dataset:
         """Select the requested split from `pool`.
 
         Args:
             pool: For a data set with a test split, that split if requested, else all training rows; for a data set
                 without one, all rows.
             test_fraction: The fraction of test rows, for a data set without a test split.
-            offset: Added to the seeds of such a data set's splits.
+            is_file: Whether such a data set is a user's file.
         """
         if test_fraction is None:
             if self.split == "test":
@@ -88,14 +91,15 @@ class Request:
             train, val = hold_out(len(pool), self.val_fraction, self.seed)
         else:
             if self.split == "test":
-                return pool.take(hold_out(len(pool), test_fraction, TEST_SEED + offset)[1])
-            rest = self.kept(len(pool), test_fraction, offset)
-            train, val = (rest[part] for part in hold_out(len(rest), self.val_fraction, self.seed + offset))
+                return pool.take(hold_out(len(pool), test_fraction, seed_of_test(is_file))[1])
+            rest = self.kept(len(pool), test_fraction, is_file)
+            seed = file_seed(self.seed) if is_file else self.seed
+            train, val = (rest[part] for part in hold_out(len(rest), self.val_fraction, seed))
         return pool.take(val if self.split == "val" else train)
 
-    def kept(self, rows: int, test_fraction: float, offset: int = 0) -> Tensor:
+    def kept(self, rows: int, test_fraction: float, is_file: bool = False) -> Tensor:
         """Choose the rows for training and validation in a set without a test split."""
-        return hold_out(rows, test_fraction, TEST_SEED + offset)[0]
+        return hold_out(rows, test_fraction, seed_of_test(is_file))[0]
 
     def root(self, path: str | Path | None, usual: str) -> Path:
         """Return the folder of a tree: `path`, inside the data folder or anywhere, or the usual one."""

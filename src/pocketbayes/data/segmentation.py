@@ -15,7 +15,7 @@ from pocketbayes.base.errors import UserError
 from pocketbayes.data.dataset import Dataset, Info
 from pocketbayes.data.folders import SUFFIXES, find_part, read_image, require
 from pocketbayes.data.pixels import Normalise, StatsOption, normalisation
-from pocketbayes.data.request import FILE_SEED_OFFSET, Request
+from pocketbayes.data.request import Request
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -153,7 +153,7 @@ def masks(
     ignore_index = classes if ignore_index is None else ignore_index
     info = _info(request, pairs, part / "images", size, classes, None, ignore_index, normalise)
     dataset = MaskFiles(pairs, info, None, normalise, request.augmented)
-    return dataset if own else request.carve(dataset, test_fraction if part == root else None, FILE_SEED_OFFSET)
+    return dataset if own else request.carve(dataset, test_fraction if part == root else None, is_file=True)
 
 
 def _info(
