@@ -61,9 +61,18 @@ def ivon_step(result: Result) -> Table:
     return ["times a deterministic step", "`ivon`", "the package ivon-opt"], rows
 
 
+def first_std(result: Result) -> Table:
+    """Log-likelihood by first std and data set."""
+    sets = dict.fromkeys(name.partition(": ")[0] for name in result["rows"])
+    names = dict.fromkeys(name.partition(": ")[2] for name in result["rows"])
+    rows = [[name, *(f"{result['rows'][f'{data}: {name}']['log_likelihood']:.2f}" for data in sets)] for name in names]
+    return ["log-likelihood, validation data", *sets], rows
+
+
 TABLES: Tables = {
     "pruned": ("pruned", pruned),
     "curvature-cost": ("posterior-cost", curvature_cost),
     "draw-statistics": ("posterior-cost", draw_statistics),
+    "first-std": ("first-std", first_std),
     "ivon-step": ("posterior-cost", ivon_step),
 }
