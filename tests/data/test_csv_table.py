@@ -42,6 +42,30 @@ def test_csv_table_names_the_line_at_fault(tmp_path: Path) -> None:
         pb.data.load("npz", "train", path=path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a;b;y\n1;2;3\n", "columns are separated by ';'"),
+        ("a\tb\ty\n1\t2\t3\n", "columns are separated by"),
+        ("a,y\n1,0.5\n2,\n", "line 3: y is '', not a number; fill or remove"),
+        ("a,y\n1,red\n2,\n", "line 3: y is ''"),
+        ("a,y\n1,0.5\n2,red\n", "line 3: y is 'red', not a number"),
+        ("a,y\n1,0.5\n2,nan\n", "line 3: y is nan"),
+        ("a,y\n1e300,0.5\n", "line 2: a is 1e300, not a number in single precision"),
+    ],
+)
+def test_csv_table_refuses_what_is_no_number(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(pb.UserError, match=message):
+        pb.data.load("npz", "train", path=path)
+
+
+def test_csv_table_takes_integers_beyond_64_bits_for_a_regression(tmp_path: Path) -> None:
+    path = write(tmp_path / "table.csv", [f"{number}{'0' * 30}" for number in range(1, 21)])
+    assert pb.data.load("npz", "train", path=path).info.task == "regression"
+
+
 def test_check_data_takes_an_image_folder_by_its_path(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     for name in ("cat", "dog"):

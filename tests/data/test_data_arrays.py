@@ -62,12 +62,29 @@ def test_npz_takes_classes_as_an_option(tmp_path: Path) -> None:
         ({"x": np.zeros((3, 2)), "y": np.array([0, -1, 2])}, "label -1 in row 1"),
         ({"x": np.zeros((3, 2), complex), "y": np.zeros(3)}, "only numbers"),
         ({"x": np.zeros((3, 5, 5, 7), np.uint8), "y": np.zeros(3)}, "no axis of one or three channels"),
+        ({"x": np.full((3, 2), 1e300), "y": np.zeros(3)}, "row 0 of x holds NaN, infinity or a number beyond 3.4e.38"),
     ],
 )
 def test_npz_refuses_mistakes(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as caught:
         data.load("npz", path=save(tmp_path, **arrays))
     assert "own.npz" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": 2}, "classes=2, but the largest label is 2"),
+        ({"task": "regresion"}, "did you mean 'regression'"),
+        ({"task": "regression", "classes": 3}, "classes=3, but y means regression"),
+        ({"std": float("nan")}, "std=nan: must be positive and finite"),
+        ({"mean": [float("inf"), 0.0]}, "mean=.*: must be finite"),
+    ],
+)
+def test_npz_refuses_options_that_do_not_fit(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = save(tmp_path, x=np.ones((30, 2), np.float32), y=np.arange(30) % 3)
+    with pytest.raises(UserError, match=message):
+        data.load("npz", path=path, **options)
 
 
 def test_npz_is_standardised(tmp_path: Path) -> None:
@@ -203,6 +220,12 @@ def test_toy_cubic_has_its_shape_and_noise() -> None:
     x, y = test.__getitems__(range(len(test)))
     assert (len(test), float(x.min()), float(x.max())) == (10_000, -6, 6)
     assert torch.equal(y, x**3)
+
+
+@pytest.mark.parametrize("options", [{"n": 0}, {"n": 10**15}, {"noise_std": -1.0}, {"noise_std": float("nan")}])
+def test_toy_cubic_refuses_settings_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(options))):
+        data.load("toy-cubic", **options)
 
 
 def test_toy_cubic_depends_on_the_seed() -> None:

@@ -105,7 +105,7 @@ def test_normalisation_takes_its_options() -> None:
     ("options", "message"),
     [
         ({"mean": "imagnet"}, "did you mean 'imagenet'"),
-        ({"mean": (0.1, 0.2)}, "2 values for images of 3 channels"),
+        ({"mean": (0.1, 0.2)}, "2 values for 3 channels"),
         ({"std": 0}, "must be positive"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,19 @@ def test_describe_refuses_values_that_do_not_fit() -> None:
         pb.describe(net, input_shape=(3, 8, 8), classes=2)
     with pytest.raises(pb.UserError, match="input_shape="):
         pb.describe(net, classes=2)
+
+
+@pytest.mark.parametrize("shape", [(1.5, 8, 8), ("1", "8", "8"), (float("nan"),)])
+def test_describe_refuses_sizes_that_are_not_whole(shape: Any) -> None:
+    net = pb.bayesianize(pb.models.build("lenet300", in_features=64, classes=2), "bbb")
+    with pytest.raises(pb.UserError, match="input_shape"):
+        pb.describe(net, input_shape=shape)
+
+
+@pytest.mark.parametrize("config", [{"input_size": "x"}, {"input_size": (3,)}, {"input_size": (3, 8, 8), "mean": "x"}])
+def test_read_transform_refuses_broken_configurations(config: dict[str, Any]) -> None:
+    with pytest.raises(pb.UserError, match="cannot be read"):
+        read_transform(config)
 
 
 def test_read_transform_knows_libraries() -> None:

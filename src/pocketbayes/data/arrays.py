@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pocketbayes.base.arguments import check_choice
 from pocketbayes.base.errors import UserError, refusing, warn
 from pocketbayes.data.dataset import Arrays, Dataset, Images, Info, Task
 from pocketbayes.data.formats import read_npz
@@ -19,6 +20,7 @@ from pocketbayes.data.request import Request
 from pocketbayes.data.validate import look_continuous, warn_of_odd_targets
 
 Array = npt.NDArray[Any]
+MAX_FLOAT = float(np.finfo(np.float32).max)
 
 
 def read_csv(path: Path, labelled: bool = True) -> dict[str, npt.NDArray[Any]]:
@@ -28,7 +30,11 @@ def read_csv(path: Path, labelled: bool = True) -> dict[str, npt.NDArray[Any]]:
     if not rows or features < 1:
         raise UserError(f"{path}: needs a header row, then rows of features with the target in the last column")
     table = _numbers(path, headings, rows, range(features))
-    return {"x": table, "y": _column([row[-1] for row in rows])} if labelled else {"x": table}
+    if not labelled:
+        return {"x": table}
+    targets = [row[-1] for row in rows]
+    _check_targets(path, headings[-1], targets)
+    return {"x": table, "y": _column(targets)}
 
 
 def feature_names(path: Path, labelled: bool = True) -> tuple[str, ...] | None:
@@ -96,6 +102,8 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
         headings, *rows = list(csv.reader(file)) or [[]]
     while rows and not rows[-1]:
         rows.pop()  # empty lines at the end
+    if len(headings) == 1 and (separator := next((mark for mark in ";\t|" if mark in headings[0]), None)):
+        raise UserError(f"{path}: columns are separated by {separator!r}: save it with commas between them")
     if not _are_counted(headings) and _fits(np.array(headings), float):
         raise UserError(f"{path}: the first row holds numbers, not headings; put the columns' names above it")
     return [heading.strip() for heading in headings], rows
@@ -108,26 +116,44 @@ def _are_counted(headings: Sequence[str]) -> bool:
 
 def _number(cell: str, path: Path, line: int, heading: str) -> float:
     try:
-        return float(cell)
+        value = float(cell)
     except ValueError:
-        way_out = "encode text as numbers (docs/convert.md, regression)" if cell else "fill or remove missing values"
+        way_out = "fill or remove missing values" if not cell.strip() else "encode text as numbers (docs/convert.md)"
         raise UserError(f"{path}, line {line}: {heading} is {cell!r}, not a number; {way_out}") from None
+    if not abs(value) <= MAX_FLOAT:
+        raise UserError(f"{path}, line {line}: {heading} is {cell}, not a number in single precision; correct the row")
+    return value
+
+
+def _check_targets(path: Path, heading: str, cells: Sequence[str]) -> None:
+    """Reject missing targets, and text among fractions, which are not names of classes."""
+    has_fractions = any(_is_fraction(cell) for cell in cells)
+    for line, cell in enumerate(cells, start=2):
+        if has_fractions or not cell.strip():
+            _number(cell, path, line, heading)
+
+
+def _is_fraction(cell: str) -> bool:
+    try:
+        return not float(cell).is_integer()
+    except ValueError:
+        return False
 
 
 def _column(cells: list[str]) -> npt.NDArray[Any]:
     """Return integers if all cells are labels, else floats if all are numbers, else text."""
     column = np.array(cells)
-    if _fits(column, int):
+    if _fits(column, np.int64):
         whole = column.astype(np.int64)
         is_label = whole.min() >= 0 and not look_continuous(len(np.unique(whole)), len(whole), int(whole.max()))
         return whole if is_label else whole.astype(np.float64)
     return column.astype(np.float64) if _fits(column, float) else column
 
 
-def _fits(column: npt.NDArray[Any], kind: type[int] | type[float]) -> bool:
+def _fits(column: npt.NDArray[Any], kind: type[np.int64] | type[float]) -> bool:
     try:
         column.astype(kind)
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
     return True
 
@@ -184,16 +210,23 @@ def npz(
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise UserError(f"{file}: x of shape {x.shape} and y of shape {y.shape} do not have the same number of rows")
     for name, values in arrays.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
-            raise UserError(f"{file}: row {row} of {name} holds NaN or infinity")
+        if values.dtype.kind == "f" and not (fine := np.abs(values) <= MAX_FLOAT).all():
+            row = int(np.flatnonzero(~fine.reshape(len(values), -1).all(axis=1))[0])
+            raise UserError(f"{file}: row {row} of {name} holds NaN, infinity or a number beyond {MAX_FLOAT:.2g}")
     class_names = None
-    if y.dtype.kind in "US":
+    if task is not None:
+        check_choice("task", task, ("classification", "regression"))
+    if y.dtype.kind in "US" and task != "regression":
         different, y = np.unique(y, return_inverse=True)
         class_names = tuple(str(name) for name in different)
     kind, y = _targets(y, file, task)
     if kind == "classification":
-        classes = classes or int(y.max(initial=0)) + 1
+        found = int(y.max(initial=0)) + 1
+        if classes is not None and not found <= classes:
+            raise UserError(f"{file}: classes={classes}, but the largest label is {found - 1}")
+        classes = found if classes is None else classes
+    elif classes is not None:
+        raise UserError(f"{file}: classes={classes}, but y means regression; add task='classification'")
     labels = torch.from_numpy(y)
     if labelled and task is None:
         warn_of_odd_targets(labels)

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import torch
@@ -137,7 +138,10 @@ def make_info(
         if known is None:
             raise UserError("the shape of an input is unknown: give input_shape=, such as (3, 224, 224)")
         input_shape = known.input_shape
-    shape = tuple(int(size) for size in input_shape)
+    try:
+        shape = tuple(index(size) for size in input_shape)
+    except TypeError:
+        raise UserError(f"input_shape={input_shape!r}: give whole numbers, such as (3, 224, 224)") from None
     if min(shape, default=1) < 1 or math.prod(shape) > MAX_INPUT_VALUES:
         raise UserError(
             f"input_shape={shape}: sizes must be at least 1, and an input has at most {MAX_INPUT_VALUES} numbers"
@@ -202,10 +206,13 @@ def _from_config(config: Mapping[str, Any]) -> Preprocessing:
     """Read timm's data configuration, such as `timm.data.resolve_model_data_config(model)`."""
     if "input_size" not in config:
         raise UnreadableTransformError(f"a data configuration needs input_size, this one has {', '.join(config)}")
-    channels, *size = config["input_size"]
-    mean, std = (_numbers(config.get(name, usual)) for name, usual in (("mean", (0.0,)), ("std", (1.0,))))
-    how = str(config.get("interpolation") or "bicubic")
-    return Preprocessing(_pair(size), float(config.get("crop_pct") or USUAL_CROP), mean, std, how, int(channels))
+    try:
+        channels, height, width = map(int, config["input_size"])
+        mean, std = (_numbers(config.get(name, usual)) for name, usual in (("mean", (0.0,)), ("std", (1.0,))))
+        crop = float(config.get("crop_pct") or USUAL_CROP)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnreadableTransformError(f"the data configuration {dict(config)} cannot be read: {error}") from error
+    return Preprocessing((height, width), crop, mean, std, str(config.get("interpolation") or "bicubic"), channels)
 
 
 def _from_processor(processor: Any) -> Preprocessing:

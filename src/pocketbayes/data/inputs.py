@@ -89,7 +89,7 @@ def _inputs(array: Array, path: Path, info: Info | None) -> Tensor:
     if not array.size:
         raise UserError(f"{path}: is empty")
     if info is None:
-        return _finite(torch.from_numpy(array.astype(np.float32)), path)
+        return _finite(array, path)
     return _normalised(_arranged(array, path, info.input_shape), path, info)
 
 
@@ -108,7 +108,7 @@ def _arranged(array: Array, path: Path, shape: tuple[int, ...]) -> Array:
 
 
 def _normalised(array: Array, path: Path, info: Info | None) -> Tensor:
-    x = _finite(torch.from_numpy(np.ascontiguousarray(array).astype(np.float32)), path)
+    x = _finite(np.ascontiguousarray(array), path)
     if info is None or info.mean is None or info.std is None:
         return x
     if len(info.input_shape) == 3:
@@ -119,7 +119,9 @@ def _normalised(array: Array, path: Path, info: Info | None) -> Tensor:
     return scale_inputs(x, info)
 
 
-def _finite(x: Tensor, path: Path) -> Tensor:
+def _finite(array: Array, path: Path) -> Tensor:
+    with np.errstate(over="ignore"):  # what does not fit single precision becomes infinity
+        x = torch.from_numpy(array.astype(np.float32))
     if not bool(x.isfinite().all()):
         where = tuple(x.isfinite().logical_not().nonzero()[0].tolist())
         raise UserError(f"{path}: {float(x[where])} at position {where}; correct or remove it")

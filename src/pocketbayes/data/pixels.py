@@ -6,6 +6,7 @@ bit for bit on any device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -32,6 +33,8 @@ NORMALISATIONS: dict[str, Stats] = {
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 PadMode = Literal["zero", "reflect"]
+MAX_PAD = 4
+"""Largest padding, in sides of the image."""
 
 
 class Normalise:
@@ -64,8 +67,10 @@ def normalisation(usual: str, channels: int, mean: StatsOption = None, std: Stat
     elif isinstance(std, str) and mean is None:
         mean = std
     values = [_values(kind, usual, channels, option) for kind, option in enumerate((mean, std))]
-    if min(values[1]) <= 0:
-        raise UserError(f"std={std}: must be positive in every channel")
+    if not all(math.isfinite(value) for value in values[0]):
+        raise UserError(f"mean={mean}: must be finite in every channel")
+    if not all(0 < value < math.inf for value in values[1]):
+        raise UserError(f"std={std}: must be positive and finite in every channel")
     return Normalise(values[0], values[1])
 
 
@@ -80,7 +85,7 @@ def _values(kind: int, usual: str, channels: int, option: StatsOption) -> tuple[
     if len(values) == 1:
         values *= channels
     if len(values) != channels:
-        raise UserError(f"{('mean', 'std')[kind]}={option}: {len(values)} values for images of {channels} channels")
+        raise UserError(f"{('mean', 'std')[kind]}={option}: {len(values)} values for {channels} channels or features")
     return values
 
 
@@ -110,6 +115,8 @@ class CropFlip:
 def random_crop(images: Tensor, pad: int, pad_mode: PadMode) -> Tensor:
     """Shift each image by up to `pad` pixels in each direction and fill the border."""
     n, _, height, width = images.shape
+    if pad > MAX_PAD * max(height, width):
+        raise UserError(f"pad={pad}: too large for an image of {height}x{width}")
     if pad_mode == "reflect":
         if pad >= min(height, width):
             raise UserError(f"pad={pad}: too large to reflect in an image of {height}x{width}")

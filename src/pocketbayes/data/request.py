@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Literal
 
@@ -52,7 +53,10 @@ def choose(n: int, subset: int | Sequence[int], seed: int) -> Tensor:
         if not 1 <= subset <= n:
             raise UserError(f"subset={subset}: there are {n} rows, so choose between 1 and {n}")
         return permutation(n, seed)[:subset]
-    rows = torch.as_tensor([int(row.__index__()) for row in subset], dtype=torch.int64)
+    try:
+        rows = torch.as_tensor([index(row) for row in subset], dtype=torch.int64)
+    except (TypeError, OverflowError, RuntimeError) as error:
+        raise UserError("subset must be a number of rows, or a list of row numbers") from error
     outside = rows[(rows < 0) | (rows >= n)]
     if len(outside):
         raise UserError(f"subset: row {int(outside[0])} does not exist, rows are 0 to {n - 1}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pocketbayes.data.dataset import Arrays, Dataset, Info
 from pocketbayes.data.request import TEST_SEED, Request
 
 Array = npt.NDArray[np.float64]
+MAX_POINTS = 10_000_000
 
 
 def uci(request: Request, *, set: str, index: int = 0) -> Dataset:
@@ -70,8 +72,10 @@ def toy_cubic(request: Request, *, n: int = 20, noise_std: float = 3.0) -> Datas
         n: The number of training points, 20 or 30,000 in the paper.
         noise_std: 3 in the paper; 0 gives the curve itself.
     """
-    if n < 1:
-        raise UserError(f"data set 'toy-cubic': n={n}, at least one point is needed")
+    if not 1 <= n <= MAX_POINTS:
+        raise UserError(f"data set 'toy-cubic': n={n}, but it has 1 to {MAX_POINTS} points")
+    if not 0 <= noise_std < math.inf:
+        raise UserError(f"data set 'toy-cubic': noise_std={noise_std}, which must be finite and not negative")
     count = n if request.split == "train" else round(n * request.val_fraction)
     if request.split == "test":
         random = torch.Generator().manual_seed(TEST_SEED)

@@ -55,7 +55,7 @@ def validate_batch(x: ModelInput, y: Tensor, info: Info, rows: Sequence[int] | N
         ignored = "" if info.ignore_index is None else f" (or {info.ignore_index}, which is ignored)"
         raise UserError(
             f"data set {info.name!r}: label {int(y[tuple(where)])} at {_place(where, rows)}, "
-            f"but labels are 0 to {info.classes - 1}{ignored}"
+            f"but labels are 0 to {max(info.classes - 1, 0)}{ignored}"
         )
 
 
