@@ -38,6 +38,12 @@ class UnknownNameError(UserError):
         super().__init__(f"unknown {kind} {name!r}: {hint}{advice}known are {', '.join(names)}")
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of another library's message; its type's name if it has none."""
+    text = (str(error).splitlines() or [""])[0]
+    return "there is not enough memory for it" if "alloc_cpu" in text else text or type(error).__name__
+
+
 _COLLECTED: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, first_line
 from pocketbayes.data import Info
 from pocketbayes.data.description import make_info, read_transform
 from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, Network, members
+from pocketbayes.posteriors.model_call import MODEL_ERRORS
 
 
 def describe(
@@ -56,8 +57,7 @@ def _check_fits(network: Network, info: Info) -> None:
     try:
         with torch.no_grad(), network.using("mean"):
             outputs = network(x).shape[1]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the network does not take inputs of shape {info.input_shape}: {reason}") from error
+    except MODEL_ERRORS as error:
+        raise UserError(f"the network does not take inputs of shape {info.input_shape}: {first_line(error)}") from error
     if info.classes is not None and outputs != info.classes:
         raise UserError(f"{info.classes} classes given, but the network has {outputs} outputs")

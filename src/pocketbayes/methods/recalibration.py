@@ -100,7 +100,7 @@ def batch_norm_statistics(nets: Sequence[Net], stream: Iterable[Any]) -> tuple[l
                 x = x.to(memory_format=torch.channels_last)  # large batches in training mode take half the time
             for network in (network for net in nets for network in members(net)):
                 with torch.no_grad(), network.using("mean"):
-                    network(x.to(network.device))
+                    network(network.place(x))
         return sizes, [[_running(norm) for norm in norms] for norms in collected]
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, first_line
 from pocketbayes.base.registry import HINT, Registry
 from pocketbayes.models.external import LIBRARIES, OUR_NAMES, VALUES, build_external, has_model, recognise_timm
 from pocketbayes.models.lenet import lenet5, lenet300
@@ -161,7 +161,9 @@ def _build_by_constructor(name: str, args: dict[str, Any]) -> nn.Module:
     except UserError:
         raise
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
-        raise UserError(f"model {name!r} cannot be built with {args}: {str(error).partition('. ')[0]}") from error
+        raise UserError(
+            f"model {name!r} cannot be built with {args}: {first_line(error).partition('. ')[0]}"
+        ) from error
 
 
 def constructor(name: str) -> Callable[..., nn.Module]:

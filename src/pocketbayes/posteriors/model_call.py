@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pocketbayes.base.errors import MisfitError, UserError
+from pocketbayes.base.errors import MisfitError, UserError, first_line
 from pocketbayes.data import Info
 from pocketbayes.data.model_inputs import Inputs
 
-MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError)
-"""Errors that torch raises for inputs of a wrong shape, type or value."""
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+"""Errors that torch and model libraries raise for inputs of a wrong shape, type or value."""
 OUTPUTS = ("logits", "out", "predictions")
 """Names of the predictions among several outputs of a model."""
 
@@ -111,8 +111,7 @@ def naming_misfits(
         if info is not None:
             advice = f"the network was trained on {tuple(info.input_shape)}, normalised real numbers"
         given = f" {tuple(x.shape)} of type {x.dtype}" if isinstance(x, Tensor | Inputs) else ""
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise MisfitError(f"the model does not accept inputs{given}: {reason}; {advice}") from error
+        raise MisfitError(f"the model does not accept inputs{given}: {first_line(error)}; {advice}") from error
 
 
 def _fails(run: Callable[[], object], mode: AbstractContextManager[object]) -> bool:

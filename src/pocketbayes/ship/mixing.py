@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pocketbayes.base.arguments import checked_shares
-from pocketbayes.base.errors import UserError, warn
+from pocketbayes.base.errors import UserError, first_line, warn
 from pocketbayes.base.model_lock import copy_model
 from pocketbayes.base.run_folder import MODEL_FILE
 from pocketbayes.data import Info
@@ -201,8 +201,7 @@ def _check_outputs(net: Mixture, names: Sequence[str], data: Data | None) -> Non
                 output = network.run_at(network.posterior.moments()[0], network.place(x))
         except (RuntimeError, ValueError) as error:
             raise UserError(
-                f"member {number + 1} ({names[number]}) does not take inputs {_input_words(x)}: "
-                f"{str(error).splitlines()[0]}"
+                f"member {number + 1} ({names[number]}) does not take inputs {_input_words(x)}: {first_line(error)}"
             ) from error
         shapes.setdefault(tuple(output.shape[1:]), number)
     if len(shapes) > 1:

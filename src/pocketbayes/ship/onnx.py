@@ -20,7 +20,7 @@ from torch import Tensor
 from pocketbayes import models
 from pocketbayes.base.arguments import check_choice, check_path
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, first_line
 from pocketbayes.data.model_inputs import Inputs, ModelInput, as_input, made_up, tensors_of
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.model_call import accepted
@@ -121,7 +121,7 @@ def _export(
                 raise
             raise UserError(
                 f"the model does not take real numbers {tuple(x.shape)}, generated for tracing: pass some of its "
-                f"inputs as example= ({str(error).splitlines()[0]})"
+                f"inputs as example= ({first_line(error)})"
             ) from error
         model = _translate(passes, args, outputs)
     _assemble(model, passes, [output.shape[1:] for output in outputs], noise_size, samples, seed)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pocketbayes.base.atomic import write_atomically
-from pocketbayes.base.errors import UserError
+from pocketbayes.base.errors import UserError, first_line
 from pocketbayes.base.progress import Show, display
 from pocketbayes.base.run_folder import METRICS_FILE, MODEL_FILE
 from pocketbayes.data.batches import Data
@@ -139,7 +139,7 @@ def connected(workers: int, address: str | None) -> Iterator[Any]:
                 **(local if address is None else {}),
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"no Ray cluster at {address!r}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"no Ray cluster at {address!r}: {first_line(error)}") from error
     try:
         yield ray
     finally:

@@ -65,7 +65,7 @@ def input_moments(net: Network, stream: Iterable[Any], examples: int) -> list[Te
     ):
         for batch in stream:
             x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            call_model(net.model, x.to(net.device))
+            call_model(net.model, net.place(x))
     return watch.moments()
 
 
@@ -183,7 +183,7 @@ def layer_sensitivity(network: Network, inputs: Sequence[ModelInput]) -> Tensor 
     first, wanted = [], SENSITIVITY_EXAMPLES
     for batch in inputs:
         if wanted > 0:
-            first.append((batch[:wanted].to(network.device), torch.empty(0)))
+            first.append((network.place(batch[:wanted]), torch.empty(0)))
             wanted -= len(batch)
     try:
         curvature = diagonal_curvature(network, first)[0]
