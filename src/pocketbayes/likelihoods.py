@@ -104,6 +104,8 @@ class Categorical(Likelihood):
         super().__init__()
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.as_tensor(class_weights)
+        if weights is not None and not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise UserError("class_weights must be finite and not negative")
         self.register_buffer(
             "class_weights", weights if weights is None or weights.is_floating_point() else weights.float()
         )

@@ -170,6 +170,13 @@ VERBS: dict[str, Any] = {
     "astronomic bits": lambda net: pb.WeightSharing(bits_per_weight=1e30),
     "class weights of text": lambda net: pb.Categorical("a"),  # type: ignore[arg-type]
     "a delta of text": lambda net: pb.bayesianize(nn.Linear(3, 2), data=DATA, delta="a"),  # type: ignore[arg-type]
+    "infinite beta": lambda net: pb.MeanFieldVI(beta=float("inf")),
+    "an infinite std": lambda net: pb.MeanFieldVI(std_init=float("inf")),
+    "a million draws a step": lambda net: pb.MeanFieldVI(train_samples=10**6),
+    "a million members": lambda net: pb.Ensemble(members=10**6),
+    "a momentum of 5": lambda net: pb.Training(momentum=5.0),
+    "class weights of NaN": lambda net: pb.Categorical([1.0, float("nan")]),
+    "no bits": lambda net: pb.compress(net, DATA, DATA, bits=0),
     "a huge batch size": lambda net: pb.fit_stopping(net, DATA, samples=4, batch_size=10**30),
 }
 
@@ -226,6 +233,23 @@ def test_measuring_verbs_take_labels_of_any_integer_type(verb: str, kind: torch.
     assert repr(MEASURING[verb](net, (DATA[0], DATA[1].to(kind)))) == repr(MEASURING[verb](net, DATA))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # few examples
+@pytest.mark.parametrize("kind", [torch.float16, torch.float64], ids=str)
+def test_compress_takes_inputs_of_any_precision(kind: torch.dtype, trained: pb.Network) -> None:
+    data = DATA[0].to(kind), DATA[1]
+    assert pb.compress(trained, data, data, max_bytes=2000, samples=1).chosen.bytes > 0
+
+
+def test_predict_names_a_failed_assertion_of_the_model() -> None:
+    class Strict(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[1] == 3, "wrong width"
+            return super().forward(x)
+
+    with pytest.raises(pb.UserError, match=r"does not accept inputs .*: wrong width"):
+        pb.predict(pb.bayesianize(Strict(3, 2), "bbb"), torch.ones(2, 5), 2)
+
+
 def test_predict_names_inputs_of_an_undescribed_network() -> None:
     with pytest.raises(
         pb.UserError, match=r"does not accept inputs \(2, 5\) of type torch.float32: .*; check"
@@ -246,12 +270,13 @@ def test_predict_keeps_errors_that_the_plain_model_does_not_raise(monkeypatch: p
 
 LOADS: dict[str, dict[str, Any]] = {
     **{f"name {value!r}": {"name": value} for value in (None, 3, b"digits", ["digits"])},
-    **{f"subset {value!r}": {"subset": value} for value in (2.5, "a", [1, "a"], 0, [10**9])},
+    **{f"subset {value!r}": {"subset": value} for value in (2.5, "a", [1, "a"], 0, [10**9], torch.tensor([1.5]))},
     **{f"seed {value!r}": {"seed": value} for value in (None, 2.5, "a", -1)},
     **{f"val_fraction {value!r}": {"val_fraction": value} for value in (None, "a", 1.5, -0.1, float("nan"))},
     **{f"data_dir {value!r}": {"data_dir": value} for value in (3, [1])},
     **{f"path {value!r}": {"name": "npz", "path": value} for value in (3, None, b"a")},
     "mean": {"mean": ["a"]},
+    "std": {"std": [float("nan")]},
 }
 
 

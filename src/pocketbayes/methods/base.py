@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +91,7 @@ class Stage:
         return network
 
 
+MAX_TRAIN_SAMPLES = 1000
 METHODS: Registry[Any] = Registry("method")
 """Constructors of methods by registry name; a user's method is added when it is defined with a `name`."""
 
@@ -127,8 +129,8 @@ class Method(ABC):
             re.compile(self.select or "")
         except re.error as error:
             raise UserError(f"select={self.select!r} is not a regular expression: {error}") from None
-        if self.train_samples < 1:
-            raise UserError(f"train_samples must be at least 1, not {self.train_samples}")
+        if not 1 <= self.train_samples <= MAX_TRAIN_SAMPLES:
+            raise UserError(f"train_samples must lie between 1 and {MAX_TRAIN_SAMPLES}, not {self.train_samples}")
         if self.antithetic and self.train_samples > 1 and self.train_samples % 2:
             raise UserError(f"antithetic noise needs pairs: train_samples must be 1 or even, not {self.train_samples}")
 
@@ -264,9 +266,10 @@ class VariationalMethod(Method):
             object.__setattr__(self, name, value)
         self.kl_weight(0.0)
         check_choice("prior", self.prior, ("empirical", "normal", "pretrained", "scale-mixture"))
-        if not (beta >= 0 and resolved["prior_std"] > 0):
+        if not (0 <= beta < math.inf and 0 < resolved["prior_std"] < math.inf):
             raise UserError(
-                f"beta must not be negative and prior_std must be positive, not {self.beta} and {self.prior_std}"
+                "beta must be finite and not negative, and prior_std finite and positive, "
+                f"not {self.beta} and {self.prior_std}"
             )
 
     def kl_weight(self, progress: float) -> float:

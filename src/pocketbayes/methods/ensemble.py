@@ -17,6 +17,8 @@ from pocketbayes.methods.base import DerivedMethod, Method, Stage, TrainingConte
 from pocketbayes.network import Mixture, Net, Network, members
 from pocketbayes.posteriors.layout import Layout
 
+MAX_MEMBERS = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble(DerivedMethod):
@@ -46,8 +48,8 @@ class Ensemble(DerivedMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.members < 1:
-            raise UserError(f"members must be at least 1, not {self.members}")
+        if not 1 <= self.members <= MAX_MEMBERS:
+            raise UserError(f"members must lie between 1 and {MAX_MEMBERS}, not {self.members}")
         if self.workers < 0:
             raise UserError(f"workers must not be negative, not {self.workers}")
         if self.address is not None and not self.workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -103,8 +104,8 @@ def begin_with_curvature(net: Net, run: TrainingContext) -> Net:
 
 def check_std_init(init: object) -> None:
     """Reject an invalid `std_init`."""
-    if init not in ("relative", "curvature", "xavier") and not (isinstance(init, (int, float)) and init > 0):
-        raise UserError(f"std_init must be a positive number, 'relative', 'curvature' or 'xavier', not {init!r}")
+    if init not in ("relative", "curvature", "xavier") and not (isinstance(init, (int, float)) and 0 < init < math.inf):
+        raise UserError(f"std_init must be a finite positive number, 'relative', 'curvature' or 'xavier', not {init!r}")
 
 
 def first_std(layout: Layout, mean: Tensor, init: StdInit, relative: float, convolution: float | None = None) -> Tensor:

@@ -166,6 +166,8 @@ class Training:
                 inside = value >= 1 if names is AT_LEAST_ONE else value > 0 if names is POSITIVE else value >= 0
                 if not (inside and value < math.inf):
                     raise UserError(f"{name} must be {wanted}, not {value}")
+        if self.momentum >= 1:
+            raise UserError(f"momentum must be below 1, not {self.momentum}")
 
     def replace(self, settings: Mapping[str, Any]) -> Training:
         """Return a copy with changed settings.
