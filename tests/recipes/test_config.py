@@ -183,6 +183,12 @@ def test_override_refuses_a_key_below_a_number() -> None:
         ({"seed": -1}, "seed"),
         ({"seed": 1.5}, "seed"),
         ({"samples": 0}, "samples"),
+        ({"samples": 10**9}, "samples"),
+        ({"samples": True}, "samples are whole numbers"),
+        ({"training": {"lr": True}}, "lr=True"),
+        ({"training": {"epochs": True}}, "epochs=True"),
+        ({"training": {"stages": {"train": {"stages": {}}}}}, "unknown setting of training.stages.train 'stages'"),
+        ({"method": {"name": "bbb", "beta": True}}, "beta=True"),
     ],
 )
 def test_recipe_names_mistakes(changes: dict[str, object], fragment: str) -> None:
@@ -236,9 +242,12 @@ def test_recipe_keeps_given_and_writes_resolved_arguments() -> None:
         checked(model={"name": "mlp", "out_features": 3}).model.build(recipe.data.load("train"))
 
 
-@pytest.mark.parametrize("arguments", [{"hidden": "wide"}, {"hidden": [-4]}, {"depth": 3}, {"activation": "step"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"hidden": "wide"}, {"hidden": [-4]}, {"hidden": [True]}, {"depth": 3}, {"activation": "step"}, {"outputs": 3}],
+)
 def test_recipe_refuses_wrong_model_arguments(arguments: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"mlp|activation"):
+    with pytest.raises(UserError, match=r"mlp|activation|hidden"):
         checked(model={"name": "mlp", **arguments}).model.build(pb.data.load("digits"))
 
 

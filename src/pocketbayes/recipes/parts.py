@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_
 from torch import nn
 
 from pocketbayes import data, models
-from pocketbayes.base.errors import UnknownNameError, UserError
+from pocketbayes.base.errors import UnknownNameError, UserError, first_line
 from pocketbayes.data.registry import LOADERS, unknown
 from pocketbayes.files import network_file as artifact
 from pocketbayes.likelihoods import LIKELIHOODS, Likelihood
 from pocketbayes.methods import METHODS, Method, make
+from pocketbayes.posteriors.model_call import MODEL_ERRORS
 from pocketbayes.recipes.files import network_file
 
 CHECKPOINT_SUFFIXES = (".th", ".pt", ".pth", ".bin", ".ckpt", ".tar", ".safetensors")
@@ -140,14 +141,16 @@ class ModelPart(Named):
 
     def _new(self, train: data.Dataset, outputs: int, data_dir: str | Path | None) -> nn.Module:
         args = self.settings
+        if wrong := args.keys() & {"input_shape", "outputs"}:
+            raise UserError(f"model {self.name!r}: {' and '.join(sorted(wrong))} follow from the data; leave them out")
         ours = ":" not in self.name or str(args.get("weights")).endswith(CHECKPOINT_SUFFIXES)
         weights = args.pop("weights", None) if ours else None
         try:
             model = models.build_for(self.name, train.info.input_shape, outputs, **args)
         except UserError:
             raise
-        except (TypeError, RuntimeError, ValueError) as error:
-            raise UserError(f"model {self.name!r}: {error}") from error
+        except (TypeError, RuntimeError, ValueError, AssertionError) as error:
+            raise UserError(f"model {self.name!r}: {first_line(error)}") from error
         if weights is not None:
             inside, elsewhere = data.folder_of(data_dir) / str(weights), Path(str(weights)).expanduser()
             models.load_weights(model, elsewhere if elsewhere.is_file() and not inside.is_file() else inside)
@@ -170,9 +173,9 @@ def check_input(model: nn.Module, x: torch.Tensor, who: str, whose: str) -> tupl
     try:
         with torch.no_grad():
             return tuple(model.eval()(x[None]).shape[1:])
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (*MODEL_ERRORS, AttributeError) as error:
         shape = tuple(x.shape)
-        raise UserError(f"{who} cannot take {whose}, inputs of shape {shape}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{who} cannot take {whose}, inputs of shape {shape}: {first_line(error)}") from error
     finally:
         model.train(training)
 
@@ -192,12 +195,18 @@ def check_types(where: str, settings: Mapping[str, Any], known: Mapping[str, Any
     for name, value in settings.items():
         if name not in known:
             raise UnknownNameError(f"setting of {where}", name, known)
+        if isinstance(value, bool) and not _takes_bool(known[name]):  # of which pydantic would make a number
+            raise UserError(f"{where}: {name}={value!r}: input should not be true or false")
         try:
             values[name] = TypeAdapter(known[name]).validate_python(value)
         except ValidationError as found:
             reasons = dict.fromkeys(error["msg"][:1].lower() + error["msg"][1:] for error in found.errors())
             raise UserError(f"{where}: {name}={value!r}: {' or '.join(reasons)}") from None
     return values
+
+
+def _takes_bool(hint: Any) -> bool:
+    return hint in (bool, Any) or any(_takes_bool(part) for part in typing.get_args(hint))
 
 
 def _outputs(train: data.Dataset, likelihood: Likelihood | None) -> int:

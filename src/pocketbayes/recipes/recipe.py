@@ -16,6 +16,7 @@ from pocketbayes.base.errors import UnknownNameError, UserError
 from pocketbayes.data.dataset import Dataset, Pictures
 from pocketbayes.data.description import match_preprocessing
 from pocketbayes.data.registry import LOADERS
+from pocketbayes.propagation.base import MAX_SAMPLES
 from pocketbayes.recipes.files import override, read_tree
 from pocketbayes.recipes.parts import DataPart, LikelihoodPart, MethodPart, ModelPart, check_types, types_of
 from pocketbayes.training.beta_search import BETAS
@@ -62,8 +63,15 @@ class Recipe(BaseModel):
     training: dict[str, Any] = Field(default_factory=dict)
     likelihood: LikelihoodPart | None = None
     seed: int = Field(default=0, ge=0, lt=2**31)
-    samples: int = Field(default=30, ge=1)
+    samples: int = Field(default=30, ge=1, le=MAX_SAMPLES)
     search: SearchPart | None = None
+
+    @field_validator("seed", "samples", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # of which pydantic would make 0 or 1
+            raise UserError(f"recipe: seed and samples are whole numbers, not {value}")
+        return value
 
     @field_validator("training")
     @classmethod
@@ -71,7 +79,8 @@ class Recipe(BaseModel):
         types = types_of(Training)
         settings = check_types("training", value, types)
         for stage, own in settings.get("stages", {}).items():
-            settings["stages"] = {**settings["stages"], stage: check_types(f"training.stages.{stage}", own, types)}
+            below = {name: kind for name, kind in types.items() if name != "stages"}
+            settings["stages"] = {**settings["stages"], stage: check_types(f"training.stages.{stage}", own, below)}
         Training(**settings)
         return settings
 
