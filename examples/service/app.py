@@ -1,5 +1,6 @@
 """A web service whose answers say how sure they are: POCKETBAYES_NET=model.pocket uvicorn app:app."""
 
+import asyncio
 import math
 import os
 import tempfile
@@ -26,6 +27,7 @@ names = info.class_names or [str(label) for label in range(info.classes)]
 Row = Annotated[list[float], Field(min_length=size, max_length=size)]
 Answer = dict[str, str | float | list[str]]
 app = FastAPI(title="pocketbayes")
+decoding = asyncio.Semaphore(2)  # a photo of 8 MB may have 67 million pixels
 
 
 class Question(BaseModel):
@@ -40,6 +42,8 @@ class Question(BaseModel):
 async def bounded(request: Request, call_next) -> Response:
     """Refuses a body before reading it: its size must be given, and be small."""
     length, most = request.headers.get("content-length", ""), MOST_BYTES.get(request.url.path, 0)
+    if "transfer-encoding" in request.headers:  # then the length that is given does not count
+        length = ""
     if request.method == "POST" and not (length.isdecimal() and int(length) <= most):
         return Response(f"at most {most} bytes, and their number in advance", 413 if length else 411)
     return await call_next(request)
@@ -68,8 +72,9 @@ async def photo(request: Request, samples: Annotated[int, Query(ge=1, le=MOST_SA
         file.write(await request.body())
         file.flush()
         try:
-            with collecting_warnings() as problems:
-                x = await run_in_threadpool(pb.data.read_inputs, file.name, info)
+            async with decoding:
+                with collecting_warnings() as problems:
+                    x = await run_in_threadpool(pb.data.read_inputs, file.name, info)
         except pb.UserError as error:
             raise HTTPException(422, str(error).replace(file.name, "the photo")) from None
     found = (await run_in_threadpool(answer, x, samples))[0]

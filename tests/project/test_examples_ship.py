@@ -139,6 +139,8 @@ def test_service_bounds_its_requests(service: Any) -> None:
     assert service.post("/predict", content=body.replace("0.0", "NaN", 1), headers=json_type).status_code == 422
     assert service.post("/predict", content=body + " " * (1 << 20), headers=json_type).status_code == 413
     assert service.post("/predict", content=iter([body.encode()]), headers=json_type).status_code == 411
+    both = {**json_type, "content-length": "1", "transfer-encoding": "chunked"}
+    assert service.post("/predict", content=iter([body.encode()]), headers=both).status_code == 411
 
 
 @pytest.mark.parametrize(
