@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 import pocketbayes as pb
@@ -656,6 +657,8 @@ def bad(tmp_path: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Pa
     save_file({"a": torch.zeros(2)}, "foreign.pocket")
     Path("keys.yaml").write_text("method: bbb\nmodel: mlp\ndata: digits\ncolour: red\n")
     Path("broken.yaml").write_text("method: [bbb\n")
+    Path("prices.csv").write_text("a;b;price\n" + "1;2;3\n" * 40)
+    Image.new("L", (30_000, 4)).save("strip.png")
     return folder
 
 
@@ -734,6 +737,20 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["predict", "text.pocket", "nan.npy"], "text.pocket"),
         (["predict", "RUN", "digit.npy", "--abstain-above", "1", "--target-risk", "0.1"], "give only one"),
         (["predict", "RUN", "digit.npy", "--target-risk", "2", "--split", "test"], "below 1, not 2"),
+        (["predict", "", "digit.npy"], "an argument is empty"),
+        (["predict", "RUN", "digit.npy", "--seed", "9" * 30], "--seed"),
+        (["export", "RUN", "--out", "net.onnx", "--seed", "9" * 30], "--seed"),
+        (["export", "RUN", "--out", "net.onnx", "--shape", "9" * 30], "--shape"),
+        (["export", "RUN", "--out", "net.onnx", "--shape", "100000,100000"], "--shape"),
+        (["train", "digits-map", "--out", ""], "an argument is empty"),
+        (["train", "digits-map", "--set", "samples=1e9", "--out", "o/p"], "samples"),
+        (["train", "digits-bbb", "--set", "method.train_samples=1000000", "--out", "o/p"], "train_samples"),
+        (["compress", "RUN", "--out", "small.pocket", "--bits", "0"], "raise the budget"),
+        (["calibrate", "RUN", "--data", "prices.csv", "--out", "new.pocket"], "prices.csv"),
+        (["adapt", "RUN", "--data", "digits", "--out", "RUN/model.pocket"], "is the network itself"),
+        (["report", "RUN", "--out", "report.html", "--figures", "text.txt"], "text.txt"),
+        (["reproduce", "digits", "--quick", "--out", "text.txt/results"], "Not a directory"),
+        (["corruptions", "strip.png"], "crop the image"),
         (["corruptions", "text.png"], "text.png"),
         (["corruptions", "--data", "digits", "--index", "9999"], "--index 9999"),
         (["corruptions", "--data", "digits", "--out", "sheet.gif"], "sheet.gif"),

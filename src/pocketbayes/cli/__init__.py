@@ -54,6 +54,12 @@ class Commands(TyperGroup):
             code = MISTAKE
         sys.exit(code if isinstance(code, int) else 0)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reject empty arguments: as a path, an unset shell variable means the current folder."""
+        if "" in args:
+            raise typer.BadParameter("an argument is empty: is a shell variable not set?")
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the requested command."""
         try:
@@ -64,6 +70,8 @@ class Commands(TyperGroup):
             if error.args != ("",):  # otherwise another process prints it
                 complain(str(error) or "stopped", label="")
             raise typer.Exit(INTERRUPTED) from None
+        except MemoryError:
+            complain("not enough memory")
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of our output has closed it, like `head`
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

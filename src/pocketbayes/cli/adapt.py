@@ -91,6 +91,8 @@ def adapt(
       pocketbayes adapt timm:resnet18 --weights imagenet.safetensors --classes imagenet --data photos --out small.pocket
       pocketbayes adapt net.pocket --data photos --out small.pocket
     """
+    from pocketbayes.recipes import network_file
+
     if out.suffix != ".pocket":
         raise UserError(f"--out {out}: the name must end in .pocket")
     keep_freed_activations()
@@ -104,6 +106,10 @@ def adapt(
     start, (train, val, test) = _load(model, weights, data, classes, size, data_dir)
     if not isinstance(start, Network):
         raise UserError(f"{model} holds several networks: adapt one of them")
+    if train.info.task != "classification":
+        raise UserError(f"{data} has no classes: adapt is for classification")
+    if out.exists() and Path(model).exists() and out.samefile(network_file(model)):
+        raise UserError(f"--out {out} is the network itself: choose another name")
     rows = {"before": evaluate(start, test, samples=1, seed=seed)}
     done("read and measured")
     net: Any = bayesianize(start, MeanFieldVI(), data=train, val=val, examples=examples, seed=seed)

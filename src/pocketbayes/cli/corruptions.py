@@ -10,7 +10,7 @@ import typer
 from numpy.typing import NDArray
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.cli.options import DataDir, Json
+from pocketbayes.cli.options import DataDir, Json, Seed
 from pocketbayes.cli.output import note, show_json
 from pocketbayes.data.dataset import Pictures
 from pocketbayes.data.folders import read_image
@@ -20,6 +20,8 @@ from pocketbayes.reporting.figures.style import save
 
 MOST_PIXELS = 224
 """Largest shorter side, to which larger images are scaled down: the parameters end there."""
+MOST_ELONGATED = 8
+"""Largest ratio of the sides, since the sheet shows an image 95 times."""
 
 
 def corruptions(
@@ -28,7 +30,7 @@ def corruptions(
     ] = None,
     data: Annotated[str, typer.Option("--data", help="The data set to take a test image from.")] = "cifar10",
     index: Annotated[int, typer.Option("--index", min=0, help="Index of the test image.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the noise.")] = 0,
+    seed: Seed = 0,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option("--out", help="The figure to write: .png, .svg or .pdf.")] = Path(
         "corruptions.png"
@@ -54,6 +56,11 @@ def _from_file(path: Path) -> NDArray[np.uint8]:
     if not path.is_file():
         raise UserError(f"no file {path}")
     picture: Any = read_image(path)
+    if min(picture.size) < 2 or max(picture.size) > MOST_ELONGATED * min(picture.size):
+        raise UserError(
+            f"{path}: {picture.width} x {picture.height} pixels: sides must be at least 2 pixels long and differ by a "
+            f"factor of at most {MOST_ELONGATED}; crop the image"
+        )
     picture.thumbnail(tuple(round(side * MOST_PIXELS / min(picture.size)) for side in picture.size))
     return np.asarray(picture, dtype=np.uint8)
 

@@ -10,6 +10,7 @@ from pocketbayes.base.run_folder import RECIPE_FILE
 from pocketbayes.data import Dataset, names
 from pocketbayes.data.description import match_classes, match_features, match_preprocessing
 from pocketbayes.data.folders import ImageFiles
+from pocketbayes.likelihoods import task_of
 from pocketbayes.network import Net, members
 
 if TYPE_CHECKING:
@@ -67,5 +68,7 @@ def check_fit(file: Path, net: Net, dataset: Dataset, labels: bool = True) -> No
     network = members(net)[0]
     found = check_input(network, dataset[0][0].to(network.device), str(file), f"data set {dataset.info.name!r}")
     classes = dataset.info.classes
+    if labels and classes is not None and task_of(network.likelihood) == "regression":
+        raise UserError(f"{file} predicts numbers, but data set {dataset.info.name!r} has {classes} classes")
     if labels and classes is not None and found and found[0] < classes:
         raise UserError(f"{file} has {found[0]} classes, but data set {dataset.info.name!r} has {classes}")

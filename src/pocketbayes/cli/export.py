@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,9 @@ import torch
 import typer
 
 from pocketbayes.base.errors import UserError
-from pocketbayes.cli.options import Json
+from pocketbayes.cli.options import Json, Seed
 from pocketbayes.cli.output import note, show, show_json, styled
+from pocketbayes.data.description import MAX_INPUT_VALUES
 from pocketbayes.files.network_file import load
 from pocketbayes.ship.onnx import export_members, export_onnx
 
@@ -26,7 +28,7 @@ def export(
         ),
     ] = "sample",
     samples: Annotated[int, typer.Option("--samples", min=1, help="Default number of weight samples.")] = 30,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Default seed of the draws.")] = 0,
+    seed: Seed = 0,
     readout: Annotated[
         str, typer.Option("--readout", help="How moments become probabilities: probit or taylor.")
     ] = "probit",
@@ -72,6 +74,8 @@ def _sizes(text: str) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
-        raise UserError(f"--shape {text!r}: give the sizes of one input, such as 3,32,32")
+    if not sizes or min(sizes) < 1 or math.prod(sizes) > MAX_INPUT_VALUES:
+        raise UserError(
+            f"--shape {text!r}: give the sizes of one input, such as 3,32,32, with at most {MAX_INPUT_VALUES} numbers"
+        )
     return sizes

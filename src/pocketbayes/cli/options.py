@@ -25,6 +25,7 @@ Samples = Annotated[
     int | None,
     typer.Option("--samples", min=1, max=100_000, help="Weight samples; by default the run's number, or 30."),
 ]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of all random draws.")]
 Propagation = Annotated[
     str | None,
     typer.Option(

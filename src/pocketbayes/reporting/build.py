@@ -67,8 +67,9 @@ def write(runs: Paths, out: str | Path, figures: str | Path | None = None) -> Wr
         raise UserError(f"the name of a report must end in .html, not {out.name!r}")
     found = gather(runs)
     page = render(document(found), title=f"pocketbayes: {', '.join(run.name for run in found)}")
+    drawn = [] if figures is None else draw(found, Path(figures))  # first, since its folder may not be writable
     atomic.write_atomically(out, page)
-    return Written(out, [] if figures is None else draw(found, Path(figures)), found)
+    return Written(out, drawn, found)
 
 
 def gather(paths: Paths) -> list[RunFolder]:

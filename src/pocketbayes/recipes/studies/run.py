@@ -51,8 +51,7 @@ def reproduce(
         "environment": environment(),
         "rows": done,
     }
-    if done != read_result(path):
-        _write(path, result)
+    _write(path, result)  # before training, since the folder may not be writable
     maker = RowMaker(study, quick, work, data_dir, progress)
     chosen_seeds = study.seeds[: 1 if quick else seeds]
     missing = [

@@ -91,6 +91,7 @@ def compress(
         sweep = Sweep(net, train, val, ask.samples, ask.seed, folder, bar)
         sweep.keep_as("lossless", "lossless")
         before, limit = sweep.trials[0], budget.limit(sweep.weights)
+        budget.check_measured(before)
         if precision is not None:
             sweep.keep_as(precision, str(precision))
         elif can_be_coded(net):

@@ -56,6 +56,14 @@ class Budget:
         if self.max_accuracy_loss is not None and self.max_accuracy_loss > 1:
             raise UserError(f"max_accuracy_loss must lie between 0 and 1, not {self.max_accuracy_loss}: 0.01 is 1 %")
 
+        if 0 in (self.bits, self.max_bytes):
+            raise UserError("a file has more than 0 bytes: raise the budget")
+
+    def check_measured(self, before: Trial) -> None:
+        """Reject an accuracy budget for a network without an accuracy."""
+        if self.max_accuracy_loss is not None and before.accuracy is None:
+            raise UserError("max_accuracy_loss is for classification: give max_nll_loss")
+
     def limit(self, weights: int) -> int | None:
         """Return the largest file in bytes, if the budget is a size."""
         return self.max_bytes if self.bits is None else int(self.bits * weights / 8)
@@ -131,9 +139,9 @@ def choose(trials: Sequence[Trial], budget: Budget, before: Trial, weights: int)
         most = best.nll + max(NLL_NOISE, RELATIVE_NLL_NOISE * abs(best.nll))
         equal = [t for t in fitting if {**t.how, "lam": None} == {**best.how, "lam": None} and t.nll <= most]
         return max(equal, key=lambda trial: trial.bytes, default=best)
+    budget.check_measured(before)
     if budget.max_accuracy_loss is not None:
-        if before.accuracy is None:
-            raise UserError("max_accuracy_loss is for classification: give max_nll_loss")
+        assert before.accuracy is not None
         fitting = [
             t for t in trials if t.accuracy is not None and t.accuracy >= before.accuracy - budget.max_accuracy_loss
         ]
