@@ -20,12 +20,11 @@ DataSettings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Change an option of the data, such as data.subset=1000."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random draws.")]
 Samples = Annotated[
     int | None,
     typer.Option("--samples", min=1, max=100_000, help="Weight samples; by default the run's number, or 30."),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of all random draws.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the random draws.")]
 Propagation = Annotated[
     str | None,
     typer.Option(
