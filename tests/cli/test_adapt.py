@@ -102,3 +102,13 @@ def test_match_classes_rejects_a_folder_of_another_name(tmp_path: Path) -> None:
     known, other = (pb.data.load("imagefolder", "train", path=tmp_path / name) for name in ("known", "other"))
     with pytest.raises(pb.UserError, match="'x' is not one of the network's classes"):
         match_classes(other, known.info)
+
+
+def test_adapt_refuses_data_without_classes(tmp_path: Path) -> None:
+    net, table = tmp_path / "net.pocket", tmp_path / "prices.csv"
+    pb.save(pb.bayesianize(pb.models.build("mlp", in_features=2, out_features=1), "map"), net)
+    table.write_text("a,b,price\n" + "".join(f"{i},{2 * i},{i}.5\n" for i in range(40)))
+    result = CliRunner().invoke(app, ["adapt", str(net), "--data", str(table), "--out", str(tmp_path / "small.pocket")])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "adapt is for classification" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"net.pocket", "prices.csv"}

@@ -697,7 +697,7 @@ USE = ["--method", "map", "--model", "mlp", "--epochs", "1", "--out", "out"]
         (["train", "--data", "infinite.npz", *USE], "inf"),
         (["train", "--data", "empty.npz", *USE], "empty"),
         (["train", "--data", "negative.npz", *USE], "label -1"),
-        (["train", "--data", "good.npz", "--set", "data.classes=1", *USE], "label 1"),
+        (["train", "--data", "good.npz", "--set", "data.classes=1", *USE], "largest label is 1"),
         (["train", "--data", "good.npz", "--set", "model.out_features=1", *USE], "(1,)"),
         (["train", "--data", "good.npz", "--set", "model.weights=text.txt", *USE], "text.txt"),
         (["train", "digits-map", "--out", "text.txt/run"], "Not a directory"),

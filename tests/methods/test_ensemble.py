@@ -138,7 +138,7 @@ def test_ensemble_names_mistakes() -> None:
         pb.bayesianize(pb.bayesianize(tiny_model(), "map"), pb.Ensemble(members=2))
     with pytest.raises(pb.UserError, match="settings of its method"):
         pb.Ensemble(bayesian_bias=True)
-    with pytest.raises(pb.UserError, match="at least 1"):
+    with pytest.raises(pb.UserError, match="between 1 and"):
         pb.Ensemble(members=0)
     with pytest.raises(pb.UserError, match="more members"):
         pb.Ensemble(method=pb.Ensemble())

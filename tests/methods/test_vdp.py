@@ -203,5 +203,5 @@ def test_vdp_rows_start_from_the_mean_of_their_stds() -> None:
 @pytest.mark.parametrize("start", [-1, 0, "xaver"])
 @pytest.mark.parametrize("method", [pb.VDP, pb.MeanFieldVI, pb.WeightSharing])
 def test_vdp_refuses_impossible_stds(method: type, start: object) -> None:
-    with pytest.raises(pb.UserError, match="std_init must be a positive number, 'relative', 'curvature' or 'xavier'"):
+    with pytest.raises(pb.UserError, match="std_init must be a finite positive number, 'relative', 'curvature'"):
         method(std_init=start)
