@@ -1,4 +1,4 @@
-"""Tables of pocket.json, pocket-codes.json, pocket-curve.json and pocket-scale.json, for tables.py."""
+"""Tables of pocket.json, pocket-codes.json, pocket-curve.json, pocket-scale.json and trellis.json, for tables.py."""
 
 from __future__ import annotations
 
@@ -110,7 +110,35 @@ def adapt(result: Result) -> Table:
     return head, rows
 
 
+def trellis(result: Result) -> Table:
+    """Return codes on a line and on a trellis, by size."""
+    rows = [(name, row) for name, row in result["rows"].items() if "divergence" in row]
+    rows.sort(key=lambda item: (item[0].split(",")[0], -item[1]["bytes"]))
+    head = ["codes on a", "bytes", "divergence", "accuracy", "CPU seconds"]
+    return head, [
+        [
+            name.split(",")[0],
+            f"{row['bytes']:,}",
+            f"{row['divergence']:.4f}",
+            f"{100 * row['accuracy']:.2f}",
+            f"{row['cpu_seconds']:.1f}",
+        ]
+        for name, row in rows
+    ]
+
+
+def trellis_normal(result: Result) -> Table:
+    """Return the bits that a trellis saves for normal numbers."""
+    rows = [(name, row) for name, row in result["rows"].items() if name.startswith("normal")]
+    return ["bits on a line", "bits on a trellis", "saved at equal error"], [
+        [f"{row['line']['bits']:.2f}", f"{row['trellis']['bits']:.2f}", f"{row['bits_saved_at_equal_error']:.2f}"]
+        for _, row in rows
+    ]
+
+
 TABLES: Tables = {
+    "trellis": ("trellis", trellis),
+    "trellis-normal": ("trellis", trellis_normal),
     "adapt": ("adapt", adapt),
     "pocket-codes": ("pocket-codes", codes),
     "pocket-scale": ("pocket-scale", scale),

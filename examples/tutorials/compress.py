@@ -27,10 +27,10 @@ print(f"{given.layout.size:,} weights, {pb.save(given, 'given.pocket'):,} bytes 
 # %% [markdown]
 # ## One sweep
 #
-# All weights are coded with one small codebook. Each weight takes the entry with the best trade-off between distance
-# and code length. The other weights of a row compensate its error, using the inputs of the layer. Batch norm is
-# corrected relative to the original network. The sweep goes from fine codes to coarse ones and keeps the Pareto front
-# of size and validation loss.
+# All weights are coded with one small codebook. The codes of a row are chosen together, for the best trade-off between
+# distance and code length. The other weights of a row compensate the error of each weight, using the inputs of the
+# layer. Batch norm is corrected relative to the original network. The sweep goes from fine codes to coarse ones and
+# keeps the Pareto front of size and validation loss.
 
 # %%
 found = pb.compress(given, train, val, max_bytes=BUDGET, samples=1, progress=False)
