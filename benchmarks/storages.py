@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import pocketbayes as pb
 from pocketbayes import posteriors
+from pocketbayes.plane.trellis import restore_sides
 from pocketbayes.posteriors.layout import Layout
 
 WEIGHTS = 35
@@ -127,8 +129,16 @@ def network(name: str, tensors: Mapping[str, Tensor], config: Mapping[str, Any])
     return pb.Network(model, posterior, likelihood=pb.Categorical()).eval()
 
 
+def trellis() -> pb.Network:
+    """Return a network whose codes lie on a trellis."""
+    shapes, codes, side = [(5, 4), (3, 5)], np.arange(WEIGHTS) * 5 % 6, values(6).sort().values
+    index = torch.from_numpy(restore_sides(codes, 6, shapes)).to(torch.uint8)
+    tensors = {"index": index, "centres": torch.cat([side, -side]), "scale": torch.ones(1)}
+    return network("coded", tensors, {"units": "network", "std_units": "none"})
+
+
 def networks() -> dict[str, pb.Network | pb.Mixture]:
-    """Return a network for every storage, and a mixture of two."""
+    """Return a network for every storage, one with codes on a trellis, and a mixture of two."""
     each: dict[str, pb.Network | pb.Mixture] = {name: network(name, *parts) for name, parts in tables().items()}
     pair = [network(name, *tables()[name]) for name in ("mean-field", "point")]
-    return {**each, "mixture": pb.Mixture(pair)}
+    return {**each, "trellis": trellis(), "mixture": pb.Mixture(pair)}

@@ -23,7 +23,7 @@ from storages import networks, tables
 FROZEN = Path(__file__).parent / "frozen"
 RECORD = FROZEN / "record.json"
 PRECISIONS = ("lossless", "bfloat16", "int8")
-NAMES = [*tables(), "mixture"]
+NAMES = [*tables(), "trellis", "mixture"]
 
 
 def record() -> dict[str, Any]:
