@@ -48,7 +48,7 @@ AT_ONCE = 10_000
 INFO = Info("things", "classification", 3, ("cat", "dog", "emu"), (4,), (0.5,) * 4, (0.2,) * 4)
 PRECISIONS = ("lossless", "bfloat16", "int8")
 QUESTION = torch.linspace(-1, 1, 4).view(1, 4)
-STORAGES = (*tables(), "mixture", "batch-norm")
+STORAGES = (*tables(), "trellis", "mixture", "batch-norm")
 
 
 def make(name: str) -> Net:
