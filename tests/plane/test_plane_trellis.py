@@ -142,3 +142,22 @@ def test_long_rows_are_cut_into_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = restore_sides(codes, 6, [(4, 10)]).reshape(8, 5)
     order = path_order(5)
     np.testing.assert_array_equal(whole[:, order] // 6, sides_of(codes.reshape(8, 5)[:, order] % 2))
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("lam", [0.03, 0.1, 0.3])
+def test_trellis_costs_less_than_a_line(lam: float) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(1 << 15)
+    assert fit_trellis(values, lam).cost < 0.97 * fit_codebook(values, lam).cost(values)
+
+
+def test_errors_are_those_of_the_chosen_path() -> None:
+    torch.manual_seed(0)
+    codebook, values = small_codebook(), 2 * torch.randn(2, 10, 6)
+    shares = torch.zeros(2, 6, 6) + torch.eye(6)
+    for own in (None, shares):
+        found, places = TrellisSearch(codebook), torch.zeros_like(values, dtype=torch.long)
+        found.start(places[..., :0])
+        _, decoded, errors = code_paths(values, places, own, found)
+        torch.testing.assert_close(errors, values - decoded)

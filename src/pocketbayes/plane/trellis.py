@@ -107,11 +107,13 @@ class TrellisCodebook:
         centres: (2K,), K ascending values, K even, and then their negatives; the entry of code k is `k + K side`.
         bits: (K,) lengths of the codes.
         lam: The squared distance that a bit is worth.
+        cost: The mean of the squared distance and of what the code is worth, over the values it was fitted to.
     """
 
     centres: Tensor
     bits: Tensor
     lam: float
+    cost: float = math.inf
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -235,20 +237,22 @@ def code_paths(values: Tensor, places: Tensor, shares: Tensor | None, search: Se
             spread = torch.bmm(errors[..., :column].flatten(1, 2), shares[:, :column, column, None])
             own = own - spread.view(own.shape)
         codes, decoded, parents = search.extend(own, places[:, :, column])
+        steps.append((codes, decoded, parents))
+        if shares is None:
+            continue
         if parents is not None:
             own = own.gather(2, parents)
-            if shares is not None:
-                errors[..., :column] = errors[..., :column].gather(2, parents[..., None].expand(-1, -1, -1, column))
+            errors[..., :column] = errors[..., :column].gather(2, parents[..., None].expand(-1, -1, -1, column))
         errors[..., column] = own - decoded
-        steps.append((codes, decoded, parents))
-    at = search.best(values.shape[:2])
-    errors = errors.gather(2, at[..., None].expand(-1, -1, -1, count))[:, :, 0]
+    at = best = search.best(values.shape[:2])
     index, coded = torch.empty_like(places), torch.empty_like(values)
     for column in range(count - 1, -1, -1):
         codes, decoded, parents = steps[column]
         index[:, :, column], coded[:, :, column] = codes.gather(2, at)[..., 0], decoded.gather(2, at)[..., 0]
         at = at if parents is None else parents.gather(2, at)
-    return index, coded, errors
+    if shares is None:
+        return index, coded, values - coded
+    return index, coded, errors.gather(2, best[..., None].expand(-1, -1, -1, count))[:, :, 0]
 
 
 def fit_trellis(values: Tensor, lam: float) -> TrellisCodebook:
@@ -275,13 +279,14 @@ def fit_trellis(values: Tensor, lam: float) -> TrellisCodebook:
     for _ in range(ROUNDS):
         search = TrellisSearch(codebook)
         search.start(places[..., :0])
-        index = code_paths(some, places, None, search)[0].flatten()
+        index, _, errors = (each.flatten() for each in code_paths(some, places, None, search))
         side, codes = index // codebook.half, index % codebook.half
         counts = torch.bincount(codes, minlength=codebook.half).to(some)
         sums = torch.zeros_like(counts).index_add_(0, codes, some.flatten() * (1 - 2 * side))
         own = codebook.centres[: codebook.half]
+        cost = float((errors.square() + lam * codebook.bits[codes]).double().mean())
         codebook = _mirrored(torch.where(counts > 0, sums / counts.clamp(min=1), own), counts + 0.5, lam)
-    return codebook.trim(index)[0]
+    return replace(codebook.trim(index)[0], cost=cost)
 
 
 def _mirrored(centres: Tensor, counts: Tensor, lam: float) -> TrellisCodebook:
