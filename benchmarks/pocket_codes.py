@@ -38,7 +38,7 @@ BUDGETS = {
 TUNED = {"resnet20": (76_000, 62_000, 50_000, 40_000), "resnet56": (), "lenet5": (15_000,), "lenet300": (25_000,)}
 CALIBRATION, VALIDATION = 2000, 1000
 GROUP = 64
-STARTS: dict[str, tuple[Any, int]] = {"lenet5": (pb.Deterministic(), 6), "lenet300": (RigL(density=0.12), 8)}
+STARTS: dict[str, tuple[Any, int]] = {"lenet5": (pb.Deterministic(), 6), "lenet300": (RigL(density=0.12), 16)}
 """Method and epochs of the initial training; shifts of up to two pixels, learning rate 2e-3 with cosine decay."""
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +17,7 @@ from pocketbayes.files import pocket
 from pocketbayes.network import Network
 from pocketbayes.plane import trellis
 from pocketbayes.plane.codes import fit_codebook
-from pocketbayes.plane.trellis import TrellisCodebook, fit_trellis
-from pocketbayes.ship.compression import coding, measurements
+from pocketbayes.ship.compression import measurements
 from pocketbayes.ship.compression.coding import Measured, Recipe, code
 from pocketbayes.ship.compression.feedback import Greedy, code_with_feedback, error_shares
 from pocketbayes.ship.compression.measurements import input_moments
@@ -157,10 +154,3 @@ def test_trellis_files_omit_the_sides_and_load_the_same_weights(tmp_path: Path) 
         tree = zlib.decompress(pocket.read(tmp_path / "made.pocket")[1]["tree"])
         assert (b'"as":"trellis"' in tree) == trellis_codes
     assert sizes[True] < sizes[False]
-
-
-@pytest.mark.parametrize("cost", [0.0, math.inf])
-def test_codebook_is_the_cheaper_of_line_and_trellis(monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
-    monkeypatch.setattr(coding, "fit_trellis", lambda values, lam: replace(fit_trellis(values, lam), cost=cost))
-    codebook = code(network(nn.Sequential(nn.Linear(30, 20))), Recipe(0.1)).codebook
-    assert isinstance(codebook, TrellisCodebook) == (cost == 0.0)

@@ -70,11 +70,6 @@ class Codebook:
         used, edges = self.boundaries()
         return used[torch.bucketize(values.contiguous(), edges.to(values.dtype))]
 
-    def cost(self, values: Tensor) -> float:
-        """Return the mean of the squared distance and of what the code is worth."""
-        codes = self.assign(values)
-        return float(((values - self.centres[codes]).square() + self.lam * self.bits[codes]).double().mean())
-
 
 def lower_envelope(centres: Tensor, heights: Tensor) -> tuple[Tensor, Tensor]:
     """Find the code that minimises `heights_k - 2 z c_k` for every z.

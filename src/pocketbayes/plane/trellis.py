@@ -107,13 +107,11 @@ class TrellisCodebook:
         centres: (2K,), K ascending values, K even, and then their negatives; the entry of code k is `k + K side`.
         bits: (K,) lengths of the codes.
         lam: The squared distance that a bit is worth.
-        cost: The mean of the squared distance and of what the code is worth, over the values it was fitted to.
     """
 
     centres: Tensor
     bits: Tensor
     lam: float
-    cost: float = math.inf
 
     def __len__(self) -> int:
         return len(self.centres)
@@ -279,14 +277,13 @@ def fit_trellis(values: Tensor, lam: float) -> TrellisCodebook:
     for _ in range(ROUNDS):
         search = TrellisSearch(codebook)
         search.start(places[..., :0])
-        index, _, errors = (each.flatten() for each in code_paths(some, places, None, search))
+        index = code_paths(some, places, None, search)[0].flatten()
         side, codes = index // codebook.half, index % codebook.half
         counts = torch.bincount(codes, minlength=codebook.half).to(some)
         sums = torch.zeros_like(counts).index_add_(0, codes, some.flatten() * (1 - 2 * side))
         own = codebook.centres[: codebook.half]
-        cost = float((errors.square() + lam * codebook.bits[codes]).double().mean())
         codebook = _mirrored(torch.where(counts > 0, sums / counts.clamp(min=1), own), counts + 0.5, lam)
-    return replace(codebook.trim(index)[0], cost=cost)
+    return codebook.trim(index)[0]
 
 
 def _mirrored(centres: Tensor, counts: Tensor, lam: float) -> TrellisCodebook:

@@ -57,8 +57,7 @@ class Recipe:
         std_units: The storage of stds: per layer or filter, per code, or none.
         balanced: Whether layers or filters are scaled by their sensitivity too, so that sensitive layers take more
             bits.
-        trellis: Whether two mirrored codebooks take turns if this costs less. Codes in the plane of means and stds
-            always have one codebook.
+        trellis: Whether two mirrored codebooks take turns. Codes in the plane of means and stds always have one.
     """
 
     lam: float
@@ -137,10 +136,8 @@ def _fit(weights: Sequence[Weights], recipe: Recipe, most: int | None = None) ->
     stride = 1 if most is None else max(1, -(-len(means) // most))
     lam = recipe.lam * _typical_variance(weights) / max(float(means.square().mean()), 1e-30) if len(means) else 1.0
     if recipe.std_units != "code":
-        line = fit_codebook(means[::stride], lam)
-        path = fit_trellis(means[::stride], lam) if recipe.trellis else None
-        is_better = path is not None and path.half <= LARGEST_HALF and path.cost < line.cost(means[::stride])
-        return path if path is not None and is_better else line
+        codebook = fit_trellis(means[::stride], lam) if recipe.trellis else None
+        return fit_codebook(means[::stride], lam) if codebook is None or codebook.half > LARGEST_HALF else codebook
     stds, importance = (torch.cat(each) for each in zip(*((own.scaled_std, own.importance) for own in weights)))
     return fit_plane_codebook(means[::stride], stds[::stride], importance[::stride], lam)
 
