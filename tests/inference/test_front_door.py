@@ -107,6 +107,16 @@ def test_predict_refuses_outputs_without_rows_of_logits(shape: str, propagation:
     refused(lambda: pb.predict(network(Odd()), torch.ones(4, 3), 2, propagation=propagation))
 
 
+def test_predict_leaves_gradients_on_while_its_error_is_handled() -> None:
+    net = network(nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)))
+    val = torch.ones(4, 3), torch.tensor([0, 1, 0, 1])
+    for action in (lambda: pb.predict(net, val[0], 2), lambda: pb.calibrate(net, val, samples=2)):
+        with pytest.raises(pb.UserError) as caught:
+            action()
+        assert torch.is_grad_enabled()
+        assert caught.value is not None
+
+
 @pytest.mark.parametrize("propagation", ["moments", "moments-full", "linear", "sample"])
 def test_predict_warns_of_weights_too_large(propagation: str) -> None:
     net = network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))

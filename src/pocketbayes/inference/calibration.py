@@ -17,7 +17,7 @@ from pocketbayes.base.progress import Display, Show, display
 from pocketbayes.data.batches import Data, as_source, batch_size_for, batches, size_of
 from pocketbayes.inference.metrics.tempered import TEMPERATURES, chosen_labels, fit_temperature
 from pocketbayes.inference.passes import ClassPasses, Passed, RealPasses
-from pocketbayes.inference.prediction import likelihood_of, outputs_of, passes_for, scaled, summarise
+from pocketbayes.inference.prediction import closing_after, likelihood_of, outputs_of, passes_for, scaled, summarise
 from pocketbayes.likelihoods import check_target, match_target, task_of
 from pocketbayes.network import Net, members
 from pocketbayes.posteriors.gaussian import Gaussian
@@ -71,7 +71,9 @@ def _calibrate(
         network.calibration = None
     x, _ = next(iter(batches(as_source(val), 2)))
     ask = replace(ask, batch_size=batch_size_for(x.shape[1:], batch_size))
-    output = next(iter(outputs_of(plain, x, ask))).output
+    passed = next(iter(outputs_of(plain, x, ask)))
+    passes_for(first, ask).add(passed)  # rejects outputs of a wrong shape
+    output = passed.output
     gaussian, held_out = isinstance(output, Gaussian), _HeldOut(plain, val, ask)
     if gaussian:
         used = propagation or first.propagation
@@ -153,7 +155,7 @@ def _fit_temperature(held_out: _HeldOut, before: Calibration, bar: Display) -> C
 def _nll_by_temperature(outputs: Iterable[Passed], y: Tensor, places: Tensor) -> tuple[Tensor, int]:
     """Return `-log mean_s softmax(logits_s / T)[y]` per temperature and chosen place, and the number of classes."""
     total, weights, classes = torch.zeros(()), 0.0, 0
-    for passed in outputs:
+    for passed in closing_after(outputs):
         output = passed.output
         assert not isinstance(output, Gaussian)
         classes = output.shape[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,6 +108,18 @@ def run_passes(
     return summarise(net, outputs_of(net, x, ask), ask, target=target, on_pass=on_pass)
 
 
+def closing_after(outputs: Iterable[Passed]) -> Iterator[Passed]:
+    """Yield the outputs, and close their generator after an error too, as it holds the model's lock and no gradients.
+
+    An error's traceback refers to local variables, which would keep the generator open.
+    """
+    try:
+        yield from outputs
+    finally:
+        if isinstance(outputs, Generator):
+            outputs.close()
+
+
 def summarise(
     net: Net,
     outputs: Iterable[Passed],
@@ -118,7 +130,7 @@ def summarise(
 ) -> Passes:
     """Summarise the outputs of all passes over one batch, calibrated as the network is."""
     passes = passes_for(members(net)[0], ask)
-    for passed in outputs:
+    for passed in closing_after(outputs):
         before = passes.count
         passes.add(calibrated(passed, ask.variance_scale, members(net)[0].calibration), target)
         if on_pass is not None:
