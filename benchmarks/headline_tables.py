@@ -21,7 +21,7 @@ KEYS = ("accuracy", "nll", "calibrated_nll", "svhn_auroc")
 
 
 LEFT_OUT = {
-    *(f"one network, coded, {size} kB, no training" for size in (80, 76)),
+    *(f"one network, coded, {size} kB, no training" for size in (80, 76, 40)),
     *(f"one network, coded, {size} kB, 300 steps" for size in (76, 50)),
     "2 networks, coded",
 }
