@@ -157,12 +157,14 @@ def draw(rows: Rows, network: str = "resnet20") -> None:
     kinds = {
         "codes, no training": [row for row in own if row.get("steps") == 0],
         "codes, trained": [row for row in own if row.get("steps")],
-        "rounded per channel, lzma": [row for row in own if "bits" in row and "steps" not in row],
+        "rounded per channel, or HQQ": [row for row in own if "bits" in row and "steps" not in row],
     }
     (whole,) = [row for row in own if "bits" not in row]
     figure, axes = canvas(1, 2)
     for panel, measure in zip(axes[0], ("accuracy", "calibrated_nll")):
         for number, (label, points) in enumerate(kinds.items()):
+            if not points:
+                continue
             points.sort(key=lambda row: row["bytes"])
             places = [row["bytes"] / 1000 for row in points], [row[measure] for row in points]
             panel.plot(*places, "o", color=PALETTE[number], markersize=4, label=label)

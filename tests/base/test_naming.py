@@ -94,7 +94,7 @@ def test_public_functions_name_their_arguments() -> None:
     assert pb.predict is not predict
     assert inspect.signature(pb.predict) == inspect.signature(predict)
     assert pb.predict.__doc__ == predict.__doc__
-    with pytest.raises(UserError, match="subset must be a whole number"):
+    with pytest.raises(UserError, match="subset must be a number of rows, or a list of row numbers"):
         pb.data.load("digits", subset="a")  # type: ignore[arg-type]
 
 

@@ -331,7 +331,7 @@ def test_fit_names_data_that_are_not_pairs() -> None:
 
 @pytest.mark.parametrize("wrong", [{"beta": -1.0}, {"prior_std": 0.0}])
 def test_fit_checks_kl_weights_and_priors_early(wrong: dict[str, float]) -> None:
-    with pytest.raises(pb.UserError, match="must not be negative"):
+    with pytest.raises(pb.UserError, match="beta must be finite and not negative"):
         pb.MeanFieldVI(**wrong)
 
 

@@ -197,11 +197,11 @@ def _rebuild_one(tree: Mapping[str, Any], model: nn.Module | None, source: str) 
         posterior.check()
     except UserError as error:
         raise UserError(f"{source} has {error}") from error
+    for part in (tree["state"], *(own["tensors"] for own in (tree["prior"], tree["likelihood"]) if own)):
+        _refuse_nan(part, source)
     prior = priors.restore(**tree["prior"])
     likelihood = None if tree["likelihood"] is None else objective.restore(**tree["likelihood"])
     info = None if tree.get("data") is None else Info.from_json(tree["data"])
-    for tensors in (tree["state"], prior.state_dict(), likelihood.state_dict() if likelihood else {}):
-        _refuse_nan(tensors, source)
     module = _module_for(tree, model, source).to(_float_type(posterior))
     posterior.layout.fill(module, tree["state"], source)
     net = Network(

@@ -24,7 +24,7 @@ def mlp(
     """Build linear layers with activations between; inputs of any shape are flattened to `in_features`."""
     check_choice("activation", activation, ACTIVATIONS)
     if not isinstance(hidden, Sequence) or not all(type(width) is int and width > 0 for width in hidden):
-        raise UserError(f"hidden is a list of widths, such as [50], not {hidden!r}")
+        raise UserError(f"model 'mlp': hidden is a list of widths, such as [50], not {hidden!r}")
     layers: dict[str, nn.Module | None] = {"flatten": nn.Flatten()}
     for i, width in enumerate(hidden, 1):
         layers[f"linear{i}"] = nn.Linear(in_features, width)

@@ -198,7 +198,7 @@ class TrellisSearch:
         edges, codes, centres, penalties = self.codebook.tables
         factor = None if self.factor is None else self.factor(places)[..., None]
         signed = values * self.signs if factor is None else values * self.signs / factor
-        cells = torch.bucketize(signed, edges)
+        cells = torch.bucketize(signed.contiguous(), edges)
         decoded = centres[cells]
         costs = (signed[..., None] - decoded).square_().add_(penalties[cells]).add_(self.costs[..., None])
         joined = costs.flatten(2)[..., self.branches]
