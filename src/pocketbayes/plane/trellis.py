@@ -242,7 +242,7 @@ def code_paths(values: Tensor, places: Tensor, shares: Tensor | None, search: Se
             own = own.gather(2, parents)
             errors[..., :column] = errors[..., :column].gather(2, parents[..., None].expand(-1, -1, -1, column))
         errors[..., column] = own - decoded
-    at = best = search.best(values.shape[:2])
+    at = best = search.best(values.shape[:2]).to(values.device)
     index, coded = torch.empty_like(places), torch.empty_like(values)
     for column in range(count - 1, -1, -1):
         codes, decoded, parents = steps[column]
